@@ -88,16 +88,16 @@ PARAMETERS: tuple[Parameter, ...] = (
         description="Divides the logits before a token is drawn; 0 is greedy.",
     ),
     Parameter(
-        name="top_p", group="limit", kind="number", wire="sampling.top_p", cost="token",
-        default=1.0, low=0, high=1, above_low=True, instead_of_low="temperature 0 is greedy",
-        also_in=("responses", "messages"), bench_flag=True,
-        description="Keeps the likeliest tokens whose mass reaches this share; 1 keeps all.",
-    ),
-    Parameter(
         name="top_k", group="limit", kind="int", wire="sampling.top_k", cost="token",
         default=0, low=-1, high=MAX_INT32, engine_bounds="0 or -1 (all), or positive",
         also_in=("responses", "messages"), bench_flag=True,
         description="Keeps so many of the likeliest tokens, and the equals of the last; 0 and -1 keep all.",
+    ),
+    Parameter(
+        name="top_p", group="limit", kind="number", wire="sampling.top_p", cost="token",
+        default=1.0, low=0, high=1, above_low=True, instead_of_low="temperature 0 is greedy",
+        also_in=("responses", "messages"), bench_flag=True,
+        description="Keeps the likeliest tokens whose mass reaches this share; 1 keeps all.",
     ),
     Parameter(
         name="min_p", group="limit", kind="number", wire="sampling.min_p", cost="token",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire_common.request_parameters import MAX_INT32, PARAMETERS, Parameter
-from quire_router.http.fields import Field
+from quire_router.front.parameters.fields import Field
 from tools.limits_table import bound_of
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class CountingRunner:
     def _draw(self, batch: StepBatch, s: int, seen: np.ndarray, nan: bool) -> int:
         if nan:
             return -1
-        token = next_token(seen, self.vocab, int(batch.seed[s]))
+        token = next_token(seen, self.vocab, int(batch.draws["seed"][s]))
         while token in batch.blocked.get(s, ()):
             token = (token + 1) % self.vocab
         return token

@@ -9,6 +9,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32, Int64
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS
+from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
@@ -58,12 +59,12 @@ class StepBatches:
             position=position,
             page_table=self._table(-(-(position + count) // self._page_size)),
             sample=np.ones(rows, np.bool_),
-            temperature=np.where(asks & size.filtered, 1.0, 0.0).astype(np.float32),
-            top_k=np.where(asks & size.filtered, 5, 0).astype(np.int32),
-            top_p=np.ones(rows, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
-            sample_index=np.zeros(rows, np.uint32),
+            draws=draw_rows(
+                rows,
+                temperature=np.where(asks & size.filtered, 1.0, 0.0),
+                top_k=np.where(asks & size.filtered, 5, 0),
+                seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+            ),
             logprobs=np.zeros(rows, np.int32),
             controls=controls,
             slot=slot,

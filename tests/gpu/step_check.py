@@ -101,7 +101,7 @@ def error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
         controls = batch.controls.get(row)
         if controls is not None:
             controls.apply(changed)
-        least = np.partition(changed, -5)[-5] if batch.temperature[row] > 0 else changed.max()
+        least = np.partition(changed, -5)[-5] if batch.draws["temperature"][row] > 0 else changed.max()
         better = float(least - changed[token])
         # NaN is no number that another is larger than.
         if not (np.isfinite(off) and np.isfinite(better)):

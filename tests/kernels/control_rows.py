@@ -11,6 +11,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
+from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
@@ -66,11 +67,10 @@ class Rows:
 
     def batch(self, fed: bool) -> StepBatch:
         n = len(self.slot)
-        zeros, floats = np.zeros(n, np.int32), np.zeros(n, np.float32)
+        zeros = np.zeros(n, np.int32)
         return StepBatch(
-            np.zeros(n, np.int64), zeros + 1, zeros, zeros[:, None], np.ones(n, np.bool_), floats, zeros, floats + 1,
-            floats, np.zeros(n, np.uint64), zeros.astype(np.uint32), zeros - 1, controls=self.rows, slot=self.slot,
-            fed=np.full(n, fed), last=np.zeros(n, np.bool_),
+            np.zeros(n, np.int64), zeros + 1, zeros, zeros[:, None], np.ones(n, np.bool_), draw_rows(n), zeros - 1,
+            controls=self.rows, slot=self.slot, fed=np.full(n, fed), last=np.zeros(n, np.bool_),
         )  # fmt: skip  # mostly neutral columns
 
     def feed(self, token: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from quire_worker.cuda.step_layout import Tiling
 from quire_worker.engine.ports import Device, StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.ops.interface import HeadShape
+from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 from tests.fakes.some_processors import PROCESSORS
@@ -109,12 +110,7 @@ class Rig:
             position=ones * position,
             page_table=ones[:, None],
             sample=np.ones(n, np.bool_),
-            temperature=np.zeros(n, np.float32),
-            top_k=0 * ones,
-            top_p=np.ones(n, np.float32),
-            min_p=np.zeros(n, np.float32),
-            seed=np.zeros(n, np.uint64),
-            sample_index=np.zeros(n, np.uint32),
+            draws=draw_rows(n),
             logprobs=np.array([self.logprobs.get(slot, -1) for slot in slots], np.int32),
             controls={row: self.controls[slot] for row, slot in enumerate(slots) if slot in self.controls},
             slot=np.array(slots, np.int32),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.sampling.draw_rows import draw_rows, mark_filtered
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -19,29 +20,28 @@ def make(rows: int, seed: int) -> tuple[Tensor, SamplingColumns]:
     logits = torch.from_numpy(rng.normal(0.0, 3.0, (rows, VOCAB)).astype(np.float32))
     logits[:, 7] = logits[:, 9]  # equals
     return logits, SamplingColumns(
-        temperature=rng.choice([0.0, 0.5, 1.0, 1.7], rows).astype(np.float32),
-        top_k=rng.choice([0, 1, 5, 50, 1400, VOCAB], rows).astype(np.int32),
-        top_p=rng.choice([1.0, 1.0, 0.1, 0.9, 0.99], rows).astype(np.float32),
-        min_p=rng.choice([0.0, 0.0, 0.05, 0.5], rows).astype(np.float32),
-        seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
-        sample_index=rng.integers(0, 4, rows).astype(np.uint32),
+        draws=draw_rows(
+            rows,
+            temperature=rng.choice([0.0, 0.5, 1.0, 1.7], rows),
+            top_k=rng.choice([0, 1, 5, 50, 1400, VOCAB], rows),
+            top_p=rng.choice([1.0, 1.0, 0.1, 0.9, 0.99], rows),
+            min_p=rng.choice([0.0, 0.0, 0.05, 0.5], rows),
+            seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+            sample_index=rng.integers(0, 4, rows),
+        ),
         position=rng.integers(1, 5000, rows).astype(np.int64),
     )
 
 
 def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> DeviceSamplingColumns:
-    rows = len(columns.temperature)
+    rows = len(columns.draws)
+    mark_filtered(columns.draws)
 
     def ints(values: object) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64).astype(np.int32)).to(DEVICE)
 
     return DeviceSamplingColumns(
-        temperature=torch.from_numpy(columns.temperature).to(DEVICE),
-        top_k=ints(columns.top_k),
-        top_p=torch.from_numpy(columns.top_p).to(DEVICE),
-        min_p=torch.from_numpy(columns.min_p).to(DEVICE),
-        seed=torch.from_numpy(columns.seed.view(np.int64)).to(DEVICE),
-        sample_index=ints(columns.sample_index.astype(np.int32)),
+        draws=torch.from_numpy(columns.draws.view(np.int32).copy()).to(DEVICE),
         position=ints(columns.position),
         blocked=ints(more.get("blocked", [0] * rows)),
         stop_id=ints(more.get("stop_id", [[-1, -1]] * rows)),

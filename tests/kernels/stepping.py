@@ -18,6 +18,7 @@ from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
@@ -99,12 +100,14 @@ class Sequences:
             page_table=self.pages[slots, : -(-int(end.max()) // self.page)],
             sample=np.array(sample),
             controls={r: self.controls[s] for r, s in enumerate(slots.tolist()) if s in self.controls and sample[r]},
-            temperature=rng.choice([0.0, 1.0], n).astype(np.float32),
-            top_k=np.full(n, 5 if filtered else 0, np.int32),
-            top_p=np.full(n, 0.9 if filtered else 1.0, np.float32),
-            min_p=np.zeros(n, np.float32),
-            seed=rng.integers(0, 2**64, n, dtype=np.uint64),
-            sample_index=rng.integers(0, 3, n).astype(np.uint32),
+            draws=draw_rows(
+                n,
+                temperature=rng.choice([0.0, 1.0], n),
+                top_k=5 if filtered else 0,
+                top_p=0.9 if filtered else 1.0,
+                seed=rng.integers(0, 2**64, n, dtype=np.uint64),
+                sample_index=rng.integers(0, 3, n),
+            ),
             logprobs=np.full(n, -1, np.int32),
             slot=slots,
             fed=np.arange(n) < len(decodes),

@@ -15,6 +15,7 @@ from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.ops.triton.kv_splits import COLUMNS, NARROW
+from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.step import StepBatch
 from tests.kernels.kv_split_rig import check_shares
 
@@ -31,12 +32,15 @@ def decoding(rng: np.random.Generator, rows: int) -> StepBatch:
         position=rng.integers(0, 90, rows).astype(np.int32),
         page_table=rng.integers(1, 99, (rows, 6)).astype(np.int32),
         sample=everyone,
-        temperature=rng.random(rows).astype(np.float32),
-        top_k=rng.integers(0, 9, rows).astype(np.int32),
-        top_p=rng.random(rows).astype(np.float32),
-        min_p=rng.random(rows).astype(np.float32),
-        seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
-        sample_index=rng.integers(0, 9, rows).astype(np.uint32),
+        draws=draw_rows(
+            rows,
+            temperature=rng.random(rows),
+            top_k=rng.integers(0, 9, rows),
+            top_p=rng.random(rows),
+            min_p=rng.random(rows),
+            seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+            sample_index=rng.integers(0, 9, rows),
+        ),
         logprobs=np.full(rows, -1, np.int32),
         slot=rng.permutation(20)[:rows].astype(np.int32),
         fed=everyone,

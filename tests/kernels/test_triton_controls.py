@@ -211,7 +211,7 @@ def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: b
     logits[2, 1400] = float("nan")
     columns.controls = rows.rows
     if not filtered:
-        columns.top_k[:], columns.top_p[:], columns.min_p[:] = 0, 1.0, 0.0
+        columns.draws["top_k"][:], columns.draws["top_p"][:], columns.draws["min_p"][:] = 0, 1.0, 0.0
     token, finish = (torch.full((5,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     changed = rows.changed(logits, False)

@@ -25,7 +25,7 @@ def test_the_tokens_are_those_of_the_reference(seed: int) -> None:
 
 def test_without_filters_the_search_may_be_left_out() -> None:
     logits, columns = make(8, 5)
-    columns.top_k[:], columns.top_p[:], columns.min_p[:] = 0, 1.0, 0.0
+    columns.draws["top_k"][:], columns.draws["top_p"][:], columns.draws["min_p"][:] = 0, 1.0, 0.0
     assert run(logits, on_device(columns), filtered=False)[0] == sample(logits, columns).tolist()
 
 
@@ -44,7 +44,7 @@ def test_blocked_ids_are_not_drawn_and_do_not_count() -> None:
 
 def test_ends_padding_and_rows_that_draw_nothing() -> None:
     logits, columns = make(5, 2)
-    columns.temperature[:] = 0.0
+    columns.draws["temperature"][:] = 0.0
     top = logits.argmax(dim=1).tolist()
     device = on_device(
         columns,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire_common.sequence import Sampling
 from quire_worker.arrays import Int32
+from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
@@ -22,12 +24,7 @@ class Run:
     position: int
     pages: Sequence[int]
     sample: bool = True
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    sample_index: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
     logprobs: int = -1
     blocked: Sequence[int] = field(default_factory=tuple)
     controls: LogitsState | None = None
@@ -44,12 +41,7 @@ def make_batch(runs: Sequence[Run]) -> StepBatch:
         position=np.array([run.position for run in runs], np.int32),
         page_table=table,
         sample=np.array([run.sample for run in runs]),
-        temperature=np.array([run.temperature for run in runs], np.float32),
-        top_k=np.array([run.top_k for run in runs], np.int32),
-        top_p=np.array([run.top_p for run in runs], np.float32),
-        min_p=np.array([run.min_p for run in runs], np.float32),
-        seed=np.array([run.seed for run in runs], np.uint64),
-        sample_index=np.array([run.sample_index for run in runs], np.uint32),
+        draws=rows_of(run.sampling for run in runs),
         logprobs=np.array([run.logprobs for run in runs], np.int32),
         blocked={row: np.array(run.blocked, np.int32) for row, run in enumerate(runs) if len(run.blocked)},
         controls={row: run.controls for row, run in enumerate(runs) if run.controls is not None},

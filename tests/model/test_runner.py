@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire_common.credit import LogprobColumns
+from quire_common.sequence import Sampling
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.step import PromptScores
@@ -149,11 +150,14 @@ def generate(
 
 
 SAMPLING: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.0, "seed": 2**63 + 9, "top_p": 0.9},
-    {"temperature": 1.2, "seed": 6, "top_k": 20, "min_p": 0.01},
-    {"temperature": 0.8, "seed": 5, "sample_index": 1},
+    {"sampling": sampling}
+    for sampling in (
+        Sampling(),
+        Sampling(temperature=0.8, seed=5),
+        Sampling(temperature=1.0, seed=2**63 + 9, top_p=0.9),
+        Sampling(temperature=1.2, seed=6, top_k=20, min_p=0.01),
+        Sampling(temperature=0.8, seed=5, sample=1),
+    )
 ]
 
 

@@ -19,6 +19,7 @@ from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.logprobs import packed_logprobs
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.profile.cost import Cost, controls_cost, logits_cost
+from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.state_layout import packed_state
 
 _STOPS = 8
@@ -46,12 +47,9 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
     for name, asked in _DRAWS.items():
         columns = replace(
             greedy,
-            temperature=bench.full(batch, asked.temperature, torch.float32),
-            top_k=bench.full(batch, asked.top_k),
-            top_p=bench.full(batch, asked.top_p, torch.float32),
-            min_p=bench.full(batch, asked.min_p, torch.float32),
+            draws=_draws(bench, batch, asked),
         )
-        filtered = bool(asked.top_k or asked.top_p < 1.0 or asked.min_p)
+        filtered = bool(rows_of([asked])["filtered"].any())
 
         def drawn(_: int, columns: DeviceSamplingColumns = columns, filtered: bool = filtered) -> Tensor:
             sample_rows(logits, columns, last_token, token, finish, filtered=filtered, pdl=False)
@@ -70,12 +68,7 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
 def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
     """Greedy; nothing stops."""
     return DeviceSamplingColumns(
-        temperature=bench.full(batch, 0.0, torch.float32),
-        top_k=bench.full(batch, 0),
-        top_p=bench.full(batch, 1.0, torch.float32),
-        min_p=bench.full(batch, 0.0, torch.float32),
-        seed=torch.arange(batch, dtype=torch.int64, device=bench.device),
-        sample_index=bench.full(batch, 0),
+        draws=_draws(bench, batch, Sampling()),
         position=bench.full(batch, _PROMPT),
         blocked=bench.full(batch, 0),
         stop_id=bench.full(batch * _STOPS, -1).view(batch, _STOPS),
@@ -83,6 +76,13 @@ def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
         last=bench.full(batch, 0),
         slot=torch.arange(batch, dtype=torch.int32, device=bench.device),
     )
+
+
+def _draws(bench: Bench, batch: int, sampling: Sampling) -> Tensor:
+    """Rows that ask for the same, with seeds of their own."""
+    rows = rows_of([sampling] * batch)
+    rows["seed"] = np.arange(batch)
+    return torch.from_numpy(rows.view(np.int32)).to(bench.device)
 
 
 def _feed(bench: Bench, batch: int, columns: DeviceSamplingColumns, last_token: Tensor) -> KernelCase:

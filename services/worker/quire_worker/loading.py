@@ -17,6 +17,7 @@ import xxhash
 
 from quire_common.credit import PageGeometry
 from quire_common.errors import ConfigError, Unsupported
+from quire_common.request_parameters import DRAW_NUMBERS
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
 from quire_worker.model.arch_spec import ArchSpec
@@ -35,7 +36,7 @@ from quire_worker.weights.parameter_store import ParameterStore
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 CAPABILITIES = (
-    "greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
+    "greedy", *(each.name for each in DRAW_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
 )  # fmt: skip  # a list of names
 _KV_DTYPE = "float32"

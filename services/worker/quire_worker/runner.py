@@ -104,12 +104,7 @@ def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
     """Sampling columns of the sequences that yield a token."""
     place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked or batch.controls else {}
     return SamplingColumns(
-        temperature=batch.temperature[sampled],
-        top_k=batch.top_k[sampled],
-        top_p=batch.top_p[sampled],
-        min_p=batch.min_p[sampled],
-        seed=batch.seed[sampled],
-        sample_index=batch.sample_index[sampled],
+        draws=batch.draws[sampled],
         position=(batch.position[sampled] + batch.count[sampled]).astype(np.int64),
         blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
         controls={place[sequence]: each for sequence, each in batch.controls.items() if sequence in place},

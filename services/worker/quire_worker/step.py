@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_worker.arrays import Bool, Float32, Int32, Int64, UInt32, UInt64
+from quire_worker.arrays import Bool, Int32, Int64
 
 if TYPE_CHECKING:
     from quire_common.credit import LogprobColumns
+    from quire_worker.sampling.draw_rows import DrawRows
     from quire_worker.sampling.logits_state import LogitsState
 
 
@@ -57,18 +58,8 @@ class StepBatch:
     """[S, P] page indices; P covers the longest sequence of the step; unused entries are 0, the dummy page."""
     sample: Bool
     """[S] whether the sequence's last row yields a token. False for a prefill chunk that is not the prompt's last."""
-    temperature: Float32
-    """[S] 0 is greedy."""
-    top_k: Int32
-    """[S] 0 or less: all."""
-    top_p: Float32
-    """[S] 1: all."""
-    min_p: Float32
-    """[S] 0: all."""
-    seed: UInt64
-    """[S] low and high halves are the random key."""
-    sample_index: UInt32
-    """[S] index of a sibling among n."""
+    draws: DrawRows
+    """[S] how each sequence's token is drawn: see sampling/draw_rows.py."""
     logprobs: Int32
     """[S] number of alternatives to report for the sampled token; -1: none; 0: the chosen token only."""
     blocked: Mapping[int, Int32] = field(default_factory=dict)

@@ -359,8 +359,9 @@ def test_seed_and_sampling_columns_reach_the_runner() -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3], sampling=Sampling(0.5, 7, 0.25, 0.125, 2**63 + 5, 2, 3), max_tokens=2))
     assert bench.run().tokens[0] == says(PROMPT, 2, seed=2**63 + 5)
     batch = bench.runner.batches[0]
-    columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.sample_index, batch.logprobs)
-    assert [column.tolist() for column in columns] == [[0.5], [7], [0.25], [0.125], [2**63 + 5], [2], [3]]
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "filtered")
+    assert [batch.draws[name].tolist() for name in names] == [[0.5], [7], [0.25], [0.125], [2**63 + 5], [2], [1]]
+    assert batch.logprobs.tolist() == [3]
 
 
 def test_the_batch_names_only_pages_that_its_positions_need() -> None:

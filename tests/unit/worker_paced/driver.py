@@ -11,6 +11,7 @@ from quire_common.sequence import Sampling
 from quire_worker.paced.pacer import Pacer
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
+from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.step import StepBatch, StepOutput
 
 PAGE_SIZE = 4
@@ -49,12 +50,7 @@ def batch_of(rows: Ordered[Row], counts: Ordered[int], formed_ns: int = 0) -> St
         position=np.array([row.computed for row in rows], np.int32),
         page_table=table,
         sample=np.array([end == len(row.tokens) for row, end in zip(rows, ends, strict=True)]),
-        temperature=np.array([row.sampling.temperature for row in rows], np.float32),
-        top_k=np.zeros(len(rows), np.int32),
-        top_p=np.ones(len(rows), np.float32),
-        min_p=np.zeros(len(rows), np.float32),
-        seed=np.array([row.sampling.seed for row in rows], np.uint64),
-        sample_index=np.array([row.sampling.sample for row in rows], np.uint32),
+        draws=rows_of(row.sampling for row in rows),
         logprobs=np.array([row.sampling.logprobs for row in rows], np.int32),
         blocked={index: np.array(row.blocked, np.int32) for index, row in enumerate(rows) if row.blocked},
         formed_ns=formed_ns,

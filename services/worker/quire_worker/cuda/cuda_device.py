@@ -321,8 +321,7 @@ class CudaDevice:
 
 def _size_of(batch: StepBatch) -> StepSize:
     decodes = int(np.count_nonzero(batch.fed))
-    asks = (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
-    filtered = bool((asks & (batch.temperature > 0.0)).any())
+    filtered = bool(batch.draws["filtered"].any())
     changed = (each.changes_logits and not each.runs_python for each in batch.controls.values())
     controlled = bool(batch.controls) and any(changed)
     return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered, controlled)

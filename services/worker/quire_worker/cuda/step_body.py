@@ -71,12 +71,7 @@ class StepBody:
         sample_rows(
             self.logits,
             DeviceSamplingColumns(
-                temperature=views["temperature"].view(torch.float32),
-                top_k=views["top_k"],
-                top_p=views["top_p"].view(torch.float32),
-                min_p=views["min_p"].view(torch.float32),
-                seed=views["seed"].view(torch.int64),
-                sample_index=views["sample_index"],
+                draws=views["draws"],
                 position=views["drawn_at"],
                 blocked=views["blocked"],
                 stop_id=views["stop_id"].view(sequences, layout.stop_ids),

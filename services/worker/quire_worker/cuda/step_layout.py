@@ -15,6 +15,7 @@ import numpy as np
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
+from quire_worker.sampling.draw_rows import DRAW_ROW, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from quire_worker.arrays import Bool, Float32, Int32
+    from quire_worker.arrays import Bool, Int32
     from quire_worker.cuda.step_size import StepSize
     from quire_worker.ops.interface import HeadShape
     from quire_worker.step import StepBatch
@@ -32,8 +33,7 @@ _NOBODY: Mapping[int, int] = MappingProxyType({})
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
-    "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked",
-    "temperature", "top_k", "top_p", "min_p", "sample_index", "drawn_at",
+    "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked", "drawn_at",
 )  # fmt: skip  # a list of names
 _BY_ROW = ("token", "fed", "row_position", "row_sequence")
 
@@ -74,7 +74,7 @@ class StepLayout:
         """The layout of a size; `fresh`: chunks may be left without tiles."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
-        lengths = {"table_width": 1, "seed": 2 * size.sequences}
+        lengths = {"table_width": 1, "draws": WORDS * size.sequences}
         lengths |= dict.fromkeys(_BY_SEQUENCE, size.sequences)
         if size.controlled:
             lengths["control"] = 2 * size.sequences
@@ -138,11 +138,6 @@ class StepLayout:
             target.fill(padding)
             target[here] = values
 
-        def put_float(name: str, values: Float32) -> None:
-            target = column(name).view(np.float32)
-            target.fill(1.0 if name == "top_p" else 0.0)
-            target[here] = values
-
         blocked = np.zeros(len(count), np.int32)
         blocked[list(batch.blocked)] = 1
         put("slot", batch.slot, -1)
@@ -153,15 +148,10 @@ class StepLayout:
         put("wanted", batch.sample)
         put("last", batch.last)
         put("blocked", blocked)
-        put("top_k", batch.top_k)
-        put("sample_index", batch.sample_index.view(np.int32))
         put("drawn_at", batch.position + count)
-        put_float("temperature", batch.temperature)
-        put_float("top_p", batch.top_p)
-        put_float("min_p", batch.min_p)
-        seeds = column("seed").view(np.int64)
-        seeds.fill(0)
-        seeds[here] = batch.seed.view(np.int64)
+        draws = column("draws")
+        draws.fill(0)
+        draws.view(DRAW_ROW)[here] = batch.draws
         if size.controlled:
             addresses = column("control").view(np.int64)
             addresses.fill(0)

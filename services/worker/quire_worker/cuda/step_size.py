@@ -27,7 +27,7 @@ class StepSize:
     rows: int = 0
     chunks: int = 0
     filtered: bool = False
-    """Some row may ask for top_k, top_p or min_p."""
+    """Some row may limit which tokens may be drawn."""
     controlled: bool = False
     """Some row may ask for penalties, biases, allowed or bad tokens."""
 

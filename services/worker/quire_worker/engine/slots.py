@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from quire_common.sequence import RequestContext
+from quire_worker.sampling.draw_rows import DRAW_ROW, draw_row
 from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
@@ -70,12 +71,7 @@ class SlotTable:
         self.prefill_rank = np.full(n, NOT_ORDERED, np.int32)
         self.stop_id = np.full((n, spec.max_stop_ids + len(spec.eos_token_ids)), -1, np.int32)
         self.num_stop = np.zeros(n, np.int32)
-        self.temperature = np.zeros(n, np.float32)
-        self.top_k = np.zeros(n, np.int32)
-        self.top_p = np.zeros(n, np.float32)
-        self.min_p = np.zeros(n, np.float32)
-        self.seed = np.zeros(n, np.uint64)
-        self.sample_index = np.zeros(n, np.uint32)
+        self.draws = np.zeros(n, DRAW_ROW)
         self.logprobs = np.zeros(n, np.int32)
         self.scored = np.zeros(n, np.int32)
         """1 + the number of alternatives to report for each prompt token; 0: no prompt logprobs."""
@@ -150,12 +146,7 @@ class SlotTable:
         self.order_key[slot] = start.order_key
         self.stop_id[slot, : len(stop_ids)] = stop_ids
         self.num_stop[slot] = len(stop_ids)
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.seed[slot] = sampling.seed
-        self.sample_index[slot] = sampling.sample
+        self.draws[slot] = draw_row(sampling)
         self.logprobs[slot] = sampling.logprobs
         controls = self.controls[slot] = LogitsState.of(sequence, self._processors)
         self.controlled[slot] = controls is not None

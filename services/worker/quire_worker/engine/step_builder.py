@@ -74,12 +74,7 @@ class StepBuilder:
                 min_len=table.min_len[slots],
                 controls=self._controls(slots),
                 columns={
-                    "temperature": table.temperature[slots],
-                    "top_k": table.top_k[slots],
-                    "top_p": table.top_p[slots],
-                    "min_p": table.min_p[slots],
-                    "seed": table.seed[slots],
-                    "sample_index": table.sample_index[slots],
+                    "draws": table.draws[slots],
                     "logprobs": table.logprobs[slots],
                     "stop_id": table.stop_id[slots, : int(table.num_stop[slots].max())],
                 },

@@ -1,8 +1,8 @@
 """PacedRunner: a Runner whose steps take a given time and whose tokens depend on the whole prefix, through the pages.
 
 See `hashing` for the model and `answer` for its pure form. What is written at a position is read again from the page
-that the step's table names, so tokens tell of every mistake in paging and in what was fed back. top_k, top_p and min_p
-change nothing here: there are no logits. Logit controls forbid the tokens that they would make less likely.
+that the step's table names, so tokens tell of every mistake in paging and in what was fed back. Limits on which tokens
+may be drawn change nothing here: there are no logits. Logit controls forbid tokens that they would make less likely.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class PacedRunner:
             last = last[sampled]
         length = (batch.position[sampled] + batch.count[sampled]).astype(np.int64)
         probe = self.pages.states[self._places(batch.page_table, sampled, probes(last, length))]
-        key = keys(batch.temperature[sampled], batch.seed[sampled], batch.sample_index[sampled])
+        asked = batch.draws[sampled]
+        key = keys(asked["temperature"], asked["seed"], asked["sample_index"])
         x = draws(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)
         if batch.blocked or batch.controls:

@@ -57,9 +57,8 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
 
 def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
     """Of one step: what reads its logits, by part."""
-    drawn, asked = batch.temperature > 0.0, (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
     rows = {
-        THRESHOLDS: int(np.count_nonzero(drawn & asked)),
+        THRESHOLDS: int(np.count_nonzero(batch.draws["filtered"])),
         DRAW: len(batch.count),
         LOGPROBS: int(np.count_nonzero((batch.logprobs >= 0) & batch.sample)),
     }

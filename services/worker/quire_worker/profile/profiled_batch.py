@@ -3,14 +3,20 @@ which all ask for the same of what is drawn."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from quire_common.errors import ConfigError
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32
 from quire_worker.profile.cost import Attended
+from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
+
+if TYPE_CHECKING:
+    from quire_worker.sampling.draw_rows import DrawRows
 
 _GREEDY = Sampling()
 
@@ -53,12 +59,7 @@ def profiled_batch(
         position=position,
         page_table=table,
         sample=np.ones(rows, np.bool_),
-        temperature=np.full(rows, sampling.temperature, np.float32),
-        top_k=np.full(rows, sampling.top_k, np.int32),
-        top_p=np.full(rows, sampling.top_p, np.float32),
-        min_p=np.full(rows, sampling.min_p, np.float32),
-        seed=np.arange(rows, dtype=np.uint64),
-        sample_index=np.zeros(rows, np.uint32),
+        draws=_draws(rows, sampling),
         logprobs=np.full(rows, sampling.logprobs, np.int32),
         slot=np.arange(rows, dtype=np.int32),
         fed=np.arange(rows) < decodes,
@@ -66,6 +67,13 @@ def profiled_batch(
         stop_id=np.full((rows, 1), -1, np.int32),
         controls=_controls(rows, prompt or context, vocab_size, sampling),
     )
+
+
+def _draws(rows: int, sampling: Sampling) -> DrawRows:
+    """Of sequences that have seeds of their own."""
+    draws = rows_of([sampling] * rows)
+    draws["seed"] = np.arange(rows)
+    return draws
 
 
 def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, LogitsState]:

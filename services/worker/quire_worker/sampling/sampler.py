@@ -25,9 +25,9 @@ from torch import Tensor
 
 from quire_worker.arrays import Float32, Int32, Int64
 from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.sampling.draw_rows import GREEDY_BELOW, asks_limits
 from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
 
-GREEDY_BELOW = 1e-5
 DAMAGED = -1
 NOTHING_LEFT = -2
 _NONE = np.float32(0.0)
@@ -45,9 +45,9 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     sound = np.isfinite(top)
     values: Float32 = logits.numpy()
     token: Int32 = values.argmax(axis=1).astype(np.int32)
-    sampled = np.flatnonzero(sound & (columns.temperature >= GREEDY_BELOW))
+    sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))
     if sampled.size:
-        temperature = columns.temperature[sampled, None]
+        temperature = columns.draws["temperature"][sampled, None]
         token[sampled] = _sample_row(values[sampled] / temperature, top[sampled, None] / temperature, columns, sampled)
     if not sound.all():
         token[~sound] = np.where(np.isfinite(raw.amax(dim=-1).numpy()[~sound]), NOTHING_LEFT, DAMAGED)
@@ -80,7 +80,8 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
         size = [kept.size for kept in filtered.kept]
         ids, owner = np.concatenate(filtered.kept), np.repeat(filtered.rows, size)
         mine = rows[owner]
-        score = noise_of_tokens(columns.seed[mine], columns.sample_index[mine], columns.position[mine], ids)
+        draws = columns.draws[mine]
+        score = noise_of_tokens(draws["seed"], draws["sample_index"], columns.position[mine], ids)
         score += scaled[owner, ids]
         end = np.cumsum(size)
         for row, kept, begin in zip(filtered.rows, filtered.kept, end - size, strict=True):
@@ -90,7 +91,8 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
     for first in range(0, len(filtered.others), step):
         part = filtered.others[first : first + step]
         mine = rows[part]
-        noise = noise_of_rows(columns.seed[mine], columns.sample_index[mine], columns.position[mine], vocab_size)
+        draws = columns.draws[mine]
+        noise = noise_of_rows(draws["seed"], draws["sample_index"], columns.position[mine], vocab_size)
         noise += scaled[part]
         token[part] = noise.argmax(axis=1)
     return token
@@ -99,8 +101,8 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
     """Apply min_p, top_k and top_p; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
     vocab_size = scaled.shape[1]
-    top_k, top_p, min_p = columns.top_k[rows], columns.top_p[rows], columns.min_p[rows]
-    asked = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    draws = columns.draws[rows]
+    asked = asks_limits(draws)
     found = _Filtered(others=np.flatnonzero(~asked).tolist())
     chosen = np.flatnonzero(asked)
     if chosen.size == 0:
@@ -108,7 +110,7 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
     # Through float64, whose exp does not slow down where float32 underflows.
     weight: Float32 = torch.from_numpy(scaled[chosen] - top[chosen]).double().exp_().float().numpy()
     for each, row in zip(weight, chosen.tolist(), strict=True):
-        kept = _kept(scaled[row], each, int(top_k[row]), float(top_p[row]), float(min_p[row]))
+        kept = _kept(scaled[row], each, draws[row])
         if kept.size * LANES < vocab_size:
             found.rows.append(row)
             found.kept.append(kept)
@@ -120,11 +122,12 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
     return found
 
 
-def _kept(scaled: Float32, weight: Float32, top_k: int, top_p: float, min_p: float) -> Int64:
+def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
     """Ids of the tokens that a row keeps, ascending; its largest weight is 1.
 
     Tokens of weight 0 go too: noise spans 21, so none that is 100 below the largest can win.
     """
+    top_k, top_p, min_p = int(draw["top_k"]), float(draw["top_p"]), float(draw["min_p"])
     mass = weight
     if min_p > 0.0:
         mass = np.where(weight >= min(min_p, 1.0), mass, _NONE)

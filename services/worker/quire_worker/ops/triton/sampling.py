@@ -33,18 +33,8 @@ _FEW, _CANDIDATES = 128, 2048
 class DeviceSamplingColumns:
     """Device tensors of N rows; meanings are those of StepBatch."""
 
-    temperature: Tensor
-    """float32."""
-    top_k: Tensor
-    """int32."""
-    top_p: Tensor
-    """float32."""
-    min_p: Tensor
-    """float32."""
-    seed: Tensor
-    """int64, the bits of the unsigned seed."""
-    sample_index: Tensor
-    """int32, the bits of the unsigned index."""
+    draws: Tensor
+    """int32, the words of N draw rows: see sampling/draw_rows.py."""
     position: Tensor
     """int32, absolute index of the token that is drawn."""
     blocked: Tensor
@@ -71,8 +61,8 @@ def sample_rows(
     changed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN; -2: the row's controls left nothing), finish
-    codes into out_finish [N] int32, and what is fed back into last_token [slots] int32. `filtered`: some row may ask
-    for top_k, top_p or min_p; without it none may. `changed`: [N] int64, and float32 [N, V] to draw from in its place
+    codes into out_finish [N] int32, and what is fed back into last_token [slots] int32. `filtered`: some row may have
+    limits; without it none may. `changed`: [N] int64, and float32 [N, V] to draw from in its place
     where that is not 0."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
@@ -81,19 +71,17 @@ def sample_rows(
     # Without it the kernels do not look at the two.
     control, replaced = (columns.slot, logits) if changed is None else changed
     controlled = changed is not None
+    part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     # Without them the kernels do not look at these.
-    maximum = largest = cutoff = columns.temperature
+    maximum = largest = cutoff = part_score
     if filtered:
         maximum, largest, cutoff = _cutoffs(logits, columns, control, replaced, controlled, pdl)
-    part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     sample_kernel[(rows, parts)](
         logits,
-        columns.temperature,
+        columns.draws,
         maximum,
         cutoff,
-        columns.seed,
-        columns.sample_index,
         columns.position,
         columns.blocked,
         columns.stop_id,
@@ -143,7 +131,7 @@ def _cutoffs(
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))
     groups = parts * _GROUPS
-    asked = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, columns.blocked, columns.stop_id)
+    asked = (columns.draws, columns.blocked, columns.stop_id)
     maximum = torch.empty((rows, groups), dtype=torch.float32, device=logits.device)
     group_maxima_kernel[(rows, parts)](
         logits,
@@ -199,7 +187,7 @@ def _apply_top_p(
     parts = part_score.shape[1]
     shares = -(-vocab // _SHARE)
     part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
-    asked = (columns.temperature, columns.top_k, columns.top_p, columns.blocked, columns.stop_id, largest, cutoff)
+    asked = (columns.draws, columns.blocked, columns.stop_id, largest, cutoff)
     sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, "CONTROLLED": controlled}
     top_p_mass_kernel[(rows, shares)](
         logits,
@@ -217,8 +205,6 @@ def _apply_top_p(
     top_p_kernel[(rows,)](
         logits,
         *asked,
-        columns.seed,
-        columns.sample_index,
         columns.position,
         part_score,
         part_token,

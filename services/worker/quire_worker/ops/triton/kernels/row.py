@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-GREEDY_BELOW: tl.constexpr = tl.constexpr(1e-5)
+from quire_worker.sampling import draw_rows
+
+GREEDY_BELOW: tl.constexpr = tl.constexpr(draw_rows.GREEDY_BELOW)
+WORDS: tl.constexpr = tl.constexpr(draw_rows.WORDS)
+SEED: tl.constexpr = tl.constexpr(draw_rows.word_of("seed"))
+SAMPLE_INDEX: tl.constexpr = tl.constexpr(draw_rows.word_of("sample_index"))
+FILTERED: tl.constexpr = tl.constexpr(draw_rows.word_of("filtered"))
+TEMPERATURE: tl.constexpr = tl.constexpr(draw_rows.word_of("temperature"))
+TOP_K: tl.constexpr = tl.constexpr(draw_rows.word_of("top_k"))
+TOP_P: tl.constexpr = tl.constexpr(draw_rows.word_of("top_p"))
+MIN_P: tl.constexpr = tl.constexpr(draw_rows.word_of("min_p"))
 
 
 @triton.jit
@@ -32,16 +42,29 @@ def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, st
 
 
 @triton.jit
-def has_filters(temperature, top_k, top_p, min_p, row, vocab):
+def has_filters(draws, row):
     """Whether a row is drawn from less than all."""
-    k = tl.load(top_k + row)
-    limits = ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1.0) | (tl.load(min_p + row) > 0.0)
-    return limits & (tl.load(temperature + row) >= GREEDY_BELOW)
+    return tl.load(draws + row * WORDS + FILTERED) != 0
 
 
 @triton.jit
-def is_top_p_only(temperature, top_k, top_p, row, vocab):
+def is_top_p_only(draws, row, vocab):
     """Whether a row asks for top_p without top_k."""
-    k = tl.load(top_k + row)
+    k = tl.load(draws + row * WORDS + TOP_K)
     unlimited = (k <= 0) | (k >= vocab)
-    return unlimited & (tl.load(top_p + row) < 1.0) & (tl.load(temperature + row) >= GREEDY_BELOW)
+    return unlimited & (draw_number(draws, row, TOP_P) < 1.0) & (draw_number(draws, row, TEMPERATURE) >= GREEDY_BELOW)
+
+
+@triton.jit
+def draw_number(draws, row, WORD: tl.constexpr):
+    """A number of a draw row in float32. draws: rows of sampling/draw_rows.py."""
+    return tl.load(draws + row * WORDS + WORD).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def random_key(draws, row):
+    """A row's seed, uint64, and its sibling index."""
+    start = draws + row * WORDS
+    low = tl.load(start + SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(start + SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high << 32) | low, tl.load(start + SAMPLE_INDEX)

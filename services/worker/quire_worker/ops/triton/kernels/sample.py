@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
-from quire_worker.ops.triton.kernels.row import GREEDY_BELOW, row_logits
+from quire_worker.ops.triton.kernels.row import GREEDY_BELOW, TEMPERATURE, draw_number, random_key, row_logits
 
 # How far a rough score may lie from the exact one: that of its noise, and rounding in proportion to the score.
 _SLACK: tl.constexpr = tl.constexpr(1e-3)
@@ -23,11 +23,9 @@ _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
 @triton.jit
 def sample_kernel(
     logits,
-    temperature,
+    draws,
     maximum,
     cutoff,
-    seed,
-    sample_index,
     position,
     blocked,
     stop_id,
@@ -47,7 +45,7 @@ def sample_kernel(
 ):
     """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
 
-    seed [rows] int64; position [rows] absolute index of the token that is drawn. FILTERED: threshold [rows] is looked
+    position [rows] absolute index of the token that is drawn. FILTERED: threshold [rows] is looked
     at, and where there is one maximum [rows, groups] too, of which GROUPS are a part's: where they do not reach it,
     nothing else is. control and changed as in threshold_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -65,13 +63,14 @@ def sample_kernel(
             return
     token = part * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-    heat = tl.load(temperature + row)
+    heat = draw_number(draws, row, TEMPERATURE)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
         score = tl.max(x, axis=0)
         chosen = tl.min(tl.where(x == score, token, _NO_TOKEN), axis=0)
     else:
-        key, sample, at = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
+        key, sample = random_key(draws, row)
+        at = tl.load(position + row)
         score, chosen = best_of(x, token, 1.0 / heat, cut, key, at, sample, FILTERED)
     score = tl.where(spoiled, float("nan"), score)
     tl.store(part_score + row * PARTS + part, score)

@@ -13,7 +13,16 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
-from quire_worker.ops.triton.kernels.row import has_filters, row_logits
+from quire_worker.ops.triton.kernels.row import (
+    MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    WORDS,
+    draw_number,
+    has_filters,
+    row_logits,
+)
 from quire_worker.ops.triton.kernels.search import heavy_key
 
 # ordered(-inf)
@@ -23,10 +32,7 @@ _LEAST: tl.constexpr = tl.constexpr(-2139095041)
 @triton.jit
 def group_maxima_kernel(
     logits,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
+    draws,
     blocked,
     stop_id,
     maximum,
@@ -45,7 +51,7 @@ def group_maxima_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if has_filters(temperature, top_k, top_p, min_p, row, vocab):
+    if has_filters(draws, row):
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
@@ -57,10 +63,7 @@ def group_maxima_kernel(
 @triton.jit
 def top_k_top_p_kernel(
     logits,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
+    draws,
     blocked,
     stop_id,
     maximum,
@@ -88,13 +91,13 @@ def top_k_top_p_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not has_filters(temperature, top_k, top_p, min_p, row, vocab):
+    if not has_filters(draws, row):
         tl.store(cutoff + row, float("-inf"))
         return
-    heat = tl.load(temperature + row)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    least = tl.load(min_p + row)
+    heat = draw_number(draws, row, TEMPERATURE)
+    k = tl.load(draws + row * WORDS + TOP_K)
+    p = draw_number(draws, row, TOP_P)
+    least = draw_number(draws, row, MIN_P)
     lane = tl.arange(0, LANES)
     of_group = tl.load(maximum + row * groups + lane, mask=lane < groups, other=float("-inf"))
     most = tl.max(tl.where(of_group == of_group, of_group, float("-inf")), axis=0)

@@ -12,16 +12,14 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
-from quire_worker.ops.triton.kernels.row import is_top_p_only, row_logits
+from quire_worker.ops.triton.kernels.row import TEMPERATURE, TOP_P, draw_number, is_top_p_only, random_key, row_logits
 from quire_worker.ops.triton.kernels.sample import best_of, winner
 
 
 @triton.jit
 def top_p_mass_kernel(
     logits,
-    temperature,
-    top_k,
-    top_p,
+    draws,
     blocked,
     stop_id,
     largest,
@@ -45,14 +43,14 @@ def top_p_mass_kernel(
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if not is_top_p_only(temperature, top_k, top_p, row, vocab):
+    if not is_top_p_only(draws, row, vocab):
         return
     token = share * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = tl.load(temperature + row), tl.load(cutoff + row), tl.load(largest + row)
+    heat, cut, most = draw_number(draws, row, TEMPERATURE), tl.load(cutoff + row), tl.load(largest + row)
     bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
     out = part_mass + row * (2 * SHARES) + share
@@ -63,15 +61,11 @@ def top_p_mass_kernel(
 @triton.jit
 def top_p_kernel(
     logits,
-    temperature,
-    top_k,
-    top_p,
+    draws,
     blocked,
     stop_id,
     largest,
     cutoff,
-    seed,
-    sample_index,
     position,
     part_score,
     part_token,
@@ -95,13 +89,13 @@ def top_p_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not is_top_p_only(temperature, top_k, top_p, row, vocab):
+    if not is_top_p_only(draws, row, vocab):
         return
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = tl.load(temperature + row), tl.load(cutoff + row), tl.load(largest + row)
-    p = tl.load(top_p + row)
+    heat, cut, most = draw_number(draws, row, TEMPERATURE), tl.load(cutoff + row), tl.load(largest + row)
+    p = draw_number(draws, row, TOP_P)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
     every = tl.load(part_mass + row * (2 * SHARES) + SHARES + share, mask=share < SHARES, other=0.0)
@@ -111,7 +105,8 @@ def top_p_kernel(
     outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
     if not outside:
         return
-    key, sample, at = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
+    key, sample = random_key(draws, row)
+    at = tl.load(position + row)
     place = tl.arange(0, BLOCK)
     while outside:
         best = tl.full([], float("-inf"), tl.float32)

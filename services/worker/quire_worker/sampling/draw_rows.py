@@ -1,0 +1,89 @@
+"""Draw rows: what a sequence's draws depend on beside its logits and its position, as one record of 32-bit words.
+
+A record has the random key and every number that the table of request parameters lets a draw depend on. Hosts gather
+and upload records whole; a kernel reads a number at its word. Knows no request but by `Sampling`.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from quire_common.request_parameters import DRAW_NUMBERS, LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from quire_common.sequence import Sampling
+    from quire_worker.arrays import Bool
+
+    DrawRows = NDArray[np.void]
+    """[N] of DRAW_ROW."""
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below are greedy."""
+_TYPES: Final = {"number": np.float32, "int": np.int32}
+_FIELDS: Final = (
+    # Low and high halves are the random key.
+    ("seed", np.uint64),
+    # Index of a sibling among n.
+    ("sample_index", np.uint32),
+    # 1: fewer than all tokens may be drawn.
+    ("filtered", np.int32),
+    *((each.name, _TYPES[each.kind]) for each in DRAW_NUMBERS),
+)
+_WORD: Final = 4
+_used = sum(np.dtype(kind).itemsize for _name, kind in _FIELDS)
+DRAW_ROW: Final = np.dtype([*_FIELDS, *([("unused", np.int32)] * (_used % 8 > 0))])
+"""A row is whole seeds long, so that each seed is where 64 bits are read at once."""
+WORDS: Final = DRAW_ROW.itemsize // _WORD
+_NUMBERS: Final[Callable[[Sampling], tuple[Any, ...]]] = attrgetter(*(each.name for each in DRAW_NUMBERS))
+_LIMITS: Final[Callable[[Sampling], tuple[Any, ...]]] = attrgetter(*(each.name for each in LIMITS))
+_NEUTRAL: Final = tuple(each.default for each in LIMITS)
+_UNUSED: Final = (0,) * ("unused" in (DRAW_ROW.names or ()))
+
+
+def word_of(name: str) -> int:
+    """Where a number lies in a row."""
+    assert DRAW_ROW.fields is not None
+    return DRAW_ROW.fields[name][1] // _WORD
+
+
+def draw_rows(count: int, **columns: ArrayLike) -> DrawRows:
+    """Rows of these columns; greedy and without limits in all others."""
+    rows = np.zeros(count, DRAW_ROW)
+    for each in LIMITS:
+        rows[each.name] = each.default
+    for name, values in columns.items():
+        rows[name] = values
+    mark_filtered(rows)
+    return rows
+
+
+def mark_filtered(rows: DrawRows) -> None:
+    """Say of each row whether its limits are to be looked at; needed after a change of its numbers."""
+    rows["filtered"] = asks_limits(rows) & (rows["temperature"] >= GREEDY_BELOW)
+
+
+def asks_limits(rows: DrawRows) -> Bool:
+    """[N] whether a row has a limit other than none."""
+    asked: Bool = np.zeros(len(rows), np.bool_)
+    for each in LIMITS:
+        asked |= rows[each.name] != each.default
+    return asked
+
+
+def draw_row(sampling: Sampling) -> tuple[Any, ...]:
+    """A sequence's row."""
+    hot = np.float32(sampling.temperature) >= np.float32(GREEDY_BELOW)
+    filtered = hot and _LIMITS(sampling) != _NEUTRAL
+    return (sampling.seed, sampling.sample, filtered, *_NUMBERS(sampling), *_UNUSED)
+
+
+def rows_of(samplings: Iterable[Sampling]) -> DrawRows:
+    """The rows of some sequences."""
+    return np.array([draw_row(each) for each in samplings], DRAW_ROW)
