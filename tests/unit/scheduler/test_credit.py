@@ -21,7 +21,7 @@ def delayed(delay: int, config: SchedulerConfig | None = None, *, depth: int = 2
 
 
 @pytest.mark.parametrize("delay", [0, 1, 9, 33])
-def test_a_distant_worker_is_never_without_credit_or_work(delay: int) -> None:
+def test_distant_worker_never_runs_out_of_credit(delay: int) -> None:
     """33 steps are 20 ms each way where a step takes 0.6 ms."""
     rows = 8
     rig = delayed(delay, max_num_seqs=rows, num_pages=1000)
@@ -40,7 +40,7 @@ def test_a_distant_worker_is_never_without_credit_or_work(delay: int) -> None:
     rig.core.check_integrity()
 
 
-def test_grants_are_few_in_steady_decode() -> None:
+def test_steady_decode_needs_few_grants() -> None:
     rig = delayed(4, max_num_seqs=32, num_pages=2000)
     for handle in range(32):
         rig.submit(handle, a_sequence(5 + handle, 400))
@@ -54,7 +54,7 @@ def test_grants_are_few_in_steady_decode() -> None:
     rig.run()
 
 
-def test_the_budget_comes_once_and_limits_no_steps() -> None:
+def test_free_running_budget_is_sent_once_without_step_limit() -> None:
     rig = delayed(2)
     for handle in range(6):
         rig.submit(handle, a_sequence(9, 60))
@@ -64,7 +64,7 @@ def test_the_budget_comes_once_and_limits_no_steps() -> None:
     assert len(budgets) > 1 and not any(budgets[1:])
 
 
-def test_a_worker_that_hangs_is_not_flooded() -> None:
+def test_hanging_worker_gets_a_bounded_number_of_grants() -> None:
     hello = make_hello(max_num_seqs=4, num_pages=4000)
     core = Scheduler(SchedulerConfig(max_waiting=10_000), hello)
     grants: list[Grant] = []
@@ -94,7 +94,7 @@ def test_starts_ahead_follow_the_rate_of_finishes() -> None:
     assert 1 <= spares[400] < spares[40] <= 24, "40 slots, of which 16 are rows"
 
 
-def test_few_may_decode_where_the_configuration_says_so() -> None:
+def test_max_num_seqs_bounds_decoding_rows() -> None:
     rig = delayed(3, SchedulerConfig(max_num_seqs=2), max_num_seqs=8, num_pages=400)
     for handle in range(9):
         rig.submit(handle, a_sequence(4, 30))
@@ -104,7 +104,7 @@ def test_few_may_decode_where_the_configuration_says_so() -> None:
     rig.run()
 
 
-def test_prompts_that_wait_as_spares_are_bounded() -> None:
+def test_uncomputed_prompts_in_spare_slots_are_bounded() -> None:
     config = SchedulerConfig(max_waiting=1000, max_num_batched_tokens=32)
     rig = delayed(8, config, max_num_seqs=8, num_pages=4000)
     for handle in range(200):
@@ -118,7 +118,7 @@ def test_prompts_that_wait_as_spares_are_bounded() -> None:
     assert 60 <= most <= 4 * 32, "four steps' worth"
 
 
-def test_spares_give_way_before_those_that_run_and_the_latest_first() -> None:
+def test_spares_are_preempted_before_running_requests_latest_first() -> None:
     rig = delayed(4, SchedulerConfig(enable_prefix_caching=False), max_num_seqs=4, num_pages=41)
     for handle in range(12):
         rig.submit(handle, a_sequence(30, 100))
@@ -135,7 +135,7 @@ def test_spares_give_way_before_those_that_run_and_the_latest_first() -> None:
         assert rig.tokens[0, handle] == undisturbed(a_sequence(30, 100), max_len=512)[0]
 
 
-def test_a_spare_for_whose_lead_the_pages_are_too_few_is_not_started_to_be_taken_back() -> None:
+def test_spare_is_not_started_without_pages_for_its_lead() -> None:
     hello = make_hello(max_num_seqs=1, num_pages=8)
     core = Scheduler(SchedulerConfig(), hello)
     core.submit(0, 0, RequestContext("takes five of the seven pages"), a_sequence(16, 4), 1.0)
@@ -149,7 +149,7 @@ def test_a_spare_for_whose_lead_the_pages_are_too_few_is_not_started_to_be_taken
 
 
 @pytest.mark.parametrize("delay", [0, 5])
-def test_the_oldest_always_goes_on(delay: int) -> None:
+def test_oldest_request_always_progresses(delay: int) -> None:
     """Its tokens keep coming within a round trip and a few steps, however few pages there are."""
     rig = delayed(delay, max_num_seqs=6, num_pages=14)
     for handle in range(10):

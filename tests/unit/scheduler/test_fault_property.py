@@ -76,7 +76,7 @@ class Doubts:
     noise=st.integers(0, 99),
     start_bytes=st.sampled_from([1, 1500, admission.MAX_START_BYTES]),
 )
-def test_only_those_fail_that_must(
+def test_errors_fail_only_their_own_requests(
     requests: list[Arrival],
     faults: dict[int, tuple[int, str]],
     num_pages: int,
@@ -128,11 +128,11 @@ def test_only_those_fail_that_must(
             assert rig.tokens[key] == fresh
 
 
-def test_a_core_that_trusts_damaged_pages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_property_notices_a_core_that_trusts_damaged_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefixCache, "distrust", lambda *_: None)
     monkeypatch.setattr(PrefixCache, "distrust_content", lambda *_: None)
     prompts = [Arrival(at, 24, 1, 8, True, 0, "a", 0, 0, None, 0, -1, False, None) for at in (0, 12, 20, 24)]
     with pytest.raises(AssertionError):
-        test_only_those_fail_that_must.hypothesis.inner_test(  # type: ignore[attr-defined]  # hypothesis adds it
+        test_errors_fail_only_their_own_requests.hypothesis.inner_test(  # type: ignore[attr-defined]  # hypothesis adds it
             prompts, {1: (0, "nan")}, 60, 4, 1, 1, 1, (0, 0), 1, admission.MAX_START_BYTES
         )

@@ -33,7 +33,7 @@ def a_core(requests: int, tokens: int = TOKENS) -> Scheduler:
     return core
 
 
-def test_long_requests_start_over_several_grants_of_bounded_size() -> None:
+def test_starts_of_one_grant_have_bounded_bytes() -> None:
     core, started, sizes = a_core(200), list[int](), list[int]()
     while grant := core.next_grant(1.0):
         sizes.append(encode_grant(grant).ByteSize())
@@ -53,7 +53,7 @@ def test_one_request_larger_than_the_bound_starts_alone() -> None:
     assert len(counts) >= 1
 
 
-def test_requests_with_many_control_values_start_over_several_grants() -> None:
+def test_starts_of_one_grant_have_bounded_control_values() -> None:
     """Their checks and rows cost the model thread more than a millisecond each, in one piece."""
     core, counts = a_core(0, tokens=100), list[int]()
     controls = LogitControls(allowed_token_ids=tuple(range(16_384)))

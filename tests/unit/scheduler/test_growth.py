@@ -73,7 +73,7 @@ class Crowd:
             assert self.rig.tokens[0, handle] == undisturbed(sequence, max_len=self.rig.core.max_len)[0]
 
 
-def test_while_a_store_is_in_time_its_pages_count_as_coming() -> None:
+def test_pages_of_a_timely_store_count_as_coming() -> None:
     crowd = Crowd()
     crowd.until_full()
     crowd.store(LATEST)
@@ -88,7 +88,7 @@ def test_while_a_store_is_in_time_its_pages_count_as_coming() -> None:
     assert crowd.running == [OLDEST, SECOND] and crowd.written() > before, "but not for long"
 
 
-def test_when_a_store_is_late_its_pages_do_not_count() -> None:
+def test_pages_of_a_late_store_do_not_count_as_coming() -> None:
     crowd = Crowd()
     crowd.until_full()
     crowd.store(LATEST)
@@ -100,7 +100,7 @@ def test_when_a_store_is_late_its_pages_do_not_count() -> None:
     crowd.assert_answered()
 
 
-def test_the_oldest_never_gives_way_even_where_nothing_comes() -> None:
+def test_oldest_request_is_never_preempted_by_growth() -> None:
     crowd = Crowd()
     crowd.until_full()
     crowd.store(SECOND, THIRD, LATEST)
@@ -113,7 +113,7 @@ def test_the_oldest_never_gives_way_even_where_nothing_comes() -> None:
     crowd.assert_answered()
 
 
-def test_who_gives_way_is_stored_while_stores_are_in_time_and_not_when_one_is_late() -> None:
+def test_preempted_pages_are_stored_only_while_stores_are_timely() -> None:
     for late in (False, True):
         crowd = Crowd("write-through", latest_prompt=33)
         while not crowd.stored:

@@ -13,7 +13,7 @@ from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.split_rig import DECODE, PREFILL, other_ids, prefilled, pulls, split_sides, state_of
 
 
-def test_pages_are_taken_before_a_slot_is_free() -> None:
+def test_pulling_request_takes_pages_before_a_slot_is_free() -> None:
     prefill, decode = split_sides(max_num_seqs=1, num_slots=1)
     decode.submit(9, a_sequence(5, 60))
     decode.step()
@@ -27,7 +27,7 @@ def test_pages_are_taken_before_a_slot_is_free() -> None:
     assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0][1:]
 
 
-def test_not_too_many_hold_pages_without_a_slot_and_others_pass_them() -> None:
+def test_pages_held_without_a_slot_are_bounded_and_later_requests_pass() -> None:
     prefill, decode = split_sides(num_pages=61, max_num_seqs=4)
     ticketed = [prefilled(prefill, 25, handle) for handle in range(4)]
     for handle, (ticket, _) in enumerate(ticketed):
@@ -45,7 +45,7 @@ def test_not_too_many_hold_pages_without_a_slot_and_others_pass_them() -> None:
         assert decode.tokens[0, handle] == undisturbed(a_sequence(25, 8))[0][1:]
 
 
-def test_who_runs_takes_pages_from_who_waits_for_tokens_the_newest_first() -> None:
+def test_running_requests_take_pages_from_the_newest_pulling_ones() -> None:
     prefill, decode = split_sides(num_pages=41, max_num_seqs=2, max_model_len=160)
     first, second = prefilled(prefill, 18, 1), prefilled(prefill, 17, 2)
     decode.core._replica.cache.enabled = False
@@ -66,7 +66,7 @@ def test_who_runs_takes_pages_from_who_waits_for_tokens_the_newest_first() -> No
     prefill.run()
 
 
-def test_what_was_given_back_on_its_way_is_pulled_again() -> None:
+def test_pull_that_was_given_back_midway_is_pulled_again() -> None:
     prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=4), num_pages=41)
     prefill.submit(1, a_sequence(30, 8), transfer=PREFILL)
     prefill.step_until(lambda: (0, 1) in prefill.tickets)
@@ -87,9 +87,7 @@ def test_what_was_given_back_on_its_way_is_pulled_again() -> None:
 
 
 @pytest.mark.parametrize(("transfer", "patience_s"), [(NO_TRANSFER, 1.0), (PREFILL, 10.0)], ids=["plain", "prefill"])
-def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while(
-    transfer: KvTransfer, patience_s: float
-) -> None:
+def test_head_of_queue_gets_held_pages_after_a_second(transfer: KvTransfer, patience_s: float) -> None:
     prefill, _ = split_sides(num_pages=13)
     for handle in range(3):
         prefilled(prefill, 14, handle)
@@ -108,7 +106,7 @@ def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while(
     prefill.run()
 
 
-def test_pages_that_the_head_finds_are_not_what_it_lacks() -> None:
+def test_cached_pages_of_the_head_are_not_free_for_the_rest_of_it() -> None:
     """They are free, but of no use for the rest of it."""
     prefill, _ = split_sides(num_pages=13)
     prefill.submit(8, a_sequence(other_ids(32, 1), 1))
@@ -123,7 +121,7 @@ def test_pages_that_the_head_finds_are_not_what_it_lacks() -> None:
     prefill.run()
 
 
-def test_what_another_is_still_filling_is_pulled_and_must_be_free() -> None:
+def test_pages_that_another_request_fills_are_pulled_too() -> None:
     prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=2), num_pages=8)
     ticket, token = prefilled(prefill)
     decode.submit(9, a_sequence(14, 2))

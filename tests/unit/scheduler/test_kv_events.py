@@ -46,7 +46,7 @@ def test_the_option_has_vllms_names_and_defaults() -> None:
         ("tcp://127.0.0.1:9000", False),
     ],
 )
-def test_endpoints_are_bound_by_vllms_rule(endpoint: str, binds: bool) -> None:
+def test_wildcard_endpoints_are_bound_as_in_vllm(endpoint: str, binds: bool) -> None:
     assert parse_kv_events_config(json.dumps({"endpoint": endpoint})).binds == binds
     assert parse_kv_events_config(json.dumps({"endpoint": endpoint, "bind": not binds})).binds != binds
 
@@ -72,7 +72,7 @@ def test_a_bad_option_is_named(text: str, says: str) -> None:
     assert caught.value.code == "BAD_VALUE" and caught.value.param == "kv_events_config"
 
 
-def test_batches_are_tagged_arrays() -> None:
+def test_event_batches_are_encoded_as_vllms_tagged_arrays() -> None:
     wire = EventWire(2, 1)
     events = [
         PageEvent(1, (Stored(0, b"", (A, B), pack_i32([5, 6, 7, -1])),), ()),
@@ -96,7 +96,7 @@ def publisher(**fields: Any) -> ZmqPublisher:
     return ZmqPublisher(KvEventsConfig(enable_kv_cache_events=True, **(loose | fields)))
 
 
-def test_a_subscriber_gets_numbered_batches_and_what_it_missed() -> None:
+def test_subscriber_can_replay_missed_batches() -> None:
     source, wire = publisher(buffer_steps=4), EventWire(2, 1)
     subscriber = Subscriber(source.endpoint, source.replay_endpoint, "kv")
     try:
@@ -115,7 +115,7 @@ def test_a_subscriber_gets_numbered_batches_and_what_it_missed() -> None:
         source.close()
 
 
-def test_other_topics_are_not_heard_and_malformed_questions_harm_nobody() -> None:
+def test_subscribers_get_their_topic_alone_and_bad_replay_requests_are_ignored() -> None:
     source, wire = publisher(), EventWire(2, 1)
     subscriber = Subscriber(source.endpoint, source.replay_endpoint, "kv")
     stranger = Subscriber(source.endpoint, source.replay_endpoint, "other")
@@ -135,7 +135,7 @@ def test_other_topics_are_not_heard_and_malformed_questions_harm_nobody() -> Non
         source.close()
 
 
-def test_an_endpoint_that_is_taken_is_told() -> None:
+def test_taken_endpoint_is_a_typed_error() -> None:
     source = publisher()
     try:
         for field_name in ("endpoint", "replay_endpoint"):
@@ -217,7 +217,7 @@ async def test_the_pump_follows_epochs_and_catches_up_from_a_snapshot() -> None:
     pump.cancel()
 
 
-async def test_others_have_their_turn_during_a_resync() -> None:
+async def test_resync_yields_to_the_event_loop() -> None:
     engine, pipe = Engine(), Pipe()
     names = engine.attach(tail=4)
     for page in range(4 * 1024):

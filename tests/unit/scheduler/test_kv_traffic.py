@@ -25,7 +25,7 @@ def moves(rig: Rig, kind: MoveKind) -> list[int]:
     return [len(move.device_page) for grant in rig.worker.seen for move in grant.move if move.kind is kind]
 
 
-def test_prompts_are_stored_once_and_loaded_by_others() -> None:
+def test_prompt_is_stored_once_and_loaded_by_later_requests() -> None:
     store: dict[bytes, list[int]] = {}
     rig = rig_with(store)
     for handle in range(3):
@@ -65,7 +65,7 @@ def test_skip_and_salt_are_honoured() -> None:
     assert [rig.notes[0, h].cached_tokens for h in (2, 3, 4)] == [0, 0, 12]
 
 
-def test_short_prompts_are_left_alone() -> None:
+def test_short_prompts_are_neither_stored_nor_looked_up() -> None:
     store: dict[bytes, list[int]] = {}
     rig = rig_with(store, SchedulerConfig(kvstore_min_tokens=20))
     rig.submit(1, a_sequence(13, 4))
@@ -87,7 +87,7 @@ def test_failed_loads_are_recomputed() -> None:
         assert unlucky.notes[0, handle].cached_tokens < 20
 
 
-def test_what_the_store_dropped_is_stored_again() -> None:
+def test_page_that_the_kvstore_lost_is_stored_again() -> None:
     store: dict[bytes, list[int]] = {}
     rig = rig_with(store)
     rig.submit(1, a_sequence(13, 4))
@@ -135,7 +135,7 @@ def test_abort_during_a_load_keeps_its_pages_until_it_is_reported() -> None:
     rig.run()
 
 
-def test_an_answer_after_the_abort_releases_its_lease() -> None:
+def test_lookup_answer_after_an_abort_releases_its_lease() -> None:
     rig = rig_with({})
     rig.submit(1, a_sequence(21, 4))
     rig.core.next_grant(rig.now)
@@ -146,7 +146,7 @@ def test_an_answer_after_the_abort_releases_its_lease() -> None:
     assert rig.core.quiet
 
 
-def test_a_lease_that_ends_while_waiting_is_asked_for_anew() -> None:
+def test_lease_that_ends_before_the_start_is_looked_up_again() -> None:
     rig = Rig(NO_CACHE, kvstore=True, worker=FakeWorker(make_hello(page_size=4, max_num_seqs=1)))
     rig.submit(1, a_sequence(3, 30))
     rig.submit(2, a_sequence(21, 4))

@@ -10,7 +10,7 @@ from quire_scheduler.core.scheduler import LoadFigures
 from quire_scheduler.service.load_watch import load_to_pb
 
 
-def test_more_waits_than_a_field_holds() -> None:
+def test_waiting_tokens_saturate_at_the_fields_bound() -> None:
     """5,000 prompts of a million tokens: the stream of each router that watches would break, at every attempt."""
     figures = LoadFigures(5000, 2**40, 64, 9, 1, 8, 5_000_000_000, 1e39, 0.0, 0.0, 0, 1.0, 0.0, b"host", 2**63)
     core = SimpleNamespace(load=lambda: figures, hello=SimpleNamespace(epoch=Epoch(1, 1)))

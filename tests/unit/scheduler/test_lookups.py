@@ -24,7 +24,7 @@ def loads(rig: Rig) -> list[int]:
     return [len(m.device_page) for grant in rig.worker.seen for m in grant.move if m.kind is MoveKind.LOAD]
 
 
-def test_a_slow_lookup_delays_nobody_else() -> None:
+def test_slow_lookup_delays_only_its_own_request() -> None:
     rig = a_rig(max_num_seqs=2, num_pages=200)
     rig.submit(0, a_sequence(3, 200))
     rig.step()
@@ -54,7 +54,7 @@ def test_a_lookup_that_fails_is_not_repeated_for_its_request() -> None:
     assert rig.core.stats.lookups_failed == len(uids)
 
 
-def test_a_kvstore_that_does_not_answer_is_left_alone() -> None:
+def test_lookups_pause_while_the_kvstore_does_not_answer() -> None:
     rig = a_rig(num_pages=200, max_num_seqs=1)
     rig.lookups_fail = True
     for handle in range(20):
@@ -76,7 +76,7 @@ def test_a_kvstore_that_does_not_answer_is_left_alone() -> None:
     assert rig.core.stats.lookups_failed == before
 
 
-def test_who_comes_from_another_replica_finds_its_answer_too() -> None:
+def test_migrated_request_finds_pages_of_its_output() -> None:
     store: Store = {}
     first = a_rig(store, num_pages=100)
     whole = a_sequence(other(10, 3), 40)
@@ -91,7 +91,7 @@ def test_who_comes_from_another_replica_finds_its_answer_too() -> None:
     assert rig.notes[0, 2].cached_tokens == 10, "as usage has it: prompt tokens"
 
 
-def test_siblings_load_once_while_others_run() -> None:
+def test_siblings_share_one_load() -> None:
     store: Store = {}
     first = a_rig(store, num_pages=100)
     first.submit(1, a_sequence(other(41, 1), 2))

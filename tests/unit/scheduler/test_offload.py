@@ -41,7 +41,7 @@ def moves(rig: Rig, kind: MoveKind) -> list[int]:
     return [len(move.device_page) for grant in rig.worker.seen for move in grant.move if move.kind is kind]
 
 
-def test_answers_are_stored_while_they_are_written_many_pages_at_once() -> None:
+def test_answers_are_stored_in_batches_while_they_grow() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200)
     rig.submit(1, a_sequence(13, 200))
@@ -58,7 +58,7 @@ def test_answers_are_stored_while_they_are_written_many_pages_at_once() -> None:
     assert served(elsewhere, 1, a_sequence([*said, 5], 4)) == 214 - 212
 
 
-def test_another_life_of_the_kvstore_is_given_what_the_device_still_has() -> None:
+def test_restarted_kvstore_is_offered_the_devices_pages_again() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200)
     served(rig, 1, a_sequence(41, 4))
@@ -71,7 +71,7 @@ def test_another_life_of_the_kvstore_is_given_what_the_device_still_has() -> Non
     assert before <= set(store)
 
 
-def test_a_prompt_is_stored_when_it_has_drawn_a_token_and_not_before() -> None:
+def test_prompt_is_stored_only_after_its_first_token() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=600, config={"max_num_batched_tokens": 32})
     rig.submit(1, a_sequence(other(200, 1), 40))
@@ -90,7 +90,7 @@ def test_a_prompt_is_stored_when_it_has_drawn_a_token_and_not_before() -> None:
     assert len(store) == (200 + 39) // 4, "the second has drawn none"
 
 
-def test_a_chain_alone_is_bounded_too() -> None:
+def test_one_long_chain_is_stored_within_the_bound() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=161, max_num_seqs=1)
     rig.worker.move_turns = (9, 10)
@@ -99,7 +99,7 @@ def test_a_chain_alone_is_bounded_too() -> None:
     assert sum(moves(rig, MoveKind.STORE)) == len(store) == 160 // 8, "the head that fits"
 
 
-def test_stores_are_tried_again_by_one_move() -> None:
+def test_failing_stores_are_probed_by_one_move() -> None:
     rig = a_rig({}, num_pages=8001, max_model_len=4000, max_num_seqs=1)
     rig.worker.refuse_moves = True
     for handle in range(3):
@@ -110,7 +110,7 @@ def test_stores_are_tried_again_by_one_move() -> None:
     assert moves(rig, MoveKind.STORE)[before:] == [255]
 
 
-def test_pages_of_one_that_ended_by_an_error_are_not_loaded_until_they_are_stored_anew() -> None:
+def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200)
     served(rig, 1, a_sequence(41, 4))
@@ -132,7 +132,7 @@ def test_pages_of_one_that_ended_by_an_error_are_not_loaded_until_they_are_store
     assert not offload.doubts(damaged), "another life of the kvstore"
 
 
-def test_pages_that_a_store_has_do_not_come_back_at_once() -> None:
+def test_pages_lent_to_a_store_are_not_free_at_once() -> None:
     rig = a_rig({}, num_pages=41, max_num_seqs=2)
     rig.worker.move_turns = (3000, 3001)
     rig.submit(0, a_sequence(other(24, 0), 30))
@@ -146,7 +146,7 @@ def test_pages_that_a_store_has_do_not_come_back_at_once() -> None:
     assert found
 
 
-def test_on_evict_pages_are_stored_when_they_are_about_to_leave() -> None:
+def test_on_evict_stores_pages_before_eviction() -> None:
     store: Store = {}
     rig = a_rig(store, "on-evict", num_pages=65, max_num_seqs=1)
     said = {seed: other(41, seed) for seed in range(12)}
@@ -162,7 +162,7 @@ def test_on_evict_pages_are_stored_when_they_are_about_to_leave() -> None:
     assert stats.loaded_tokens[""] > 20
 
 
-def test_what_the_kvstore_has_no_room_for_is_not_offered_again_while_nothing_happens() -> None:
+def test_crowded_kvstore_is_not_offered_pages_again_while_idle() -> None:
     rig = a_rig({}, "on-evict", num_pages=65, max_num_seqs=2, config={"kvstore_moves": 1})
     rig.worker.crowded_store, rig.worker.move_turns = True, (6, 7)
     for seed in range(8):
@@ -173,7 +173,7 @@ def test_what_the_kvstore_has_no_room_for_is_not_offered_again_while_nothing_hap
     assert tried > 1 and len(moves(rig, MoveKind.STORE)) == tried
 
 
-def test_selective_stores_what_a_second_request_uses() -> None:
+def test_selective_stores_pages_that_two_requests_use() -> None:
     store: Store = {}
     rig = a_rig(store, "selective", num_pages=200)
     served(rig, 1, a_sequence(other(41, 1), 30))
@@ -186,7 +186,7 @@ def test_selective_stores_what_a_second_request_uses() -> None:
     assert len(store) == 5 + 8, "siblings are two at once"
 
 
-def test_off_stores_nothing_and_still_finds() -> None:
+def test_offload_off_stores_nothing_but_still_loads() -> None:
     store: Store = {}
     served(a_rig(store), 1, a_sequence(41, 4))
     there = len(store)
@@ -195,7 +195,7 @@ def test_off_stores_nothing_and_still_finds() -> None:
     assert len(store) == there and not moves(rig, MoveKind.STORE)
 
 
-def test_what_left_the_device_is_loaded_when_its_conversation_returns() -> None:
+def test_evicted_conversation_is_loaded_when_it_returns() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=30, max_num_seqs=2)
     said = {user: other(13, user).tolist() for user in range(6)}
@@ -213,7 +213,7 @@ def test_what_left_the_device_is_loaded_when_its_conversation_returns() -> None:
 
 
 @pytest.mark.parametrize("policy", ["write-through", "on-evict"])
-def test_stores_are_bounded_and_what_is_too_much_is_counted(policy: str) -> None:
+def test_stores_beyond_the_bound_are_dropped_and_counted(policy: str) -> None:
     store: Store = {}
     rig = a_rig(store, policy, num_pages=40, max_num_seqs=4, config={"kvstore_moves": 1})
     rig.worker.move_turns = (6, 7)
@@ -228,7 +228,7 @@ def test_stores_are_bounded_and_what_is_too_much_is_counted(policy: str) -> None
     assert rig.core.stats.offload_dropped + rig.core.stats.offload_missed > 0
 
 
-def test_a_store_that_fails_is_tried_again_and_then_left_alone() -> None:
+def test_failed_store_is_retried_then_paused() -> None:
     store: Store = {}
     rig = a_rig(store)
     rig.worker.refuse_moves = True
@@ -243,7 +243,7 @@ def test_a_store_that_fails_is_tried_again_and_then_left_alone() -> None:
     assert len(store) >= 5, "it is tried again"
 
 
-def test_pages_that_are_being_stored_are_waited_for_not_preempted_for() -> None:
+def test_growth_waits_for_stores_before_it_preempts() -> None:
     """The pages of who has left are free when their store has ended: that is soon."""
     rig = a_rig({}, num_pages=24, max_num_seqs=2)
     rig.worker.move_turns = (5, 6)
@@ -270,16 +270,16 @@ def swapping(store: Store, *, step_us: int, move_us: int) -> Rig:
     return rig
 
 
-def test_where_computing_is_slow_the_preempted_are_swapped() -> None:
+def test_preempted_request_is_swapped_where_prefill_is_slow() -> None:
     stats = swapping({}, step_us=500_000, move_us=100).core.stats
     assert stats.swaps > 0 and stats.swaps + stats.recomputes == stats.preemptions
     assert stats.loaded_tokens[""] > 0, "what had left the device came back"
 
 
-def test_where_moving_is_slow_they_are_computed_again() -> None:
+def test_preempted_request_is_recomputed_where_moves_are_slow() -> None:
     stats = swapping({}, step_us=10, move_us=2_000_000).core.stats
     assert stats.preemptions > 0 and stats.swaps == 0
 
 
-def test_without_times_they_are_computed_again() -> None:
+def test_preempted_request_is_recomputed_without_measurements() -> None:
     assert swapping({}, step_us=0, move_us=100).core.stats.swaps == 0

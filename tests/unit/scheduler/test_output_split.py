@@ -65,7 +65,7 @@ def entries_of(*told: SessionOutputs) -> list[tuple[int, float, int, list[int]]]
 
 
 @given(ROWS, st.frozensets(st.integers(-1, 5)), st.integers(1, 300))
-def test_pieces_say_what_the_step_says(rows: list[Row], asked: frozenset[int], most: int) -> None:
+def test_split_step_loses_nothing(rows: list[Row], asked: frozenset[int], most: int) -> None:
     step = outputs(rows, asked)
     step.finished = [finished(handle) for handle in sorted({row[0] for row in rows})]
     step.admitted = [AdmittedNote(handle, 0, 0) for handle in range(3)]
@@ -102,7 +102,7 @@ def test_prompt_logprobs_are_cut_within_a_chunk() -> None:
 
 
 @pytest.mark.parametrize("what", ["admitted", "failed", "prefilled", "pulled", "finished", "rows"])
-def test_each_part_is_bounded(what: str) -> None:
+def test_each_piece_of_a_step_is_bounded(what: str) -> None:
     """Of 2,048 requests."""
     step = outputs([])
     error = Internal("A", "b" * 100, "c" * 100)
@@ -124,12 +124,12 @@ def test_each_part_is_bounded(what: str) -> None:
     assert max(outputs_to_pb(piece).ByteSize() for piece in pieces) <= 70 * KIB
 
 
-def test_a_usual_step_is_one_piece_and_itself() -> None:
+def test_small_step_is_not_split() -> None:
     step = outputs([(handle, [1], 0) for handle in range(512)])
     assert split_outputs(step, KIB * KIB)[0] is step
 
 
-def test_requests_are_taken_out_of_a_step_with_their_rows_and_notes() -> None:
+def test_without_handles_removes_rows_and_finished_notes() -> None:
     step = outputs([(1, [5], 1), (2, [6], 1), (1, [7], 0)], frozenset({1, 2}))
     step.finished = [finished(1), finished(2)]
     rest = without_handles(step, {1})

@@ -19,7 +19,7 @@ def rows(session: np.ndarray, count: np.ndarray, token: np.ndarray, logprobs: Lo
     return Rows(session, np.arange(n, dtype=np.int32) + 10, count, token, np.zeros(n, np.uint8), logprobs)
 
 
-def test_one_session_gets_the_very_columns() -> None:
+def test_single_session_gets_columns_without_a_copy() -> None:
     buffer, token = OutputBuffer(), ids(7, 8)
     buffer.add_rows(rows(ids(3, 3), ids(1, 1), token))
     (out,) = buffer.take()

@@ -53,7 +53,7 @@ def test_a_step_fence_holds_until_it_has_completed() -> None:
     assert pages.free == 2, "a fence that has passed holds nothing"
 
 
-def test_an_earlier_sharers_later_fence_counts() -> None:
+def test_latest_fence_of_all_sharers_counts() -> None:
     pages = PageAllocator(2)
     held = pages.allocate(1)
     pages.share(held)
@@ -71,7 +71,7 @@ def kept(pages: PageAllocator, count: int) -> list[int]:
     return held
 
 
-def test_kept_pages_go_last_and_of_each_prefix_the_tail_first() -> None:
+def test_named_pages_are_evicted_last_and_tails_first() -> None:
     gone: list[int] = []
     pages = PageAllocator(9, gone.extend)
     first, second = kept(pages, 3), kept(pages, 3)
@@ -85,7 +85,7 @@ def test_kept_pages_go_last_and_of_each_prefix_the_tail_first() -> None:
     assert pages.free == 0
 
 
-def test_to_be_used_again_makes_a_prefix_young() -> None:
+def test_reused_prefix_is_evicted_later() -> None:
     pages = PageAllocator(7)
     first, second = kept(pages, 3), kept(pages, 3)
     pages.release(first)
@@ -104,7 +104,7 @@ def test_a_kept_page_is_evicted_only_behind_its_fence() -> None:
     assert (pages.free, pages.idle) == (2, 2)
 
 
-def test_who_shares_a_fenced_page_keeps_it_when_the_fence_passes() -> None:
+def test_shared_fenced_page_stays_held_when_the_fence_passes() -> None:
     pages = PageAllocator(3)
     held = kept(pages, 2)
     pages.release(held, Fence(grant=4))
@@ -123,7 +123,7 @@ def test_who_shares_a_fenced_page_keeps_it_when_the_fence_passes() -> None:
     assert pages.free == 2
 
 
-def test_what_is_dropped_is_free_like_any_other() -> None:
+def test_dropped_page_is_free_like_any_other() -> None:
     pages = PageAllocator(4)
     held = kept(pages, 3)
     pages.release(held[:1])
@@ -138,7 +138,7 @@ def test_what_is_dropped_is_free_like_any_other() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("arfdkuo"), st.integers(0, 6)), max_size=80))
-def test_no_page_is_lost(actions: list[tuple[str, int]]) -> None:
+def test_random_use_loses_no_page(actions: list[tuple[str, int]]) -> None:
     pages, held, retired = PageAllocator(12), list[list[int]](), 0
     for action, n in actions:
         if action == "a" and n <= pages.free:
@@ -167,7 +167,7 @@ def test_no_page_is_lost(actions: list[tuple[str, int]]) -> None:
     assert pages.free == pages.capacity == 11
 
 
-def test_a_lent_page_is_not_used_anew_until_it_is_back() -> None:
+def test_lent_page_is_not_allocated_until_returned() -> None:
     gone: list[int] = []
     pages = PageAllocator(5, gone.extend)
     table = pages.allocate(3)
@@ -185,7 +185,7 @@ def test_a_lent_page_is_not_used_anew_until_it_is_back() -> None:
     assert len(pages.allocate(4)) == 4 and gone == [table[2], table[1], table[0]], "its tail goes first"
 
 
-def test_what_was_about_to_be_evicted_when_it_was_lent_is_so_again() -> None:
+def test_returned_page_keeps_its_place_in_eviction_order() -> None:
     gone: list[int] = []
     pages = PageAllocator(7, gone.extend)
     old, new = pages.allocate(3), pages.allocate(3)
@@ -200,7 +200,7 @@ def test_what_was_about_to_be_evicted_when_it_was_lent_is_so_again() -> None:
     pages.check_integrity([])
 
 
-def test_a_lent_page_waits_for_its_fence_too_and_for_every_move() -> None:
+def test_lent_page_waits_for_its_fence_and_every_move() -> None:
     pages = PageAllocator(3)
     table = pages.allocate(2)
     pages.lend(table)

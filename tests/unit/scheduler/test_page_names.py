@@ -8,7 +8,7 @@ from quire_common.errors import FailedPrecondition
 from quire_scheduler.kv.page_names import PageNames
 
 
-def test_stored_and_removed_follow_the_names() -> None:
+def test_page_events_follow_the_names() -> None:
     names = PageNames(1, 16)
     rung = []
     names.listeners.append(lambda: rung.append(names.sequence))
@@ -29,7 +29,7 @@ def test_stored_and_removed_follow_the_names() -> None:
     names.check_integrity()
 
 
-def test_a_chain_goes_on_where_it_was_left() -> None:
+def test_pages_named_later_continue_their_parents_chain() -> None:
     names = PageNames(1, 16)
     names.name(0, [1], b"", [b"a"], b"11")
     names.name(0, [2, 3], b"a", [b"b", b"c"], b"2233")
@@ -38,7 +38,7 @@ def test_a_chain_goes_on_where_it_was_left() -> None:
     assert names.pages(0) == {b"a": 1, b"b": 2, b"c": 3}
 
 
-def test_a_snapshot_joins_chains() -> None:
+def test_snapshot_joins_pages_into_chains() -> None:
     names = PageNames(2, 16)
     names.name(0, [1, 2], b"", [b"a", b"b"], b"1122")
     names.name(0, [3, 4], b"", [b"a", b"c"], b"1133")
@@ -50,7 +50,7 @@ def test_a_snapshot_joins_chains() -> None:
     ]
 
 
-def test_a_tail_that_is_too_short_is_a_gap() -> None:
+def test_watcher_behind_the_bounded_tail_gets_a_gap() -> None:
     names = PageNames(1, 2)
     for page in range(1, 6):
         names.name(0, [page], b"", [bytes([page])], b"t")

@@ -115,7 +115,7 @@ async def test_a_slow_watcher_gets_a_snapshot_and_goes_on() -> None:
     await watch.close()
 
 
-async def test_who_resumes_gets_the_tail_alone_unless_it_is_gone() -> None:
+async def test_resuming_watcher_gets_the_tail_alone_while_it_is_kept() -> None:
     engine = Engine()
     names = engine.attach()
     name(names, *range(1, 8))
@@ -160,7 +160,7 @@ async def test_a_new_epoch_clears_and_starts_anew() -> None:
     await watch.close()
 
 
-async def test_watchers_are_bounded_and_leave_room() -> None:
+async def test_page_watchers_are_bounded() -> None:
     engine = Engine()
     engine.attach()
     watches = PageWatches(cast("Any", engine))
@@ -190,7 +190,7 @@ async def test_a_watcher_may_ask_for_fewer_frames() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_watcher_ends_up_right_though_pages_change_under_its_snapshots(seed: int) -> None:
+async def test_watcher_converges_while_pages_change_during_snapshots(seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine()
     names = engine.attach(tail=64)

@@ -31,7 +31,7 @@ def other(tokens: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, 97, tokens)
 
 
-def test_what_was_computed_once_is_not_computed_again() -> None:
+def test_repeated_prompt_is_served_from_cache() -> None:
     rig = Rig(page_size=4)
     assert served(rig, 1, a_sequence(13, 4)) == 13
     assert served(rig, 2, a_sequence(13, 4)) == 1 and cached(rig, 2) == 12
@@ -43,7 +43,7 @@ def test_what_was_computed_once_is_not_computed_again() -> None:
     assert stats.prompt_tokens == 68 and stats.cached_tokens == 32
 
 
-def test_the_next_turn_of_a_conversation_finds_the_answer_too() -> None:
+def test_next_turn_finds_pages_of_the_answer() -> None:
     rig = Rig(page_size=4)
     served(rig, 1, a_sequence(other(10, 1), 11))
     said = [*other(10, 1).tolist(), *rig.tokens[0, 1]]
@@ -51,7 +51,7 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_too() -> None:
     assert served(rig, 2, a_sequence([*said, 5, 6, 7], 4)) == 24 - 20 and cached(rig, 2) == 20
 
 
-def test_off_means_off() -> None:
+def test_disabled_cache_finds_nothing() -> None:
     rig = Rig(SchedulerConfig(enable_prefix_caching=False), page_size=4)
     for handle in range(2):
         assert served(rig, handle, a_sequence(13, 4)) == 13
@@ -59,7 +59,7 @@ def test_off_means_off() -> None:
     assert rig.core.names.sequence == 0 and rig.core.cached_pages == 0 and load.free_pages == load.pages
 
 
-def test_skip_and_salt_keep_prompts_apart() -> None:
+def test_skip_cache_read_and_salt_keep_prompts_apart() -> None:
     rig = Rig(page_size=4)
     assert served(rig, 1, a_sequence(13, 4, cache_salt="a")) == 13
     assert served(rig, 2, a_sequence(13, 4, cache_salt="b")) == 13
@@ -72,13 +72,13 @@ def test_skip_and_salt_keep_prompts_apart() -> None:
         assert all(digest in names for digest in hashes)
 
 
-def test_what_a_skipping_request_computed_serves_others() -> None:
+def test_pages_of_a_skip_cache_read_request_serve_others() -> None:
     rig = Rig(page_size=4)
     served(rig, 1, a_sequence(13, 4, skip_cache_read=True))
     assert served(rig, 2, a_sequence(13, 4)) == 1
 
 
-def test_free_pages_are_taken_before_cached_ones_and_the_tail_goes_first() -> None:
+def test_free_pages_are_used_before_cached_ones_and_tails_evicted_first() -> None:
     rig = Rig(num_pages=13, page_size=4, max_num_seqs=1)
     served(rig, 1, a_sequence(other(17, 1), 1))
     served(rig, 2, a_sequence(other(9, 2), 1))
@@ -107,7 +107,7 @@ def test_evicted_pages_lose_their_names() -> None:
     assert told == set(rig.core.names.pages(0)), "events lead to what is held"
 
 
-def test_a_prefix_in_the_making_is_not_computed_twice() -> None:
+def test_promised_prefix_is_not_computed_twice() -> None:
     rig = Rig(SchedulerConfig(max_num_batched_tokens=8), page_size=4, max_num_seqs=4)
     for handle in range(4):
         rig.submit(handle, a_sequence(33, 6))
@@ -136,7 +136,7 @@ def started(rig: Rig, sequences: list[Sequence]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["credit", "lockstep"])
-def test_who_waits_for_an_aborted_producer_starts_again_on_what_it_left(policy: str) -> None:
+def test_consumer_restarts_when_its_producer_aborts(policy: str) -> None:
     config = SchedulerConfig(max_num_batched_tokens=8, lockstep=policy == "lockstep")
     rig = Rig(config, page_size=4, max_num_seqs=4, num_pages=200)
     started(rig, [a_sequence(49, 6) for _ in range(4)])
@@ -150,7 +150,7 @@ def test_who_waits_for_an_aborted_producer_starts_again_on_what_it_left(policy: 
     assert rig.core.stats.prefill_tokens <= 49 + 2 + 8, "two steps' work had no name yet at the most"
 
 
-def test_producers_that_leave_one_after_the_other_do_no_harm() -> None:
+def test_consumer_survives_several_aborted_producers() -> None:
     """More often than a request may lose pages for which nobody answers."""
     rig = Rig(SchedulerConfig(max_num_batched_tokens=4), page_size=4, max_num_seqs=8, num_pages=400)
     started(rig, [a_sequence(80, 6) for _ in range(8)])
@@ -163,7 +163,7 @@ def test_producers_that_leave_one_after_the_other_do_no_harm() -> None:
     assert rig.tokens[0, 7] == undisturbed(a_sequence(80, 6))[0] and not rig.errors
 
 
-def test_a_chain_of_consumers_falls_and_rises_together() -> None:
+def test_chain_of_consumers_restarts_together() -> None:
     rig = Rig(SchedulerConfig(max_num_batched_tokens=8), page_size=4, max_num_seqs=4, num_pages=200)
     sequences = [a_sequence(tokens, 6) for tokens in (33, 49, 65, 81)]
     started(rig, sequences)
@@ -189,7 +189,7 @@ def test_siblings_share_their_prompt() -> None:
     assert rig.core.stats.prefill_tokens == 41 + 4
 
 
-def test_who_resumes_finds_its_own_pages() -> None:
+def test_preempted_request_finds_its_own_pages() -> None:
     rig = Rig(num_pages=21, page_size=4, max_num_seqs=4)
     sequences = {handle: a_sequence(other(14, handle), 30) for handle in range(4)}
     for handle, sequence in sequences.items():
@@ -202,7 +202,7 @@ def test_who_resumes_finds_its_own_pages() -> None:
     assert all(cached(rig, handle) == 0 for handle in sequences), "each prompt was computed by its own request"
 
 
-def test_who_comes_from_another_replica_counts_its_output() -> None:
+def test_migrated_request_finds_cached_pages_of_its_output() -> None:
     rig = Rig(page_size=4)
     whole = a_sequence(other(10, 3), 20)
     served(rig, 1, whole)
@@ -212,7 +212,7 @@ def test_who_comes_from_another_replica_counts_its_output() -> None:
     assert cached(rig, 2) == 10, "as usage has it: prompt tokens"
 
 
-def test_an_aborted_request_leaves_what_was_computed_for_it() -> None:
+def test_pages_of_an_aborted_request_are_found_again() -> None:
     """Also past what its client heard: a name says what is in the page, not who asked for it."""
     rig = Rig(page_size=4)
     rig.submit(1, a_sequence(13, 100))
@@ -246,7 +246,7 @@ def moves(rig: Rig, kind: MoveKind) -> list[int]:
     return [len(move.device_page) for grant in rig.worker.seen for move in grant.move if move.kind is kind]
 
 
-def test_the_device_first_then_the_kvstore_for_what_follows() -> None:
+def test_device_pages_come_first_then_kvstore_pages() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     served(first, 1, a_sequence(33, 4))
@@ -262,7 +262,7 @@ def test_the_device_first_then_the_kvstore_for_what_follows() -> None:
     assert stats.cache_queries == asked, "all of it was on the device"
 
 
-def test_pages_under_way_from_the_kvstore_are_shared() -> None:
+def test_pages_being_loaded_are_shared() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     served(first, 1, a_sequence(33, 4))
@@ -275,7 +275,7 @@ def test_pages_under_way_from_the_kvstore_are_shared() -> None:
     assert [cached(rig, handle) for handle in range(3)] == [32, 32, 32]
 
 
-def test_a_load_whose_request_leaves_still_fills_the_cache() -> None:
+def test_load_fills_the_cache_after_its_request_left() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     served(first, 1, a_sequence(33, 4))
@@ -291,7 +291,7 @@ def test_a_load_whose_request_leaves_still_fills_the_cache() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["the loader leaves", "the loader is younger", "nobody leaves"])
-def test_after_a_failed_load_the_prefix_is_computed_once_also_for_a_third(leaves: str) -> None:
+def test_prefix_is_computed_once_after_a_failed_load(leaves: str) -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     served(first, 1, a_sequence(65, 4))

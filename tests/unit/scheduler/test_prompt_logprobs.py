@@ -41,7 +41,7 @@ def told(outputs: list[SessionOutputs]) -> list[tuple[int, int, int, list[float]
     ]
 
 
-def test_they_reach_the_request_with_its_first_token() -> None:
+def test_prompt_logprobs_arrive_with_the_first_token() -> None:
     rig = Rig(SchedulerConfig(lockstep=True))
     report = first_report(rig, handle=7, session=2)
     slot = int(report.slot[0])
@@ -51,7 +51,7 @@ def test_they_reach_the_request_with_its_first_token() -> None:
     assert [out.handle.tolist() for out in outputs] == [[7]]
 
 
-def test_nobody_hears_of_a_request_that_has_gone() -> None:
+def test_prompt_logprobs_of_an_aborted_request_are_dropped() -> None:
     rig = Rig(SchedulerConfig(lockstep=True))
     report = first_report(rig, handle=7, session=2)
     report.prompt_logprobs = [scored(int(report.slot[0]))]
@@ -59,7 +59,7 @@ def test_nobody_hears_of_a_request_that_has_gone() -> None:
     assert told(rig.core.on_report(report, rig.now)) == []
 
 
-def test_a_slot_that_is_none_is_the_workers_fault() -> None:
+def test_prompt_logprobs_of_an_unknown_slot_are_an_internal_error() -> None:
     rig = Rig(SchedulerConfig(lockstep=True))
     report = first_report(rig, handle=7, session=2)
     report.prompt_logprobs = [scored(10_000)]
@@ -67,7 +67,7 @@ def test_a_slot_that_is_none_is_the_workers_fault() -> None:
         rig.core.on_report(report, rig.now)
 
 
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole() -> None:
+def test_prompt_logprobs_bypass_the_prefix_cache() -> None:
     """Whoever sends the request: a scheduler's own clients need not know of `skip_cache_read`."""
     rig = Rig()
     rig.submit(1, a_sequence(20, 3))

@@ -35,7 +35,7 @@ def over(prefill: Rig) -> int:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 14, 16, 17])
-def test_with_all_pages_and_the_token_nothing_is_computed_again(tokens: int) -> None:
+def test_complete_handover_computes_nothing_again(tokens: int) -> None:
     split = Split(*split_sides())
     split.ask(1, a_sequence(tokens, 8))
     split.run()
@@ -70,7 +70,7 @@ def test_pages_of_several_groups_come_together() -> None:
     assert split.tokens(1) == undisturbed(a_sequence(14, 8))[0]
 
 
-def test_pages_that_arrived_are_found_by_others_and_told_to_watchers() -> None:
+def test_pulled_pages_are_cached_and_announced() -> None:
     split = Split(*split_sides())
     split.ask(1, a_sequence(14, 8))
     split.decode.step_until(lambda: True)
@@ -85,7 +85,7 @@ def test_pages_that_arrived_are_found_by_others_and_told_to_watchers() -> None:
     assert split.decode.notes[0, 2].cached_tokens == 12
 
 
-def test_only_what_is_missing_is_pulled() -> None:
+def test_cached_pages_are_not_pulled() -> None:
     split = Split(*split_sides())
     split.decode.submit(9, a_sequence(9, 1))
     split.decode.run()
@@ -98,7 +98,7 @@ def test_only_what_is_missing_is_pulled() -> None:
     assert over(split.prefill) == 1
 
 
-def test_where_all_is_here_the_transfer_is_released_at_once() -> None:
+def test_fully_cached_handover_releases_its_transfer() -> None:
     prefill, decode = split_sides()
     decode.submit(9, a_sequence(13, 1))
     decode.run()
@@ -140,7 +140,7 @@ def test_handovers_come_in_any_order(order: str) -> None:
     assert starts(decode)[0].cached_len == 14
 
 
-def test_a_late_decode_pulls_without_waiting() -> None:
+def test_submission_with_a_ticket_pulls_at_once() -> None:
     """The first decode side has died: what the other side drew is known at once."""
     prefill, decode = split_sides()
     ticket, token = prefilled(prefill)
@@ -154,7 +154,7 @@ def test_a_late_decode_pulls_without_waiting() -> None:
     assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 12))[0][3:]
 
 
-def test_a_queue_goes_on_past_those_that_wait_for_handovers() -> None:
+def test_requests_awaiting_handovers_do_not_block_the_queue() -> None:
     _, decode = split_sides(max_num_seqs=1)
     for handle in range(5):
         decode.submit(handle, a_sequence(9, 4), transfer=DECODE)
@@ -165,7 +165,7 @@ def test_a_queue_goes_on_past_those_that_wait_for_handovers() -> None:
     decode.run()
 
 
-def test_they_are_bounded_as_all_that_wait() -> None:
+def test_requests_awaiting_handovers_count_against_the_queue_bound() -> None:
     _, decode = split_sides(SchedulerConfig(max_waiting=3))
     for handle in range(3):
         decode.submit(handle, a_sequence(9, 4), transfer=DECODE)
@@ -176,7 +176,7 @@ def test_they_are_bounded_as_all_that_wait() -> None:
     decode.run()
 
 
-def test_giving_up_before_the_ticket_is_an_ordinary_request() -> None:
+def test_give_up_before_the_ticket_starts_an_ordinary_request() -> None:
     _, decode = split_sides()
     decode.submit(1, a_sequence(14, 8), transfer=DECODE)
     decode.hand_over(1, give_up=True)
@@ -184,7 +184,7 @@ def test_giving_up_before_the_ticket_is_an_ordinary_request() -> None:
     assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0] and not decode.pulled
 
 
-def test_giving_up_with_the_token_alone_computes_the_rest() -> None:
+def test_give_up_with_the_token_computes_all_pages() -> None:
     prefill, decode = split_sides()
     _, token = prefilled(prefill)
     decode.submit(1, a_sequence(14, 8), transfer=DECODE)
@@ -194,7 +194,7 @@ def test_giving_up_with_the_token_alone_computes_the_rest() -> None:
 
 
 @pytest.mark.parametrize("tokens", [14, 16, 17])
-def test_giving_up_without_a_token_goes_on_with_the_pages(tokens: int) -> None:
+def test_give_up_without_a_token_uses_pulled_pages(tokens: int) -> None:
     prefill, decode = split_sides()
     ticket, _ = prefilled(prefill, tokens)
     decode.submit(1, a_sequence(tokens, 8), transfer=DECODE)
@@ -208,7 +208,7 @@ def test_giving_up_without_a_token_goes_on_with_the_pages(tokens: int) -> None:
     assert decode.tokens[0, 2] == undisturbed(a_sequence(tokens + 4, 2))[0]
 
 
-def test_giving_up_a_pull_on_its_way_starts_with_what_came() -> None:
+def test_give_up_during_a_pull_starts_with_arrived_pages() -> None:
     prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=4))
     prefill.submit(1, a_sequence(30, 8), transfer=PREFILL)
     prefill.step_until(lambda: (0, 1) in prefill.tickets)
@@ -226,7 +226,7 @@ def test_giving_up_a_pull_on_its_way_starts_with_what_came() -> None:
     assert decode.tokens[0, 1] == undisturbed(a_sequence(30, 8))[0]
 
 
-def test_what_does_not_come_is_computed() -> None:
+def test_missing_pages_of_a_pull_are_computed() -> None:
     prefill, decode = split_sides()
     decode.worker.fail_moves = 1.0
     for handle in range(1, 5):
@@ -239,7 +239,7 @@ def test_what_does_not_come_is_computed() -> None:
     assert starts(decode)[0].cached_len == 4 * decode.pulled[0, 1].pages
 
 
-def test_what_does_not_come_is_looked_for_in_the_kvstore() -> None:
+def test_missing_pages_of_a_pull_are_looked_up() -> None:
     prefill, decode = split_sides(store={})
     ticket, token = prefilled(prefill, 30)
     prefill.core.release([ticket.transfer_id])
@@ -252,7 +252,7 @@ def test_what_does_not_come_is_looked_for_in_the_kvstore() -> None:
     assert (decode.core.stats.prompt_kvstore, decode.core.stats.prompt_transferred) == (28, 0)
 
 
-def test_a_transfer_that_is_over_brings_nothing() -> None:
+def test_pull_of_an_ended_transfer_computes_the_prompt() -> None:
     prefill, decode = split_sides()
     ticket, token = prefilled(prefill)
     prefill.core.release([ticket.transfer_id])
@@ -276,7 +276,7 @@ def test_a_transfer_that_is_over_brings_nothing() -> None:
     ],
     ids=["page size", "model", "ranks", "tokens", "tail", "longer", "no source"],
 )
-def test_a_ticket_of_no_use_is_refused_and_the_request_goes_on(spoil: Callable[[Ticket], Ticket], code: str) -> None:
+def test_useless_ticket_is_reported_and_the_request_runs(spoil: Callable[[Ticket], Ticket], code: str) -> None:
     prefill, decode = split_sides()
     ticket, token = prefilled(prefill)
     decode.submit(1, a_sequence(14, 8), transfer=DECODE)
@@ -289,7 +289,7 @@ def test_a_ticket_of_no_use_is_refused_and_the_request_goes_on(spoil: Callable[[
     assert not pulls(decode) and decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0][1:]
 
 
-def test_tokens_that_cannot_be_gone_on_with_fail_the_request() -> None:
+def test_impossible_handover_tokens_fail_the_request() -> None:
     _, decode = split_sides()
     decode.submit(1, a_sequence(14, 8), transfer=DECODE)
     decode.submit(2, a_sequence(14, 1), transfer=DECODE)
@@ -304,7 +304,7 @@ def test_tokens_that_cannot_be_gone_on_with_fail_the_request() -> None:
 
 @pytest.mark.parametrize("at", [State.ASIDE, State.PULLING, State.PULLED])
 @pytest.mark.parametrize("how", ["abort", "deadline", "lost"])
-def test_whoever_leaves_gives_everything_back(at: State, how: str) -> None:
+def test_leaving_in_any_state_releases_pull_and_pages(at: State, how: str) -> None:
     prefill, decode = split_sides(max_num_seqs=1, num_slots=1)
     decode.submit(9, a_sequence(5, 100))
     decode.step()
@@ -345,7 +345,7 @@ def test_a_started_request_needs_no_handover() -> None:
     assert decode.tokens[0, 2] == undisturbed(a_sequence(9, 8))[0]
 
 
-def test_tokens_that_come_after_it_went_on_by_itself_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handover_tokens_after_a_give_up_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     _, decode = split_sides()
     decode.submit(1, a_sequence(14, 8), transfer=DECODE)
     decode.hand_over(1, give_up=True)
@@ -359,7 +359,7 @@ def test_tokens_that_come_after_it_went_on_by_itself_are_not_its_own(monkeypatch
     assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0]
 
 
-def test_one_that_pulled_and_is_preempted_starts_again_as_any_other_ids() -> None:
+def test_preempted_request_that_pulled_restarts_normally() -> None:
     split = Split(*split_sides(num_pages=20, max_num_seqs=3))
     for handle in range(3):
         split.ask(handle, a_sequence(other_ids(13, handle), 40))

@@ -29,7 +29,7 @@ def gone(queue: QueuePolicy, one: Request) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_forgets_what_has_left(name: str) -> None:
+def test_policies_skip_requests_that_left(name: str) -> None:
     queue = POLICIES[name]()
     requests = [request(uid) for uid in range(1, 7)]
     for one in requests:
@@ -42,7 +42,7 @@ def test_every_policy_forgets_what_has_left(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_aborts_do_not_grow_a_queue_that_stands(name: str) -> None:
+def test_aborts_do_not_grow_a_stalled_queue(name: str) -> None:
     queue = POLICIES[name]()
     queue.push(request(0))
     for uid in range(1, 2000):
@@ -54,7 +54,7 @@ def test_aborts_do_not_grow_a_queue_that_stands(name: str) -> None:
     assert popped(queue) == [0]
 
 
-def test_fcfs_is_by_arrival() -> None:
+def test_fcfs_orders_by_arrival() -> None:
     queue = POLICIES["fcfs"]()
     for uid in (3, 1, 2):
         queue.push(request(uid, priority=-uid))
@@ -62,7 +62,7 @@ def test_fcfs_is_by_arrival() -> None:
     assert popped(queue) == [1, 2, 3]
 
 
-def test_priority_is_lower_first_then_arrival() -> None:
+def test_priority_orders_by_value_then_arrival() -> None:
     queue = POLICIES["priority"]()
     for uid, priority in ((1, 5), (2, 0), (3, -(2**31)), (4, 5), (5, 2**31 - 1)):
         queue.push(request(uid, priority=priority))
@@ -88,7 +88,7 @@ def test_fair_charges_output_too() -> None:
     assert [r.context.tenant for r in (queue.pop(), queue.pop(), queue.pop()) if r] == ["b", "b", "a"]
 
 
-def test_absence_earns_no_credit() -> None:
+def test_fair_gives_no_credit_for_idle_time() -> None:
     queue = POLICIES["fair"]()
     for uid in range(100):
         queue.push(request(uid, tenant="busy"))

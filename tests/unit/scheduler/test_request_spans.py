@@ -27,7 +27,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
     shutdown_tracing()
 
 
-async def test_the_trace_joins_router_and_worker(spans: InMemorySpanExporter) -> None:
+async def test_request_spans_join_the_routers_trace_and_the_workers(spans: InMemorySpanExporter) -> None:
     engine, worker = Engine(SchedulerConfig()), FakeWorker(make_hello())
     engine.attach(worker.hello)
     context = RequestContext("r", traceparent=f"00-{TRACE}-{PARENT}-01")

@@ -41,17 +41,17 @@ def measured(prefill_us: int, *, store_us: int = 1_000, load_us: int = 1_000, lo
 @pytest.mark.parametrize(
     ("pages", "unstored", "even_us"), [(10, 0, 1_000), (10, 10, 2_000), (10, 5, 1_500), (1, 1, 2_000)]
 )
-def test_the_quicker_is_taken(pages: int, unstored: int, even_us: int) -> None:
+def test_swap_pays_where_it_is_measured_quicker(pages: int, unstored: int, even_us: int) -> None:
     assert measured(even_us + 10).swap_pays(pages, unstored)
     assert not measured(even_us - 10).swap_pays(pages, unstored)
 
 
-def test_a_lookup_counts_once() -> None:
+def test_lookup_time_counts_once_in_a_swap() -> None:
     assert not measured(1_400, lookup_us=1_000).swap_pays(1, 0)
     assert measured(1_400, lookup_us=1_000).swap_pays(10, 0)
 
 
-def test_what_was_not_measured_is_not_counted_on() -> None:
+def test_swap_does_not_pay_without_measurements() -> None:
     assert not ResumeCost(PAGE, PAGE_BYTES).swap_pays(10, 0)
     assert not measured(1_000_000, store_us=0, load_us=0).swap_pays(10, 10)
     assert not measured(1_000_000, store_us=0).swap_pays(10, 10), "nobody knows what stores take"
@@ -60,7 +60,7 @@ def test_what_was_not_measured_is_not_counted_on() -> None:
     assert not measured(1_990, load_us=0).swap_pays(10, 10)
 
 
-def test_decoders_beside_a_prefill_are_not_its_cost() -> None:
+def test_prefill_cost_excludes_decoders_beside_it() -> None:
     cost = ResumeCost(PAGE, PAGE_BYTES)
     cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1_000), 10.0)
     cost.steps(steps((0, 64, 5_000), (PAGE, 64, 5_900)))
@@ -70,7 +70,7 @@ def test_decoders_beside_a_prefill_are_not_its_cost() -> None:
     assert cost.swap_pays(10, 0)
 
 
-def test_rates_follow_what_was_measured_last() -> None:
+def test_rates_follow_recent_measurements() -> None:
     cost = measured(500)
     assert not cost.swap_pays(10, 0)
     for _ in range(50):
@@ -78,7 +78,7 @@ def test_rates_follow_what_was_measured_last() -> None:
     assert cost.swap_pays(10, 0)
 
 
-def test_moves_in_a_row_are_not_counted_for_each_others_wait() -> None:
+def test_queued_moves_do_not_count_each_others_time() -> None:
     """Ten moves of 1 ms each that were begun together and reported one by one: the last had waited for nine."""
     cost = measured(1_500, load_us=0)
     for index in range(10):
@@ -86,7 +86,7 @@ def test_moves_in_a_row_are_not_counted_for_each_others_wait() -> None:
     assert cost.swap_pays(10, 0)
 
 
-def test_reports_without_times_say_nothing() -> None:
+def test_reports_without_timings_are_ignored() -> None:
     cost = ResumeCost(PAGE, PAGE_BYTES)
     report = steps((PAGE, 1, 1_000_000))
     report.timing = []
@@ -95,12 +95,12 @@ def test_reports_without_times_say_nothing() -> None:
     assert not cost.swap_pays(10, 0)
 
 
-def test_what_computing_would_take() -> None:
+def test_compute_time_follows_the_prefill_rate() -> None:
     assert ResumeCost(PAGE, PAGE_BYTES).compute_s(10) is None
     assert measured(2_000).compute_s(10) == pytest.approx(0.02)
 
 
-def test_one_pause_of_the_process_misleads_little() -> None:
+def test_single_pause_hardly_changes_a_rate() -> None:
     cost = measured(350)
     for _ in range(20):
         cost.steps(steps((PAGE, 1, 350)))
@@ -112,7 +112,7 @@ def test_one_pause_of_the_process_misleads_little() -> None:
     assert after < 1.5 * before, f"{before:.3f} s became {after:.3f} s"
 
 
-def test_a_worker_that_became_slower_is_known_within_some_steps() -> None:
+def test_slower_worker_is_learnt_within_some_steps() -> None:
     cost = measured(350)
     for _ in range(20):
         cost.steps(steps((PAGE, 1, 35_000)))

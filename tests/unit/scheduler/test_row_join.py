@@ -57,7 +57,7 @@ STEPS = st.tuples(ROWS, ROWS, ROWS)
 
 
 @given(STEPS, st.frozensets(st.integers(-1, 5)))
-def test_each_request_has_one_row_with_all_of_its_tokens(steps: tuple[list[Row], ...], asked: frozenset[int]) -> None:
+def test_join_gives_each_request_one_row(steps: tuple[list[Row], ...], asked: frozenset[int]) -> None:
     first, second, third = (outputs(step, asked) for step in steps)
     wanted = by_handle(first, second, third)
     joined = join(first, second)
@@ -76,7 +76,7 @@ def assert_same(one: LogprobColumns | None, other: LogprobColumns | None) -> Non
             assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
 
 
-def test_notes_follow_each_other() -> None:
+def test_join_keeps_notes_in_order() -> None:
     first = replace(outputs([(3, [7], 1)]), finished=[FINISHED], pulled=[PulledNote(5, 0, 1, 5, None)])
     second = replace(
         outputs([(4, [8, 9], 0)]),
@@ -92,7 +92,7 @@ def test_notes_follow_each_other() -> None:
     assert first.finished == [FINISHED], "what is joined is as it was"
 
 
-def test_rows_join_what_has_none() -> None:
+def test_join_accepts_a_step_without_rows() -> None:
     joined = join(replace(outputs([]), admitted=[AdmittedNote(1, 0, 0)]), outputs([(1, [5], 0)]))
     assert joined is not None and by_handle(joined) == {1: ([5], 0)} and joined.admitted
 
@@ -108,7 +108,7 @@ def test_rows_join_what_has_none() -> None:
         {"pulled": [PulledNote(9, 0, 1, 5, None)]},
     ],
 )
-def test_a_handle_that_another_request_has_now_is_not_joined(said: dict[str, object]) -> None:
+def test_reused_handle_is_not_joined(said: dict[str, object]) -> None:
     first = replace(outputs([] if said else [(9, [5], 1)]), **said)  # type: ignore[arg-type]  # one field, by name
     second = outputs([(8, [6], 0)])
     assert join(first, second) is not None
@@ -116,7 +116,7 @@ def test_a_handle_that_another_request_has_now_is_not_joined(said: dict[str, obj
     assert join(first, replace(second, admitted=[AdmittedNote(9, 0, 0)])) is None
 
 
-def test_large_things_are_not_joined() -> None:
+def test_large_messages_are_not_joined() -> None:
     row, half = outputs([(1, [5], 0)]), outputs([(1, [5] * (MOST_JOINED_TOKENS // 2), 0)])
     full = join(half, half)
     assert full is not None and join(full, row) is None

@@ -15,7 +15,7 @@ def steps(first: int, *applied: int, stalled: bool = False) -> Report:
     return report
 
 
-def test_it_is_the_largest_distance_and_a_margin() -> None:
+def test_lead_is_the_largest_recent_distance_plus_margin() -> None:
     lead = RunAhead(at_first=16)
     assert lead.steps == 16 + MARGIN
     lead.sent(1)
@@ -30,7 +30,7 @@ def test_it_is_the_largest_distance_and_a_margin() -> None:
     assert lead.steps == 5 + MARGIN
 
 
-def test_grants_that_one_step_applied_together_count_by_when_they_were_sent() -> None:
+def test_grants_applied_together_are_measured_from_their_sending() -> None:
     lead = RunAhead(at_first=16)
     lead.sent(1)
     lead.reported(steps(1, 1, 1))
@@ -41,7 +41,7 @@ def test_grants_that_one_step_applied_together_count_by_when_they_were_sent() ->
     assert lead.steps == 6 - 2 + MARGIN
 
 
-def test_a_worker_that_stood_still_would_have_run_further() -> None:
+def test_stall_doubles_the_measured_distance() -> None:
     lead = RunAhead(at_first=16)
     lead.sent(1)
     lead.reported(steps(1, 1))
@@ -51,7 +51,7 @@ def test_a_worker_that_stood_still_would_have_run_further() -> None:
     assert lead.steps == 2 * 10 + MARGIN
 
 
-def test_old_distances_are_forgotten_and_there_is_a_most() -> None:
+def test_lead_forgets_old_distances_and_is_capped() -> None:
     lead, step = RunAhead(at_first=16), 1
     lead.sent(1)
     lead.reported(steps(step, *[0] * 5000, 1))

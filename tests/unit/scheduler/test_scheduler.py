@@ -20,7 +20,7 @@ def refused(rig: Rig, sequence: object, **context: object) -> QuireError:
     return caught.value
 
 
-def test_lockstep_is_one_grant_one_step_one_report() -> None:
+def test_lockstep_sends_one_grant_per_step_and_report() -> None:
     rig = Rig(SchedulerConfig(lockstep=True))
     rig.submit(1, a_sequence(5, 9))
     grant = rig.core.next_grant(rig.now)
@@ -34,7 +34,7 @@ def test_lockstep_is_one_grant_one_step_one_report() -> None:
     assert len(rig.tokens[0, 1]) == 1
 
 
-def test_an_idle_core_says_nothing() -> None:
+def test_idle_core_sends_no_grants() -> None:
     rig = Rig()
     assert rig.core.next_grant(rig.now) is None
     rig.submit(1, a_sequence(5, 2))
@@ -55,7 +55,7 @@ def test_prefill_is_chunked_by_the_budget() -> None:
 
 
 @pytest.mark.parametrize(("page_size", "tokens"), [(16, 512), (64, 512)])
-def test_a_cpu_gets_small_steps(page_size: int, tokens: int) -> None:
+def test_cpu_worker_gets_small_step_budgets(page_size: int, tokens: int) -> None:
     rig = Rig(page_size=page_size)
     rig.submit(1, a_sequence(5, 2))
     rig.run()
@@ -74,14 +74,14 @@ def test_a_cpu_gets_small_steps(page_size: int, tokens: int) -> None:
         (a_sequence(4, 9, output_ids=np.array([1000], np.int32)), "BAD_TOKEN_ID"),
     ],
 )
-def test_what_can_never_run_is_refused(sequence: object, code: str) -> None:
+def test_impossible_requests_are_refused_with_typed_errors(sequence: object, code: str) -> None:
     rig = Rig(num_pages=200)
     error = refused(rig, sequence)
     assert isinstance(error, InvalidArgument) and error.code == code and error.fix and error.param
     assert rig.core.idle
 
 
-def test_pages_bound_the_context() -> None:
+def test_longest_context_is_bounded_by_pages() -> None:
     rig = Rig(num_pages=9, page_size=4, max_model_len=256)
     assert rig.core.max_len == 32
     assert refused(rig, a_sequence(32, 4)).code == "PROMPT_EXCEEDS_PAGES"
@@ -118,7 +118,7 @@ def test_a_handle_in_use_is_refused_and_does_no_harm() -> None:
     rig.run()
 
 
-def test_running_short_of_pages_preempts_the_latest_and_loses_nothing() -> None:
+def test_page_shortage_preempts_the_latest_without_losing_tokens() -> None:
     rig = Rig(num_pages=17, page_size=4, max_num_seqs=4)
     sequences = {handle: a_sequence(6, 30) for handle in range(4)}
     for handle, sequence in sequences.items():
@@ -145,7 +145,7 @@ def test_the_oldest_is_never_preempted() -> None:
     assert rig.core.stats.preemptions > 0
 
 
-def test_priority_decides_who_starts_and_who_gives_way() -> None:
+def test_priority_orders_starts_and_preemptions() -> None:
     rig = Rig(SchedulerConfig(scheduling_policy="priority"), max_num_seqs=1)
     for handle, priority in ((1, 5), (2, 0), (3, 9), (4, -1)):
         rig.submit(handle, a_sequence(4, 4), priority=priority)
@@ -153,7 +153,7 @@ def test_priority_decides_who_starts_and_who_gives_way() -> None:
     assert list(dict.fromkeys(key[1] for key in rig.order)) == [4, 2, 1, 3]
 
 
-def test_a_newcomer_of_higher_priority_passes_those_who_are_seated() -> None:
+def test_higher_priority_request_passes_ready_ones() -> None:
     rig = Rig(SchedulerConfig(scheduling_policy="priority", lockstep=True), max_num_seqs=2)
     for handle in range(6):
         rig.submit(handle, a_sequence(4, 6), priority=5)
@@ -177,7 +177,7 @@ def test_fair_shares_tokens_between_tenants() -> None:
     rig.run()
 
 
-def test_fcfs_does_not_share() -> None:
+def test_fcfs_does_not_share_between_tenants() -> None:
     rig = Rig(max_num_seqs=4, num_pages=400, page_size=4)
     for handle in range(30):
         rig.submit(handle, a_sequence(8, 20), tenant="many")
@@ -186,7 +186,7 @@ def test_fcfs_does_not_share() -> None:
     assert rig.order[-1] == (0, 100)
 
 
-def test_abort_in_every_state() -> None:
+def test_abort_in_every_state_frees_everything() -> None:
     rig = Rig(max_num_seqs=2, num_pages=9, page_size=4)
     for handle in range(6):
         rig.submit(handle, a_sequence(6, 20))
@@ -217,7 +217,7 @@ def test_200_aborts_leave_no_page() -> None:
     assert not rig.ends, "nobody listens"
 
 
-def test_deadlines() -> None:
+def test_deadlines_fail_waiting_and_running_requests() -> None:
     rig = Rig(SchedulerConfig(lockstep=True), max_num_seqs=1)
     soon = int(rig.now * 1000) + 10
     rig.submit(1, a_sequence(4, 100), deadline_unix_ms=soon)
@@ -232,7 +232,7 @@ def test_deadlines() -> None:
     assert refused(rig, a_sequence(4), deadline_unix_ms=1).code == "DEADLINE_EXCEEDED"
 
 
-def test_draining_refuses_and_finishes() -> None:
+def test_draining_core_refuses_new_requests_and_finishes_admitted_ones() -> None:
     rig = Rig()
     rig.submit(1, a_sequence(4, 10))
     rig.step()
@@ -309,7 +309,7 @@ def test_frames_of_another_epoch_are_dropped() -> None:
     assert not rig.errors and not rig.core.idle
 
 
-def test_a_slot_that_does_not_exist_is_an_error() -> None:
+def test_report_of_an_unknown_slot_is_an_error() -> None:
     rig = Rig()
     started(rig)
     row = {
@@ -324,7 +324,7 @@ def test_a_slot_that_does_not_exist_is_an_error() -> None:
         rig.core.on_report(report(rig, **row), rig.now)
 
 
-def test_a_lost_worker_fails_all_and_gives_up_leases() -> None:
+def test_lost_worker_fails_all_requests_and_releases_leases() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(), store=store))
     first.submit(1, a_sequence(13, 3))
@@ -343,7 +343,7 @@ def test_a_lost_worker_fails_all_and_gives_up_leases() -> None:
     assert rig.core.load().referenced_pages == 0, "nor is a page promised that no load will fill"
 
 
-def test_credit_is_given_ahead() -> None:
+def test_credit_is_granted_ahead_of_need() -> None:
     rig = Rig(worker=FakeWorker(make_hello(num_pages=200), depth=3))
     sequences = {handle: a_sequence(6 + handle, 30) for handle in range(10)}
     for handle, sequence in sequences.items():
@@ -353,7 +353,7 @@ def test_credit_is_given_ahead() -> None:
     assert rig.core.stats.grants < rig.core.stats.steps
 
 
-def test_timings_and_usage() -> None:
+def test_finished_note_has_timings_and_usage() -> None:
     rig = Rig()
     rig.core.submit(0, 1, RequestContext("r"), a_sequence(10, 5), rig.now)
     rig.now += 2.0

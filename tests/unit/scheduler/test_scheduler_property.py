@@ -133,7 +133,7 @@ def check_named(rig: Rig) -> None:
     lose=st.sampled_from([0.0, 0.0, 0.01]),
     cache=st.sampled_from([True, True, True, False]),
 )
-def test_tokens_are_those_of_the_undisturbed_run(
+def test_random_disturbance_changes_no_tokens(
     requests: list[Arrival],
     num_pages: int,
     page_size: int,

@@ -62,7 +62,7 @@ def columns(message: scheduler_pb2.SessionResponse) -> list[list[int]]:
     return [i32(column, "column").tolist() for column in (message.handle, message.count, message.token)]
 
 
-async def test_rows_that_wait_behind_rows_join_them() -> None:
+async def test_rows_behind_unsent_rows_are_joined() -> None:
     reader = Reader()
     assert (await reader.read()).HasField("welcome")
     for number in range(5):
@@ -74,7 +74,7 @@ async def test_rows_that_wait_behind_rows_join_them() -> None:
     await reader.stream.aclose()
 
 
-async def test_notes_join_too() -> None:
+async def test_notes_behind_unsent_notes_are_joined() -> None:
     reader = Reader()
     await reader.read()
     for out in (step(0), step(1), step(2, FINISHED), step(3)):
@@ -85,7 +85,7 @@ async def test_notes_join_too() -> None:
     await reader.stream.aclose()
 
 
-async def test_joined_tickets_stay_below_what_grpc_carries() -> None:
+async def test_joined_tickets_stay_below_the_message_bound() -> None:
     """A long queue of admissions with tickets of 262,144 tokens each became one message of 107 MiB."""
     reader = Reader(session_queue_bytes=256 << 20)
     await reader.read()
@@ -104,7 +104,7 @@ async def test_joined_tickets_stay_below_what_grpc_carries() -> None:
     await reader.stream.aclose()
 
 
-async def test_what_cannot_join_waits_behind() -> None:
+async def test_unjoinable_message_waits_behind() -> None:
     reader = Reader()
     await reader.read()
     admitted = step(1)
@@ -117,7 +117,7 @@ async def test_what_cannot_join_waits_behind() -> None:
     await reader.stream.aclose()
 
 
-async def test_a_session_that_its_router_left_ends_when_all_is_told() -> None:
+async def test_half_closed_session_ends_after_all_outputs() -> None:
     reader = Reader(leaves=True)
     await reader.read()
     await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_a_session_that_its_router_left_ends_when_all_is_told() -> None:
         await reader.read()
 
 
-async def test_a_session_that_has_failed_takes_nothing_more() -> None:
+async def test_failed_session_takes_no_more_outputs() -> None:
     reader = Reader(session_queue_bytes=1 << 16)
     await reader.read()
     taken, wide = 0, outputs([(handle, [1] * 8, 0) for handle in range(512)])
@@ -150,7 +150,7 @@ def scored_step(handle: int, entries: int) -> SessionOutputs:
     return out
 
 
-async def test_an_empty_queue_takes_a_step_of_any_size_in_pieces() -> None:
+async def test_large_step_enters_an_empty_queue_in_pieces() -> None:
     """64 MiB is what gRPC carries."""
     reader = Reader(session_queue_bytes=1 << 20)
     await reader.read()

@@ -23,7 +23,7 @@ class OutputSink:
         """Nothing."""
 
 
-def test_session_numbers_start_again_and_pass_over_those_in_use() -> None:
+def test_session_numbers_wrap_and_skip_open_sessions() -> None:
     engine = Engine(SchedulerConfig())
     worker = FakeWorker(make_hello())
     engine.attach(worker.hello)

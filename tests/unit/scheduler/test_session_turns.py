@@ -72,7 +72,7 @@ async def begun() -> tuple[Engine, Any, asyncio.Task[None]]:
     return engine, stream, asyncio.create_task(counted(engine))
 
 
-async def test_others_have_their_turn_between_submits_and_the_order_stays() -> None:
+async def test_many_submits_yield_to_the_event_loop_in_order() -> None:
     engine, stream, ticker = await begun()
     async with asyncio.timeout(10):
         await engine.done.wait()
@@ -84,7 +84,7 @@ async def test_others_have_their_turn_between_submits_and_the_order_stays() -> N
     await stream.aclose()
 
 
-async def test_a_session_that_ends_meanwhile_submits_nothing_more() -> None:
+async def test_ended_session_submits_nothing_more() -> None:
     engine, stream, ticker = await begun()
     async with asyncio.timeout(10):
         while not engine.asked:

@@ -14,7 +14,7 @@ def request(uid: int) -> Request:
     return Request.new(uid, 0, uid, RequestContext(f"r{uid}"), Sequence(np.zeros(4, np.int32), Stop(9)), 0.0)
 
 
-def test_late_rows_belong_to_who_held_the_slot_then() -> None:
+def test_late_rows_belong_to_the_slots_former_holder() -> None:
     table, first, second = SlotTable(1), request(1), request(2)
     slot = table.take(first, seq=3, ceiling=9, capacity=4)
     table.stop(slot, seq=7)
@@ -45,7 +45,7 @@ def test_integrity_notices_a_lost_count() -> None:
         table.check_integrity()
 
 
-def test_output_is_brought_up_to_date_when_the_slot_is_left_and_when_its_row_is_full() -> None:
+def test_output_is_settled_when_a_slot_is_left_or_its_row_is_full() -> None:
     table, one = SlotTable(2), request(1)
     slot = table.take(one, seq=1, ceiling=4000, capacity=4000)
     for start in range(0, 600, 3):

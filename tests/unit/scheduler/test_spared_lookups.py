@@ -35,7 +35,7 @@ def stored(*prompts: np.ndarray) -> Store:
     return store
 
 
-def test_a_cold_prompt_starts_at_once() -> None:
+def test_cold_prompt_starts_without_a_lookup() -> None:
     rig = a_rig()
     rig.lookup_turns = 20
     rig.submit(1, a_sequence(other(30, 1), 4), held_tokens=0)
@@ -48,7 +48,7 @@ def test_a_cold_prompt_starts_at_once() -> None:
 
 
 @pytest.mark.parametrize(("held", "asked"), ((None, 1), (4, 1), (28, 1), (0, 0)))
-def test_who_says_nothing_or_knows_of_some_is_looked_up(held: int | None, asked: int) -> None:
+def test_lookup_is_made_unless_the_router_knows_of_no_holder(held: int | None, asked: int) -> None:
     rig = a_rig(stored(other(30, 1)))
     rig.submit(1, a_sequence(other(30, 1), 4), held_tokens=held)
     rig.run()
@@ -58,7 +58,7 @@ def test_who_says_nothing_or_knows_of_some_is_looked_up(held: int | None, asked:
     assert rig.tokens[0, 1] == undisturbed(a_sequence(other(30, 1), 4))[0]
 
 
-def test_what_the_device_has_need_not_be_looked_up() -> None:
+def test_prompt_held_by_the_device_is_not_looked_up() -> None:
     rig = a_rig()
     rig.submit(1, a_sequence(other(41, 1), 1), held_tokens=0)
     rig.run()
@@ -71,7 +71,7 @@ def test_what_the_device_has_need_not_be_looked_up() -> None:
     assert [len(lookup.hashes) for lookup in rig.looked_up] == [2], "somebody has more: what follows its own 80"
 
 
-def test_what_was_stored_from_here_is_asked_for_before_the_router_knows_of_it() -> None:
+def test_page_stored_by_this_replica_is_looked_up() -> None:
     rig = Rig(
         SchedulerConfig(enable_prefix_caching=False), kvstore=True, worker=FakeWorker(make_hello(page_size=4), store={})
     )
@@ -81,7 +81,7 @@ def test_what_was_stored_from_here_is_asked_for_before_the_router_knows_of_it() 
     assert len(rig.looked_up) == 1 and rig.notes[0, 2].cached_tokens == 28
 
 
-def test_a_belief_grows_old_while_its_request_waits() -> None:
+def test_request_that_waited_a_second_is_looked_up() -> None:
     rig = a_rig(stored(other(30, 2)), max_num_seqs=1)
     rig.worker.step_us = 1
     rig.submit(1, a_sequence(3, 60))
@@ -94,7 +94,7 @@ def test_a_belief_grows_old_while_its_request_waits() -> None:
     assert len(rig.looked_up) == 1 and rig.notes[0, 2].cached_tokens == 28
 
 
-def test_who_is_preempted_and_swapped_asks_whatever_was_believed() -> None:
+def test_swapped_request_is_looked_up_again() -> None:
     rig = a_rig(num_pages=21, max_num_seqs=4)
     rig.worker.step_us = 500_000
     for handle in range(4):
@@ -105,7 +105,7 @@ def test_who_is_preempted_and_swapped_asks_whatever_was_believed() -> None:
     assert all(rig.tokens[0, h] == undisturbed(a_sequence(other(14, h), 30))[0] for h in range(4))
 
 
-def test_a_decode_side_asks_for_what_the_prefill_side_stored() -> None:
+def test_decode_side_looks_up_after_a_handover() -> None:
     prefill, decode = split_sides(store={})
     ticket, _ = prefilled(prefill, tokens=30)
     prefill.core.release([ticket.transfer_id])
@@ -116,14 +116,14 @@ def test_a_decode_side_asks_for_what_the_prefill_side_stored() -> None:
     assert len(decode.looked_up) == 1 and decode.notes[0, 1].cached_tokens == 28
 
 
-def test_a_prefill_side_is_spared_its_lookup() -> None:
+def test_prefill_side_starts_without_a_lookup() -> None:
     prefill, _ = split_sides(store={})
     prefill.submit(1, a_sequence(30, 8), transfer=KvTransfer(prefill_only=True), held_tokens=0)
     prefill.step_until(lambda: (0, 1) in prefill.prefilled)
     assert not prefill.looked_up and prefill.core.stats.lookups_spared == 1
 
 
-def test_the_life_that_can_be_watched_is_told_with_the_load() -> None:
+def test_load_tells_the_kvstores_boot_id() -> None:
     rig = a_rig()
     assert rig.core.load().kvstore_boot_id == 0, "nobody has answered"
     rig.submit(1, a_sequence(other(30, 1), 2), held_tokens=None)

@@ -208,7 +208,7 @@ class Chaos:
     needy_at=st.sets(st.integers(0, 80), max_size=8),
     kvstore=st.booleans(),
 )
-def test_tokens_are_those_of_the_undisturbed_run_and_nothing_is_left(
+def test_random_handovers_change_no_tokens_and_leak_nothing(
     requests: list[Ask],
     num_pages: tuple[int, int],
     page_size: int,

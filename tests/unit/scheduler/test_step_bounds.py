@@ -25,7 +25,7 @@ GPU = replace(make_hello(page_size=64), capabilities=("cuda",))
         ("cuda", 8192, 20_000, 8192),
     ],
 )
-def test_a_step_is_as_large_as_the_worker_has_room_for(device: str, room: int, configured: int, tokens: int) -> None:
+def test_step_budget_follows_the_workers_room(device: str, room: int, configured: int, tokens: int) -> None:
     hello = replace(GPU, capabilities=(device,), max_step_tokens=room)
     # As it comes from the wire.
     budget = make_budget(
@@ -34,16 +34,14 @@ def test_a_step_is_as_large_as_the_worker_has_room_for(device: str, room: int, c
     assert budget.tokens_per_step == budget.prefill_tokens_beside_decoders == budget.chunk_cap == tokens
 
 
-def test_narrower_bounds_stay() -> None:
+def test_configured_prefill_bounds_below_the_step_budget_stay() -> None:
     config = SchedulerConfig(prefill_tokens_beside_decoders=256, long_prefill_token_threshold=1024)
     budget = make_budget(config, replace(GPU, max_step_tokens=16_384), 0)
     assert (budget.prefill_tokens_beside_decoders, budget.chunk_cap) == (256, 1024)
 
 
 @pytest.mark.parametrize(("room", "lines"), [(8192, 1), (20_000, 0), (0, 0)])
-def test_a_bound_that_the_worker_has_no_room_for_is_not_cut_in_silence(
-    caplog: pytest.LogCaptureFixture, room: int, lines: int
-) -> None:
+def test_reduced_step_budget_is_logged(caplog: pytest.LogCaptureFixture, room: int, lines: int) -> None:
     make_budget(SchedulerConfig(max_num_batched_tokens=20_000), replace(GPU, max_step_tokens=room), 0)
     said = [record.getMessage() for record in caplog.records]
     assert said.count("steps are smaller than configured") == lines

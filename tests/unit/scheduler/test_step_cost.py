@@ -88,25 +88,25 @@ def report_us(
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize(("running", "most_us"), [(64, 300.0), (256, 500.0)])
-def test_a_report_is_cheap(running: int, most_us: float, steps: int) -> None:
+def test_report_costs_less_than_its_bound(running: int, most_us: float, steps: int) -> None:
     cost = report_us(running, steps)
     print(f"\n{running} rows, {steps} steps", {name: round(us) for name, us in cost.items()})
     assert cost["core"] < most_us
 
 
 @pytest.mark.parametrize(("running", "most_us"), [(64, 900.0), (256, 2000.0)])
-def test_storing_all_that_is_computed_is_cheap_too(running: int, most_us: float) -> None:
+def test_report_with_stores_costs_less_than_its_bound(running: int, most_us: float) -> None:
     cost = report_us(running, 1, kvstore=True)
     print(f"\n{running} rows, 1 step, with a kvstore", {name: round(us) for name, us in cost.items()})
     assert cost["core"] < most_us
 
 
-def test_cost_grows_less_than_the_batch() -> None:
+def test_report_cost_grows_less_than_the_batch() -> None:
     small, large = report_us(8, 1), report_us(256, 1)
     assert large["all"] < small["all"] * 8
 
 
-def test_lockstep_costs_no_object_per_row_either() -> None:
+def test_lockstep_cost_grows_less_than_the_batch() -> None:
     small, large = report_us(8, 1, lockstep=True), report_us(256, 1, lockstep=True)
     print("\nlockstep, 256 rows", {name: round(us) for name, us in large.items()})
     assert large["all"] < small["all"] * 8

@@ -43,7 +43,7 @@ def fail_one(rig: Rig, handle: int, seed: int, error: QuireError) -> None:
 
 
 @pytest.mark.parametrize("error", [MISTAKE, *RAISED], ids=lambda error: error.code)
-def test_sharers_of_a_prefix_keep_it_when_one_of_them_fails(error: QuireError) -> None:
+def test_shared_prefix_survives_the_failure_of_one_sharer(error: QuireError) -> None:
     rig = a_rig()
     assert prefilled_tokens(rig, 1, 11) == 46
     fail_one(rig, 2, 12, error)
@@ -66,9 +66,7 @@ def test_pages_that_a_raised_step_was_about_to_write_are_not_found(error: QuireE
 
 @pytest.mark.parametrize("preempted", [True, False], ids=["preempted", "aborted"])
 @pytest.mark.parametrize(("error", "computed"), [(NAN, 46), (MISTAKE, 6)], ids=["nan", "mistake"])
-def test_an_error_row_that_arrives_late_counts_like_one_in_time(
-    preempted: bool, error: QuireError, computed: int
-) -> None:
+def test_late_error_row_distrusts_pages_like_a_timely_one(preempted: bool, error: QuireError, computed: int) -> None:
     """The request left its slot while the step with the error ran, so its pages have been given up and named."""
     rig = a_rig(depth=3)
     prefilled_tokens(rig, 1, 11)

@@ -11,7 +11,7 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def test_steps_of_changing_company() -> None:
+def test_tokens_stay_with_their_slots_while_the_batch_changes() -> None:
     matrix = TokenMatrix(4, width=8)
     matrix.put(ids(0, 2), np.array([[1, 10], [2, 20]], np.int32))
     matrix.put(ids(2, 3), np.array([[30, 100]], np.int32))
@@ -22,7 +22,7 @@ def test_steps_of_changing_company() -> None:
     assert np.frombuffer(matrix.take(2), "<i4").tolist() == [40]
 
 
-def test_a_full_slot_says_so() -> None:
+def test_full_slot_is_reported() -> None:
     matrix = TokenMatrix(3, width=4)
     matrix.put(ids(1), np.array([[1], [2], [3]], np.int32))
     assert matrix.full(ids(0, 1), 1).tolist() == []

@@ -44,7 +44,7 @@ def is_clean(rig: Rig) -> bool:
     return not rig.worker.moves.exporting
 
 
-def test_it_computes_what_is_known_draws_one_token_and_keeps_the_pages() -> None:
+def test_prefill_only_samples_one_token_and_keeps_its_pages() -> None:
     rig = a_rig()
     ticket = prefilled(rig)
     sequence = a_sequence(14, 8)
@@ -65,7 +65,7 @@ def test_it_computes_what_is_known_draws_one_token_and_keeps_the_pages() -> None
     assert rig.core.load().free_pages == load.pages
 
 
-def test_pages_are_free_only_when_the_move_was_reported() -> None:
+def test_exported_pages_are_free_only_after_the_export_ended() -> None:
     rig = a_rig(num_pages=5)
     ticket = prefilled(rig)
     rig.step()
@@ -77,7 +77,7 @@ def test_pages_are_free_only_when_the_move_was_reported() -> None:
     assert is_clean(rig) and rig.core.load().free_pages == 4
 
 
-def test_a_token_that_ends_the_sequence_ends_it_as_usual() -> None:
+def test_final_first_token_finishes_a_prefill_only_request() -> None:
     rig = a_rig()
     rig.submit(1, a_sequence(14, 1), transfer=PREFILL)
     stop = undisturbed(a_sequence(9, 8))[0][0]
@@ -87,7 +87,7 @@ def test_a_token_that_ends_the_sequence_ends_it_as_usual() -> None:
     assert not rig.prefilled and rig.core.stats.transfers == {"released": 2}
 
 
-def test_a_client_that_names_a_lease_has_it_whatever_ends_but_the_lease() -> None:
+def test_clients_lease_outlives_request_and_session() -> None:
     rig = a_rig()
     rig.submit(1, a_sequence(14, 1), transfer=KvTransfer(prefill_only=True, lease_ms=2_000))
     rig.step_until(lambda: (0, 1) in rig.ends)
@@ -101,7 +101,7 @@ def test_a_client_that_names_a_lease_has_it_whatever_ends_but_the_lease() -> Non
     assert is_clean(rig) and rig.core.stats.transfers == {"expired": 1}
 
 
-def test_a_lease_begins_with_the_token_and_anew_with_each_renewal() -> None:
+def test_lease_starts_with_the_token_and_at_each_renewal() -> None:
     rig = a_rig(SchedulerConfig(transfer_lease_s=LEASE_S))
     rig.submit(1, a_sequence(14, 8), transfer=PREFILL)
     rig.core.next_grant(rig.now)
@@ -120,7 +120,7 @@ def test_a_lease_begins_with_the_token_and_anew_with_each_renewal() -> None:
     assert is_clean(other) and other.core.stats.transfers == {"expired": 1}
 
 
-def test_pages_that_were_pulled_are_free() -> None:
+def test_pulled_transfer_frees_its_pages() -> None:
     rig = a_rig()
     ticket = prefilled(rig)
     del rig.worker.moves._exports[ticket.transfer_id, 0]
@@ -137,7 +137,7 @@ def test_an_export_that_the_worker_refuses_fails_the_transfer_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "deadline", "session", "lost"])
-def test_a_request_that_leaves_before_its_token_takes_its_transfer_with_it(how: str) -> None:
+def test_request_that_ends_before_its_token_ends_its_transfer(how: str) -> None:
     rig = a_rig(SchedulerConfig(max_num_batched_tokens=4))
     rig.submit(1, a_sequence(30, 8), transfer=PREFILL, deadline_unix_ms=int(rig.now * 1000) + 20)
     rig.step_until(lambda: bool(exports(rig)))
@@ -155,7 +155,7 @@ def test_a_request_that_leaves_before_its_token_takes_its_transfer_with_it(how: 
     assert is_clean(rig) and rig.core.stats.transfers == {"failed": 1} and len(cancelled(rig)) == 1
 
 
-def test_a_session_that_ends_releases_what_it_asked_for() -> None:
+def test_ended_session_releases_its_transfers() -> None:
     rig = a_rig()
     prefilled(rig)
     rig.core.abort_session(0, rig.now)
@@ -169,13 +169,13 @@ def test_a_worker_without_an_address_exports_nothing() -> None:
     assert rig.prefilled == [(0, 1)] and not rig.tickets and not exports(rig)
 
 
-def test_one_request_is_not_both_sides() -> None:
+def test_request_with_both_roles_is_refused() -> None:
     rig = a_rig()
     with pytest.raises(InvalidArgument, match="BAD_TRANSFER"):
         rig.submit(1, a_sequence(4), transfer=KvTransfer(prefill_only=True, await_handover=True))
 
 
-def test_what_is_lost_is_exported_again_under_the_same_ticket() -> None:
+def test_restarted_request_is_exported_again_under_its_ticket() -> None:
     """The start of a second one is refused, and with it, maybe, that of the first: both are tried again."""
     rig = a_rig(SchedulerConfig(max_num_batched_tokens=4))
     rig.submit(1, a_sequence(30, 8), transfer=PREFILL)
@@ -191,7 +191,7 @@ def test_what_is_lost_is_exported_again_under_the_same_ticket() -> None:
     assert is_clean(rig) and rig.tokens[0, 1] == undisturbed(a_sequence(30, 8))[0][:1]
 
 
-def test_a_token_that_comes_late_ends_the_request_without_its_pages() -> None:
+def test_late_first_token_ends_the_request_without_a_transfer() -> None:
     rig = Rig(worker=FakeWorker(with_address(make_hello(page_size=4), b"prefill"), depth=3), report_delay=lambda: 3)
     rig.submit(1, a_sequence(6, 8), transfer=PREFILL)
     rig.step_until(lambda: rig.worker.steps_launched > 0)
@@ -201,7 +201,7 @@ def test_a_token_that_comes_late_ends_the_request_without_its_pages() -> None:
     assert rig.core.stats.transfers == {"failed": 1} and rig.core.stats.late_tokens == 1
 
 
-def test_shared_prefixes_are_exported_by_each() -> None:
+def test_shared_prefix_is_exported_by_each_request() -> None:
     rig = a_rig()
     prompt = np.arange(13) + 2
     for handle in range(3):
