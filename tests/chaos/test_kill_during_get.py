@@ -95,7 +95,7 @@ class GetRig(Rig):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
-async def test_the_kvstore_is_killed_during_a_get(transport: str) -> None:
+async def test_streams_survive_a_kvstore_killed_during_a_get(transport: str) -> None:
     async with GetRig(transport) as rig:
         tokens, cached = await rig.ask()
         assert cached == 0

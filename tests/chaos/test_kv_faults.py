@@ -64,7 +64,7 @@ async def kill(rig: Rig, member: str) -> None:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-async def test_a_kvstore_that_is_killed_is_missed_and_nothing_else(seed: int, kills: int) -> None:
+async def test_killed_kvstore_costs_cache_hits_alone(seed: int, kills: int) -> None:
     async with disturbed("paced 5", {"disk-path": ""}, seed) as (rig, load):
         for _ in range(kills):
             assert await until(rig, lambda stats: tier(stats, "ram").stored > 0)
@@ -86,7 +86,7 @@ async def test_a_kvstore_that_is_killed_is_missed_and_nothing_else(seed: int, ki
         pytest.param("scheduler-1", lambda stats: stats.leases > 0, id="scheduler-while-leases-are-out"),
     ],
 )
-async def test_killed_at_the_worst_moment(seed: int, victim: str, moment: Callable[[Stats], bool]) -> None:
+async def test_streams_survive_kills_while_pages_move(seed: int, victim: str, moment: Callable[[Stats], bool]) -> None:
     async with disturbed("cpu", {"disk-path": ""}, seed) as (rig, load):
         for _ in range(4):
             assert await until(rig, moment), f"the moment never came: {kv_stats(rig)}"
@@ -97,7 +97,7 @@ async def test_killed_at_the_worst_moment(seed: int, victim: str, moment: Callab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["paced 5", "cpu"])
-async def test_redis_that_stops_and_comes_back(seed: int, engine: str, redis_server: RedisServer) -> None:
+async def test_streams_survive_redis_freezes_and_restarts(seed: int, engine: str, redis_server: RedisServer) -> None:
     flags = {"disk-path": "", "ram-bytes": str(_FEW[engine]), "redis-url": redis_server.url}
     async with disturbed(engine, flags, seed) as (rig, _):
         assert await until(rig, lambda stats: tier(stats, "redis").hits > 0)
@@ -117,7 +117,7 @@ async def test_redis_that_stops_and_comes_back(seed: int, engine: str, redis_ser
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["paced 5", "cpu"])
-async def test_files_that_rot_on_the_disk(seed: int, engine: str, tmp_path: Path) -> None:
+async def test_damaged_page_files_are_noticed(seed: int, engine: str, tmp_path: Path) -> None:
     flags = {"disk-path": str(tmp_path / "pages"), "ram-bytes": str(_FEW[engine])}
     async with disturbed(engine, flags, seed) as (rig, _):
         assert await until(rig, lambda stats: tier(stats, "disk").hits > 0)
@@ -130,7 +130,7 @@ async def test_files_that_rot_on_the_disk(seed: int, engine: str, tmp_path: Path
         assert stats is not None and tier(stats, "disk").corrupt > 2
 
 
-async def test_what_one_replica_computed_the_other_finds() -> None:
+async def test_replicas_share_pages_through_the_kvstore() -> None:
     """Two that share a kvstore, the one that served it hangs when it is asked again."""
     ports = {f"scheduler-{number}": free_port() for number in (1, 2)}
     flags = caching("paced 5", {"disk-path": ""})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 STREAMS = 4
 
 
-async def test_real_pages_travel_and_are_lost(seed: int) -> None:
+async def test_handovers_survive_killed_workers_and_damaged_pages_on_the_cpu_engine(seed: int) -> None:
     async with PdRig("cpu", prefill=1, decode=1, flags=flags_of(0.0, NO_CACHES), relayed=("worker-prefill-1",)) as rig:
         load = Load(rig, STREAMS, seed)
         await load.learn(make_long_scripts(6, seed, 10, 30))

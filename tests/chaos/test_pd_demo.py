@@ -40,7 +40,7 @@ def is_allowed() -> bool:
 
 
 @pytest.mark.parametrize("where", ["--netns", "--no-netns"])
-def test_pages_are_shown_and_nothing_is_left(where: str) -> None:
+def test_demo_shows_transferred_pages_and_leaves_nothing(where: str) -> None:
     if where == "--netns" and not is_allowed() and os.environ.get("CHAOS_NO_NAMESPACES"):
         pytest.skip("network namespaces are not allowed here")
     before = interfaces()
@@ -55,7 +55,7 @@ def test_pages_are_shown_and_nothing_is_left(where: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_who_ends_it_midway_leaves_nothing_either(number: signal.Signals) -> None:
+def test_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
     before = interfaces()
     with start(number.name, "--netns" if is_allowed() else "--no-netns") as demo:
         assert demo.stdout is not None

@@ -106,7 +106,7 @@ async def until(rig: PdRig, crowd: Crowd, moment: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-async def test_a_member_goes(rig: PdRig, seed: int, row: Row) -> None:
+async def test_handovers_survive_a_killed_or_frozen_member(rig: PdRig, seed: int, row: Row) -> None:
     async with Crowd(rig, seed) as crowd:
         await until(rig, crowd, row.moment)
         member = rig.of_role(row.service, row.role)[0]
@@ -120,7 +120,7 @@ async def test_a_member_goes(rig: PdRig, seed: int, row: Row) -> None:
         await rig.judge(crowd, struck=[member])
 
 
-async def test_clients_leave_at_every_moment(rig: PdRig, seed: int) -> None:
+async def test_handovers_survive_clients_that_leave_at_any_moment(rig: PdRig, seed: int) -> None:
     """From the first millisecond to the middle of the answer, in steps of some milliseconds."""
     async with Crowd(rig, seed) as crowd:
         for first in range(0, 60, 10):
@@ -132,7 +132,7 @@ async def test_clients_leave_at_every_moment(rig: PdRig, seed: int) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_clients_leave_in_every_state(rig: PdRig, seed: int, state: str) -> None:
+async def test_handovers_survive_clients_that_leave_in_any_state(rig: PdRig, seed: int, state: str) -> None:
     """All at once but two, who notice nothing."""
     async with Crowd(rig, seed) as crowd:
         asked = crowd.ask(CROWD)
@@ -148,7 +148,7 @@ async def test_clients_leave_in_every_state(rig: PdRig, seed: int, state: str) -
         assert sum(one.left for one in crowd.asked) > CROWD // 2
 
 
-async def test_prompts_come_faster_than_decoders_take_them(rig: PdRig, seed: int) -> None:
+async def test_handovers_survive_an_overloaded_decode_side(rig: PdRig, seed: int) -> None:
     """So many at once that most wait at the decode side with their pages lent, for longer than a lease lasts."""
     async with Crowd(rig, seed, prompt=(200, 400), answer=(60, 100)) as crowd:
         crowd.ask(200)
@@ -198,7 +198,7 @@ def pure(sequence: Sequence) -> list[int]:
     return paced_tokens(sequence.prompt_ids.tolist(), sequence.stop, facts=facts).tokens
 
 
-async def test_a_ticket_is_good_until_its_lease_ends(rig: PdRig) -> None:
+async def test_ticket_is_valid_until_its_lease_ends(rig: PdRig) -> None:
     sequence, ticket, first = await prefill_alone(rig, lease_ms=60_000)
     assert await is_known(rig, ticket)
     assert first + await go_on(rig, sequence, ticket, first) == pure(sequence)
@@ -207,7 +207,7 @@ async def test_a_ticket_is_good_until_its_lease_ends(rig: PdRig) -> None:
     await rig.assert_at_rest()
 
 
-async def test_an_expired_ticket_costs_time_alone(rig: PdRig) -> None:
+async def test_expired_ticket_costs_time_but_no_answer(rig: PdRig) -> None:
     sequence, ticket, first = await prefill_alone(rig, lease_ms=300)
     await rig.until_load("prefill", lambda loads: not lent(loads), BACK_S)
     assert not await is_known(rig, ticket)
@@ -215,7 +215,7 @@ async def test_an_expired_ticket_costs_time_alone(rig: PdRig) -> None:
     await rig.assert_at_rest()
 
 
-async def test_a_ticket_from_before_a_restart_costs_time_alone(rig: PdRig) -> None:
+async def test_ticket_from_before_a_restart_costs_time_but_no_answer(rig: PdRig) -> None:
     sequence, ticket, first = await prefill_alone(rig, lease_ms=60_000)
     worker = rig.of_role("worker", "prefill")[0]
     before = rig.service(worker).process

@@ -48,7 +48,7 @@ async def rig(network: PrivateNetwork | None, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("mode", ["flip", "garbage", "silent", "slow"])
-async def test_pages_that_are_spoilt_on_their_way(rig: PdRig, seed: int, mode: str) -> None:
+async def test_handovers_survive_pages_damaged_in_transit(rig: PdRig, seed: int, mode: str) -> None:
     before = sum(relay.harmed for relay in rig.relays.values())
     with rig.relayed_as(mode):
         async with Crowd(rig, seed) as crowd:
@@ -58,7 +58,7 @@ async def test_pages_that_are_spoilt_on_their_way(rig: PdRig, seed: int, mode: s
     assert sum(relay.harmed for relay in rig.relays.values()) > before
 
 
-async def test_connections_that_end_while_pages_travel(rig: PdRig, seed: int) -> None:
+async def test_handovers_survive_connections_that_break_in_transit(rig: PdRig, seed: int) -> None:
     async with Crowd(rig, seed) as crowd:
         crowd.ask(6)
         await rig.until_load("prefill", lambda loads: any(load.open_transfers for load in loads))
@@ -68,7 +68,7 @@ async def test_connections_that_end_while_pages_travel(rig: PdRig, seed: int) ->
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
-async def test_pools_that_are_parted(rig: PdRig, seed: int, moment: str) -> None:
+async def test_handovers_survive_a_partition_between_workers(rig: PdRig, seed: int, moment: str) -> None:
     """What the workers say to each other is dropped in silence; everybody else hears everybody."""
     network = rig.network
     if network is None:
@@ -87,7 +87,7 @@ async def test_pools_that_are_parted(rig: PdRig, seed: int, moment: str) -> None
         await rig.judge(crowd)
 
 
-async def test_random_faults(rig: PdRig, seed: int) -> None:
+async def test_handovers_survive_random_faults(rig: PdRig, seed: int) -> None:
     count = int(os.environ.get("CHAOS_FAULTS", "100"))
     seconds = float(os.environ.get("CHAOS_SECONDS", "300"))
     load = Load(rig, STREAMS, seed)

@@ -20,7 +20,9 @@ ROUNDS = 2
     ("engine", "lengths", "drain_s"),
     [("paced 20", (40, 250), 20.0), ("paced 20", (40, 250), 0.5), ("cpu", (20, 80), 20.0), ("cpu", (20, 80), 0.5)],
 )
-async def test_a_rolling_restart_under_load(seed: int, engine: str, lengths: tuple[int, int], drain_s: float) -> None:
+async def test_streams_survive_a_rolling_restart(
+    seed: int, engine: str, lengths: tuple[int, int], drain_s: float
+) -> None:
     """With half a second to drain, most answers must move."""
     async with Rig(engine, drain_timeout_s=drain_s) as rig:
         load = Load(rig, STREAMS, seed)

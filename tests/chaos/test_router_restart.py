@@ -28,7 +28,7 @@ async def ask_until_answered(client: AsyncClient, deadline: float) -> str:
             await asyncio.sleep(0.1)
 
 
-async def test_clients_go_on_with_a_router_that_was_killed() -> None:
+async def test_clients_resume_at_a_restarted_router() -> None:
     async with Rig("paced 10") as rig, AsyncClient(rig.stack.grpc) as client:
         wanted = (await client.complete("ROMEO:", SHORT)).outputs[0].text
         prompts = [f"STREAM {n}" for n in range(STREAMS)]

@@ -119,7 +119,7 @@ async def one_round(rig: Rig, client: AsyncClient, read: Reader, *, stalls: bool
 
 
 @pytest.mark.parametrize("read", [by_http, by_grpc])
-async def test_a_client_that_stops_reading_stalls_itself_alone(read: Reader) -> None:
+async def test_client_that_stops_reading_stalls_only_itself(read: Reader) -> None:
     flags = {"worker": {"max-num-seqs": str(OTHERS + SIBLINGS + 1)}}
     async with Rig(f"paced {STEP_MS}", replicas=1, tokenizers=1, flags=flags) as rig:
         ratios, growth_mb = await compare(rig, read)

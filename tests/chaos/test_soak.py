@@ -65,7 +65,7 @@ async def disturb(rig: Rig, saboteur: Saboteur, tiers: TierSaboteur, seed: int, 
         await saboteur.strike(member, rng.uniform(3.0, 6.0) if rng.random() < 0.25 else 0.0)
 
 
-async def test_soak(seed: int, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_soak_of_random_faults_leaks_nothing(seed: int, tmp_path: Path, redis_server: RedisServer) -> None:
     seconds = float(os.environ.get("SOAK_SECONDS", "600"))
     folder = tmp_path / "pages"
     with RedisProxy(redis_server.port) as proxy:

@@ -54,7 +54,7 @@ def disk_flags(folder: Path) -> dict[str, str]:
     return {"disk-path": str(folder), "disk-bytes": str(1 << 30)}
 
 
-async def test_disk_full(tmp_path: Path) -> None:
+async def test_full_disk_costs_no_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as folder:
         async with TierRig(disk_flags(folder)) as rig:
             await rig.ask(FIRST)
@@ -65,7 +65,7 @@ async def test_disk_full(tmp_path: Path) -> None:
             await rig.ask(FIRST + SECOND)
 
 
-async def test_disk_read_only(tmp_path: Path) -> None:
+async def test_read_only_disk_costs_no_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "100m") as folder:
         async with TierRig(disk_flags(folder)) as rig:
             await rig.ask(FIRST)
@@ -107,7 +107,9 @@ def other_namespace(data: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("lives", ["one life", "two lives"])
-async def test_files_go_bad(tmp_path: Path, name: str, damage: Callable[[Path], object], lives: str) -> None:
+async def test_damaged_page_files_cost_no_answer(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], lives: str
+) -> None:
     """Under a kvstore that knows them, and under one that finds them."""
     async with TierRig(disk_flags(tmp_path)) as rig:
         await rig.ask(FIRST)
@@ -122,7 +124,7 @@ async def test_files_go_bad(tmp_path: Path, name: str, damage: Callable[[Path], 
         assert (tmp_path / "README").read_text() == "not a page"
 
 
-async def test_memory_goes_bad() -> None:
+async def test_damaged_page_memory_costs_no_answer() -> None:
     async with TierRig({"ram-bytes": str(1 << 22)}) as rig:
         await rig.ask(FIRST)
         await rig.until_tier("ram", lambda ram: ram.pages >= 60)
@@ -136,7 +138,7 @@ def redis_flags(url: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["a corrupted byte", "truncated", "another namespace", "foreign"])
-async def test_redis_values_go_bad(redis_server: RedisServer, name: str) -> None:
+async def test_damaged_redis_values_cost_no_answer(redis_server: RedisServer, name: str) -> None:
     async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
@@ -152,7 +154,7 @@ async def test_redis_values_go_bad(redis_server: RedisServer, name: str) -> None
         await rig.ask(FIRST)
 
 
-async def test_redis_is_not_there_at_the_start(redis_server: RedisServer) -> None:
+async def test_redis_may_be_missing_at_the_start(redis_server: RedisServer) -> None:
     redis_server.stop()
     async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.ask(FIRST)
@@ -162,7 +164,7 @@ async def test_redis_is_not_there_at_the_start(redis_server: RedisServer) -> Non
         await rig.ask_until(SECOND, "redis", lambda redis: redis.stored)
 
 
-async def test_redis_dies_and_comes_back(redis_server: RedisServer) -> None:
+async def test_redis_tier_returns_after_a_restart(redis_server: RedisServer) -> None:
     async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
@@ -175,7 +177,7 @@ async def test_redis_dies_and_comes_back(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("mode", ["silent", "slow", "garbage"])
-async def test_redis_is_slow_or_talks_nonsense(redis_server: RedisServer, mode: str) -> None:
+async def test_slow_or_broken_redis_costs_no_answer(redis_server: RedisServer, mode: str) -> None:
     with RedisProxy(redis_server.port) as proxy:
         async with TierRig(redis_flags(proxy.url)) as rig:
             await rig.until_tier("redis", lambda redis: redis.available)
@@ -220,7 +222,7 @@ async def test_tenants_share_nothing() -> None:
         await rig.ask_until(FIRST, "ram", lambda ram: ram.hits >= stored, "key-one")
 
 
-def test_an_adapter_and_a_salt_of_equal_text_are_not_the_same() -> None:
+def test_adapter_and_salt_of_equal_text_share_nothing() -> None:
     process = KvstoreProcess()
     process.wait_ready()
     tokens, text = list(range(64)), b"x" * 32

@@ -19,7 +19,7 @@ NANS = ",".join(f"nan@{step}" for step in range(STEP, 2 * STEP, 50))
 
 
 @pytest.mark.parametrize("fault", [f"die@{STEP}", f"hang@{STEP}", f"silent@{STEP}", f"wrong-epoch@{STEP}", NANS])
-async def test_a_worker_that_breaks_by_itself(seed: int, fault: str) -> None:
+async def test_streams_survive_worker_faults(seed: int, fault: str) -> None:
     flags = {"worker-1": {"paced-fault": fault}, "scheduler": {"worker-timeout-s": "2"}}
     async with Rig("paced 10", flags=flags) as rig:
         load = Load(rig, STREAMS, seed)

@@ -52,18 +52,18 @@ def serve(kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_cold_equals_warm(kind: str) -> None:
+def test_caches_change_no_token(kind: str) -> None:
     serve(kind, QUICK[kind])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
-def test_cold_equals_warm_at_length(kind: str) -> None:
+def test_caches_change_no_token_at_length(kind: str) -> None:
     serve(kind, FULL[kind])
 
 
 @pytest.mark.parametrize("mutation", CACHE_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_of_the_caches_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cache_rule_is_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.break_rule(monkeypatch)
     seeds = range(mutation.first, mutation.first + MOST)
     found = first_wrong(PacedSubject(), seeds, make_warm_scenario, judge_warm, **mutation.weather)
@@ -72,6 +72,6 @@ def test_a_broken_rule_of_the_caches_is_found(mutation: Mutation, monkeypatch: p
     print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
 
 
-def test_the_worker_sees_rot_that_the_kvstore_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_notices_damage_that_the_kvstore_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     rot_not_seen_by_the_store(monkeypatch)
     assert first_wrong(PacedSubject(), range(6), make_warm_scenario, judge_warm, prefix_cache=False) is None

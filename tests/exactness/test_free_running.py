@@ -60,16 +60,16 @@ def serve(kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_free_running_is_lockstep(kind: str) -> None:
+def test_free_running_matches_lockstep(kind: str) -> None:
     serve(kind, QUICK[kind])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_free_running_is_lockstep_at_length(kind: str) -> None:
+def test_free_running_matches_lockstep_at_length(kind: str) -> None:
     serve(kind, FULL[kind])
 
 
-def test_a_number_always_makes_the_same_scenario() -> None:
+def test_seed_determines_the_scenario() -> None:
     scale = make_subject("paced").scale
     assert make_scenario(5, scale) == make_scenario(5, scale) != make_scenario(6, scale)

@@ -15,7 +15,7 @@ ON_CPU = ("no_fence_for_stopped_slots", "attribution_by_report_time", "watermark
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_rule_is_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.break_rule(monkeypatch)
     found = first_wrong(PacedSubject(), range(mutation.first, mutation.first + MOST), **mutation.weather)
     assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
@@ -25,7 +25,7 @@ def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CPU)
-def test_a_broken_rule_is_found_on_the_cpu_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_rule_is_noticed_on_the_cpu_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (mutation,) = (mutation for mutation in MUTATIONS if mutation.name == name)
     mutation.break_rule(monkeypatch)
     found = first_wrong(make_subject("cpu"), range(MOST), **mutation.weather)
@@ -33,7 +33,7 @@ def test_a_broken_rule_is_found_on_the_cpu_engine(name: str, monkeypatch: pytest
     print(f"\n{name}, CPU engine: found by scenario {found[0]}: {str(found[1])[:200]}")
 
 
-def test_late_tokens_are_kept_to_save_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_late_tokens_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgetting them is no mistake that anybody could hear: the same tokens are drawn once more."""
     late_tokens_dropped(monkeypatch)
     assert first_wrong(PacedSubject(), range(30)) is None

@@ -55,24 +55,24 @@ def serve(kind: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_apart_is_together(kind: str) -> None:
+def test_split_prefill_and_decode_change_no_token(kind: str) -> None:
     serve(kind, QUICK[kind])
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_was_wrong_once_is_right(seed: int) -> None:
+def test_seeds_that_failed_once_pass(seed: int) -> None:
     run_plainly(PdSubjects("paced"), [seed], make_pd_scenario, judge_pd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
-def test_apart_is_together_at_length(kind: str) -> None:
+def test_split_prefill_and_decode_change_no_token_at_length(kind: str) -> None:
     requests = serve(kind, FULL[kind])
     assert kind != "cpu" or requests >= REQUESTS
 
 
 @pytest.mark.parametrize("mutation", PD_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_of_handovers_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_handover_rule_is_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.break_rule(monkeypatch)
     found = first_wrong(PdSubjects("paced"), range(MOST), make_pd_scenario, judge_pd, **mutation.weather)
     assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"

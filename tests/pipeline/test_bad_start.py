@@ -50,7 +50,7 @@ CASES: list[tuple[Damage, str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("damage", "service", "words"), CASES, ids=[case[0].__name__ for case in CASES])
-def test_a_damaged_model(
+def test_damaged_model_is_named_at_the_start(
     tmp_path: Path, demo_model: Path, damage: Damage, service: str, words: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "model"
@@ -76,7 +76,7 @@ BAD_FLAGS = [
 
 
 @pytest.mark.parametrize(("service", "flag", "value", "word"), BAD_FLAGS, ids=[f"{c[0]} {c[1]}" for c in BAD_FLAGS])
-def test_a_bad_flag(demo_model: Path, service: str, flag: str, value: str, word: str) -> None:
+def test_bad_flag_is_named_at_the_start(demo_model: Path, service: str, flag: str, value: str, word: str) -> None:
     with pytest.raises(StartFailed) as raised:
         LocalStack(StackSpec("test", str(demo_model), flags={service: {flag: value}}))
     assert raised.value.service == service
@@ -85,7 +85,7 @@ def test_a_bad_flag(demo_model: Path, service: str, flag: str, value: str, word:
     assert_nothing_left(read_state())
 
 
-def test_a_service_that_is_not_installed(demo_model: Path) -> None:
+def test_missing_service_is_named_at_the_start(demo_model: Path) -> None:
     import sys
 
     spec = StackSpec("test", str(demo_model), commands={"kvstore": (sys.executable, "-m", "quire_nothing")})
@@ -95,7 +95,7 @@ def test_a_service_that_is_not_installed(demo_model: Path) -> None:
     assert "quire_nothing" in raised.value.message
 
 
-def test_a_port_that_a_real_service_finds_taken(demo_model: Path) -> None:
+def test_taken_port_is_named_at_the_start(demo_model: Path) -> None:
     """Two services told to listen on one port: the second one says so, also after choosing again."""
     (port,) = free_ports(1)
     flags = {"worker": {"listen": f"127.0.0.1:{port}"}, "kvstore": {"listen": f"127.0.0.1:{port}"}}

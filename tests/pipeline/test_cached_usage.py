@@ -29,7 +29,7 @@ def usage(stack: LocalStack, **more: Any) -> tuple[int, int]:
     return told["prompt_tokens"], told["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_usage_counts_hits_of_the_device_and_of_the_kvstore(
+def test_usage_counts_cached_tokens_of_device_and_kvstore(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))

@@ -44,7 +44,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_up_status_complete_logs_down(demo_model: Path) -> None:
+def test_cli_starts_uses_and_stops_a_stack(demo_model: Path) -> None:
     up = quire("up", "--model", str(demo_model), "--port", "0", "--name", "test", "--served-model-name", "bard")
     assert up.returncode == 0, up.stderr
     state = read_state()
@@ -86,7 +86,7 @@ def test_up_status_complete_logs_down(demo_model: Path) -> None:
     assert quire("status", "--name", "test").returncode == 1
 
 
-def test_services_that_are_killed_or_restarted_come_back_and_status_tells(demo_model: Path) -> None:
+def test_status_tells_of_killed_and_restarted_services(demo_model: Path) -> None:
     up = quire("up", "--model", str(demo_model), "--port", "0", "--name", "test", "--tokenizers", "2")
     assert up.returncode == 0, up.stderr
     state = read_state()
@@ -108,7 +108,7 @@ def test_services_that_are_killed_or_restarted_come_back_and_status_tells(demo_m
     assert_nothing_left(state)
 
 
-def test_serve_ends_in_order_on_sigint(demo_model: Path) -> None:
+def test_serve_stops_in_order_on_sigint(demo_model: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -139,7 +139,7 @@ def test_serve_ends_in_order_on_sigint(demo_model: Path) -> None:
     assert_nothing_left(state)
 
 
-def test_the_demo_ends_by_itself_and_leaves_nothing(demo_model: Path, state_dir: Path) -> None:
+def test_demo_ends_by_itself_and_leaves_nothing(demo_model: Path, state_dir: Path) -> None:
     demo = quire("demo", "--model", str(demo_model))
     assert demo.returncode == 0, demo.stderr
     for service in SERVICES:
@@ -149,7 +149,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing(demo_model: Path, state_dir:
     assert processes_with("QUIRE_STATE_DIR", str(state_dir)) == []
 
 
-def test_a_stack_that_fails_to_start_says_why(tmp_path: Path) -> None:
+def test_failed_start_of_a_stack_names_the_cause(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     up = quire("up", "--model", str(tmp_path / "model"), "--port", "0", "--name", "test")
     assert up.returncode == 1

@@ -21,7 +21,7 @@ PROMPT = "The clock strikes one, and nobody has asked for anything since it stru
 
 
 @pytest.mark.parametrize("engine", ["cpu", "paced 5"])
-async def test_the_first_request_after_hours_is_answered_like_any_other(
+async def test_request_after_a_clock_jump_is_answered(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ClockFile(tmp_path / "clock", monkeypatch)
@@ -47,7 +47,7 @@ async def test_the_first_request_after_hours_is_answered_like_any_other(
 
 
 @pytest.mark.slow
-async def test_soak_of_jumping_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_soak_of_clock_jumps_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CLOCK_JUMPS of them (40), under load."""
     rng, jumps = random.Random(7), int(os.environ.get("CLOCK_JUMPS", "40"))
     clock = ClockFile(tmp_path / "clock", monkeypatch)

@@ -27,25 +27,25 @@ def choice(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_only_allowed_tokens_are_drawn(http: httpx.Client) -> None:
+def test_allowed_token_ids_limit_the_answer(http: httpx.Client) -> None:
     allowed = sorted(set(choice(http)["token_ids"]))[:5]
     drawn = choice(http, allowed_token_ids=allowed, temperature=1, ignore_eos=True)["token_ids"]
     assert len(drawn) == 48 and set(drawn) <= set(allowed)
 
 
-def test_a_bias_decides(http: httpx.Client) -> None:
+def test_logit_bias_decides_the_token(http: httpx.Client) -> None:
     token = choice(http)["token_ids"][3]
     assert choice(http, logit_bias={str(token): 100})["token_ids"] == [token] * 48
     assert token not in choice(http, logit_bias={str(token): -100})["token_ids"]
 
 
-def test_bad_words_are_not_written(http: httpx.Client) -> None:
+def test_bad_words_do_not_appear(http: httpx.Client) -> None:
     words = [word for word in choice(http)["text"].split() if word.isalpha()]
     word = Counter(words).most_common(1)[0][0]
     assert word not in choice(http, bad_words=[word])["text"].split()
 
 
-def test_penalties_end_a_circle(http: httpx.Client) -> None:
+def test_penalties_break_repetition(http: httpx.Client) -> None:
     """The demo model's greedy text goes in circles; a token that was written is never best at the highest penalties."""
     plain, fields = choice(http, max_tokens=96)["token_ids"], {"max_tokens": 96, "presence_penalty": 2}
     varied = choice(http, **fields, frequency_penalty=2, repetition_penalty=2)["token_ids"]
@@ -53,14 +53,14 @@ def test_penalties_end_a_circle(http: httpx.Client) -> None:
     assert choice(http, **fields, frequency_penalty=2, repetition_penalty=2)["token_ids"] == varied
 
 
-def test_a_request_that_forbids_itself_everything_is_told_so(http: httpx.Client) -> None:
+def test_request_that_forbids_every_token_is_refused(http: httpx.Client) -> None:
     ends = json.loads((ROOT / "models" / "demo" / "config.json").read_text())["eos_token_id"]
     assert choice(http, allowed_token_ids=ends)["finish_reason"] == "stop"
     answer = http.post("/v1/completions", json={**GREEDY, "allowed_token_ids": ends, "min_tokens": 2})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "NO_TOKEN_LEFT")
 
 
-def test_an_answer_that_goes_in_circles_can_be_ended(http: httpx.Client) -> None:
+def test_repetition_detection_ends_the_answer(http: httpx.Client) -> None:
     rule = {"max_pattern_size": 100, "min_count": 3}
     long = {"max_tokens": 600, "ignore_eos": True}
     ended = choice(http, **long, repetition_detection=rule)
@@ -76,7 +76,7 @@ def test_an_answer_that_goes_in_circles_can_be_ended(http: httpx.Client) -> None
     ids=repr,
 )
 @pytest.mark.parametrize("budget", [0, 1, 17])
-def test_thinking_ends_when_its_budget_is_used_up(
+def test_thinking_budget_ends_the_thought(
     http: httpx.Client, client: Client, sampling: dict[str, Any], budget: int
 ) -> None:
     """The prompt begins it, and the answer closes it where the budget says, whatever else is asked."""
@@ -90,21 +90,21 @@ def test_thinking_ends_when_its_budget_is_used_up(
     assert list(over_grpc.outputs[0].token_ids) == kept
 
 
-def test_every_thought_has_the_budget(http: httpx.Client) -> None:
+def test_thinking_budget_starts_anew_with_each_thought(http: httpx.Client) -> None:
     """Of a model that thinks of nothing but thinking."""
     think, thought = THINKING_MARKS
     restless = choice(http, logit_bias={str(think): 100}, thinking_token_budget=3, ignore_eos=True)["token_ids"]
     assert restless == ([think] * 4 + [thought]) * 9 + [think] * 3
 
 
-def test_each_choice_has_its_own_thinking_budget(http: httpx.Client) -> None:
+def test_thinking_budget_is_per_choice(http: httpx.Client) -> None:
     body = {**GREEDY, "prompt": f"{PROMPT}<think>", "temperature": 1, "seed": 3, "n": 3, "thinking_token_budget": 6}
     choices = http.post("/v1/completions", json={**body, "allowed_token_ids": NOT_A_MARK}).json()["choices"]
     assert [each["token_ids"].index(THINKING_MARKS[1]) for each in choices] == [6, 6, 6]
     assert len({tuple(each["token_ids"][:6]) for each in choices}) == 3
 
 
-def test_prompt_logprobs_are_those_of_the_same_text_as_output(http: httpx.Client) -> None:
+def test_prompt_logprobs_equal_those_of_the_same_text_as_output(http: httpx.Client) -> None:
     """Of a prompt long enough to come in chunks, though its pages are in a cache by then."""
     prompt = choice(http, prompt=PROMPT * 20, max_tokens=1)["prompt_token_ids"]
     written = choice(http, prompt=prompt, max_tokens=24, ignore_eos=True, logprobs=2)

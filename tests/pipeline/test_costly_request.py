@@ -115,7 +115,7 @@ async def past_the_router(stack: LocalStack, stops: list[str]) -> AsyncIterator[
             call.cancel()
 
 
-async def test_it_harms_nobody_else(paced: LocalStack) -> None:
+async def test_costly_stop_strings_do_not_delay_other_streams(paced: LocalStack) -> None:
     alone, _ = await beside(paced, None)
     figures = {"alone": (alone, 0)}
     for name, costly in (

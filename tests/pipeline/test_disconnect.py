@@ -28,7 +28,7 @@ async def leave_early(address: str, index: int) -> None:
                 return  # the channel closes under the stream, as when a process dies
 
 
-def test_two_hundred_clients_that_disconnect_leave_no_page(stack: LocalStack) -> None:
+def test_disconnected_clients_free_every_page(stack: LocalStack) -> None:
     async def crowd() -> None:
         await asyncio.gather(*(leave_early(stack.grpc, index) for index in range(CLIENTS)))
 
@@ -39,7 +39,7 @@ def test_two_hundred_clients_that_disconnect_leave_no_page(stack: LocalStack) ->
         assert client.complete(PROMPT, SamplingParams(max_tokens=4)).finished
 
 
-def test_an_http_client_that_disconnects_leaves_no_page(stack: LocalStack) -> None:
+def test_disconnected_http_client_frees_its_pages(stack: LocalStack) -> None:
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     with LoadWatch(stack) as watch:
         with (
@@ -53,7 +53,7 @@ def test_an_http_client_that_disconnects_leaves_no_page(stack: LocalStack) -> No
         watch.wait_idle(ONE_LIMIT_S)
 
 
-def test_an_http_client_that_leaves_before_the_answer_leaves_no_page(stack: LocalStack) -> None:
+def test_http_client_that_leaves_before_the_answer_frees_its_pages(stack: LocalStack) -> None:
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
 
     async def leave() -> None:

@@ -21,7 +21,7 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def test_every_port_is_on_the_loopback(stack: LocalStack) -> None:
+def test_every_port_listens_on_loopback_alone(stack: LocalStack) -> None:
     state = stack.directory.read()
     assert state is not None
     listening = [
@@ -34,12 +34,12 @@ def test_every_port_is_on_the_loopback(stack: LocalStack) -> None:
     assert {name for name, address in listening if not is_loopback(address)} == set()
 
 
-def test_the_state_directory_is_its_owners_alone(stack: LocalStack) -> None:
+def test_state_directory_is_private(stack: LocalStack) -> None:
     assert stack.directory.path.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("service", ["router", "tokenizer", "scheduler", "kvstore", "worker"])
-def test_processes_are_what_they_are_called(stack: LocalStack, service: str) -> None:
+def test_process_runs_the_module_of_its_service(stack: LocalStack, service: str) -> None:
     state = stack.directory.read()
     assert state is not None
     command = psutil.Process(state.services[service].pid).cmdline()
@@ -68,7 +68,7 @@ SAYS_IT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_what_clients_say_is_in_no_log(stack: LocalStack, http: httpx.Client) -> None:
+def test_logs_contain_no_client_text(stack: LocalStack, http: httpx.Client) -> None:
     for path, body in SAYS_IT:
         answer = http.post(path, json=body, headers={"Authorization": f"Bearer {CANARY}"})
         assert answer.status_code < 500, (path, body)

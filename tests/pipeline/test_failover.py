@@ -16,7 +16,7 @@ async def strike(saboteur: Saboteur) -> None:
     await saboteur.strike("tokenizer-2", FROZEN_S)
 
 
-async def test_streams_survive_the_death_of_any_part_that_has_a_twin() -> None:
+async def test_streams_survive_the_death_of_any_replicated_service() -> None:
     async with Rig("paced 10") as rig:
         await run_chaos(rig, SEED, (40, 160), strike, scripts=9)
         assert (await rig.router_metrics()).get(MOVES, 0) > 0

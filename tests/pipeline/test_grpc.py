@@ -21,7 +21,7 @@ def text_of(output: RequestOutput) -> str:
     return output.outputs[0].text
 
 
-def test_health_and_models(client: Client) -> None:
+def test_grpc_reports_health_and_models(client: Client) -> None:
     assert client.health()
     (model,) = client.models()
     assert model.name
@@ -30,7 +30,7 @@ def test_health_and_models(client: Client) -> None:
     assert model.max_model_len > 0
 
 
-def test_a_stream_is_the_whole_in_pieces(client: Client) -> None:
+def test_grpc_stream_equals_the_whole_answer(client: Client) -> None:
     deltas = list(client.generate(PROMPT, LONG, return_token_ids=True, return_timings=True))
     whole = client.complete(PROMPT, LONG)
     assert "".join(delta.text for delta in deltas) == text_of(whole)
@@ -51,14 +51,14 @@ def test_timings_name_the_services(client: Client) -> None:
     assert len(hops) == len(output.timings)
 
 
-def test_token_ids_are_as_good_as_text(client: Client) -> None:
+def test_token_id_prompt_equals_text_prompt(client: Client) -> None:
     by_text = client.complete(PROMPT, GREEDY)
     by_ids = client.complete(by_text.prompt_token_ids, GREEDY)
     assert text_of(by_ids) == text_of(by_text)
     assert by_ids.outputs[0].token_ids == by_text.outputs[0].token_ids
 
 
-def test_the_same_seed_gives_the_same_answer_in_any_company(client: Client) -> None:
+def test_seeded_answer_does_not_depend_on_the_batch(client: Client) -> None:
     params = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
     alone = client.complete(PROMPT, params)
     with ThreadPoolExecutor(12) as pool:
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_answer_in_any_company(client: Client) -> N
     assert len({text_of(output) for output in company}) == 3
 
 
-def test_a_cached_prefix_changes_nothing(client: Client) -> None:
+def test_cached_prefix_changes_no_answer(client: Client) -> None:
     prompt = "MENENIUS:\n" + PROMPT * 3
     cold = client.complete(prompt, GREEDY)
     warm = client.complete(prompt, GREEDY)
@@ -75,7 +75,7 @@ def test_a_cached_prefix_changes_nothing(client: Client) -> None:
     assert cold.num_cached_tokens == 0
 
 
-def test_siblings_differ_and_one_of_them_is_who_it_would_be_alone(client: Client) -> None:
+def test_siblings_differ_and_the_first_equals_a_single_request(client: Client) -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=16, n=3)
     output = client.complete(PROMPT, params)
     assert [choice.index for choice in output.outputs] == [0, 1, 2]
@@ -99,7 +99,7 @@ def test_stop_strings_and_stop_tokens_end_the_answer(client: Client) -> None:
     assert (by_token.outputs[0].finish_reason, by_token.outputs[0].stop_reason) == ("stop", ids[5])
 
 
-def test_logprobs(client: Client) -> None:
+def test_grpc_logprobs_match_the_tokens(client: Client) -> None:
     output = client.complete(PROMPT, GREEDY.clone(logprobs=3))
     logprobs = output.outputs[0].logprobs
     assert logprobs is not None
@@ -112,7 +112,7 @@ def test_logprobs(client: Client) -> None:
     assert output.outputs[0].cumulative_logprob == pytest.approx(cumulative)
 
 
-def test_chat_goes_through_the_models_template(client: Client) -> None:
+def test_chat_uses_the_models_template(client: Client) -> None:
     messages = [{"role": "user", "content": "Speak of love."}]
     output = client.chat(messages, GREEDY)
     longer = client.complete(ChatPrompt([*messages, {"role": "assistant", "content": "Love is"}]), GREEDY)
@@ -131,7 +131,7 @@ def test_chat_goes_through_the_models_template(client: Client) -> None:
     ],
     ids=lambda value: None if isinstance(value, list | dict) else str(value),
 )
-def test_bad_input_is_typed_and_harms_nobody(
+def test_bad_input_is_a_typed_error_and_harms_no_other_request(
     client: Client, prompt: str | list[int], fields: dict[str, int], code: str, param: str
 ) -> None:
     other: list[RequestOutput] = []
@@ -145,13 +145,13 @@ def test_bad_input_is_typed_and_harms_nobody(
     assert other[0].finished
 
 
-def test_an_unknown_model(client: Client) -> None:
+def test_unknown_model_is_not_found(client: Client) -> None:
     with pytest.raises(NotFound) as raised:
         client.complete("x", model="no-such-model")
     assert raised.value.param == "model"
 
 
-def test_two_clients_at_once(stack: LocalStack) -> None:
+def test_two_clients_are_served_at_once(stack: LocalStack) -> None:
     with Client(stack.grpc) as one, Client(stack.grpc) as two:
         first, second = one.generate(PROMPT, GREEDY), two.generate(PROMPT, GREEDY)
         texts = ["", ""]

@@ -26,18 +26,18 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
 @pytest.mark.parametrize(
     "path", ["/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/v1/models"]
 )
-def test_what_it_says_of_itself(http: httpx.Client, path: str) -> None:
+def test_information_routes_answer(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 200
 
 
-def test_readiness_names_everybody(http: httpx.Client) -> None:
+def test_readiness_lists_schedulers_and_tokenizers(http: httpx.Client) -> None:
     body = http.get("/readyz").json()
     assert body["ready"]
     assert [scheduler["phase"] for scheduler in body["schedulers"]] == ["ready"]
     assert [tokenizer["phase"] for tokenizer in body["tokenizers"]] == ["ready"]
 
 
-def test_a_completion(http: httpx.Client) -> None:
+def test_http_completion_is_whole(http: httpx.Client) -> None:
     model = http.get("/v1/models").json()["data"][0]["id"]
     answer = http.post("/v1/completions", json={**GREEDY, "model": model}, headers={"X-Request-Id": "mine"})
     body = answer.json()
@@ -48,7 +48,7 @@ def test_a_completion(http: httpx.Client) -> None:
     assert body["usage"]["total_tokens"] == 20 + body["usage"]["prompt_tokens"]
 
 
-def test_a_stream_is_the_whole_in_pieces(http: httpx.Client) -> None:
+def test_http_stream_equals_the_whole_answer(http: httpx.Client) -> None:
     # So long that not all of it waits while one of the services has no processor.
     body = {**GREEDY, "max_tokens": 160}
     whole = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
@@ -72,7 +72,7 @@ def test_chat_whole_and_streamed(http: httpx.Client) -> None:
     assert text == message["content"]
 
 
-def test_timings_are_there_for_those_who_ask(http: httpx.Client) -> None:
+def test_timings_are_sent_on_request(http: httpx.Client) -> None:
     body = http.post("/v1/completions", json=GREEDY, headers={"X-Quire-Timings": "1"}).json()
     services = {timing["service"] for timing in body["quire_timings"]}
     assert {"router", "tokenizer", "scheduler", "worker"} <= services
@@ -91,7 +91,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "param"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_input(http: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
+def test_bad_fields_are_named(http: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == status
     error = answer.json()["error"]
@@ -111,12 +111,12 @@ RAW: list[tuple[str, bytes, int]] = [
 
 
 @pytest.mark.parametrize(("body", "status"), [case[1:] for case in RAW], ids=[case[0] for case in RAW])
-def test_bad_bodies(http: httpx.Client, body: bytes, status: int) -> None:
+def test_bad_bodies_are_refused(http: httpx.Client, body: bytes, status: int) -> None:
     answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
 
 
-def test_the_wrong_path_and_method(http: httpx.Client) -> None:
+def test_wrong_path_and_method_are_refused(http: httpx.Client) -> None:
     assert http.get("/v1/nothing").status_code == 404
     assert http.get("/v1/completions").status_code == 405

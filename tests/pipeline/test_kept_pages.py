@@ -29,7 +29,7 @@ def start(model: Path, **fields: object) -> LocalStack:
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_what_one_stack_kept_the_next_one_of_its_name_finds(demo_model: Path, *, lasting: bool) -> None:
+def test_kept_pages_serve_the_next_stack_of_that_name(demo_model: Path, *, lasting: bool) -> None:
     folder = pages_folder("pages", lasting=lasting)
     first = start(demo_model, keep_directory=lasting)
     tokens, _ = ask(first)

@@ -20,7 +20,7 @@ def llm(stack: LocalStack) -> Iterator[LLM]:
         yield connected
 
 
-def test_a_beam_of_one_is_greedy_and_a_wider_one_no_worse(llm: LLM) -> None:
+def test_beam_of_one_is_greedy_and_a_wider_one_no_worse(llm: LLM) -> None:
     greedy = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8, logprobs=0))[0].outputs[0]
     (narrow, wide) = (
         llm.beam_search(PROMPT, BeamSearchParams(beam_width=width, max_tokens=8))[0].sequences for width in (1, 5)
@@ -34,7 +34,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_no_worse(llm: LLM) -> None:
     assert scores == sorted(scores, reverse=True) and len({tuple(beam.tokens) for beam in wide}) == 5
 
 
-def test_the_routers_search_over_grpc_finds_the_same(llm: LLM, client: Client) -> None:
+def test_grpc_beam_search_finds_the_same_beams(llm: LLM, client: Client) -> None:
     search = BeamSearchParams(beam_width=4, max_tokens=7)
     found = client.complete(PROMPT, search)
     (wanted,) = llm.beam_search(PROMPT, search)
@@ -43,7 +43,7 @@ def test_the_routers_search_over_grpc_finds_the_same(llm: LLM, client: Client) -
     assert [output.text for output in found.outputs] == [beam.text for beam in wanted.sequences]
 
 
-def test_a_beam_is_as_likely_as_it_says(llm: LLM) -> None:
+def test_beam_score_equals_its_prompt_logprobs(llm: LLM) -> None:
     """The sum of its logprobs is what the model gives the whole sequence when it is a prompt."""
     best = llm.beam_search(PROMPT, BeamSearchParams(beam_width=3, max_tokens=6))[0].sequences[0]
     scored = llm.generate(best.tokens, SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
@@ -53,13 +53,13 @@ def test_a_beam_is_as_likely_as_it_says(llm: LLM) -> None:
     assert math.fsum(said) == pytest.approx(best.cum_logprob, abs=1e-3)
 
 
-def test_the_rest_of_the_context_and_no_text(llm: LLM) -> None:
+def test_max_tokens_none_and_detokenize_false_are_honoured(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=None, stop=["\n"], detokenize=False)
     output = llm.generate(PROMPT, params)[0].outputs[0]
     assert output.finish_reason == "stop" and output.text == "" and output.token_ids
 
 
-def test_a_bar_of_the_callers(llm: LLM) -> None:
+def test_callers_progress_bar_is_used(llm: LLM) -> None:
     class Bar:
         def __init__(self, **options: Any) -> None:
             bars.append(self)

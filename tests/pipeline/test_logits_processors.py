@@ -46,7 +46,7 @@ def echoes(tokens: list[int]) -> bool:
     return any(token in tokens[max(0, place - WINDOW) : place] for place, token in enumerate(tokens))
 
 
-def test_the_example_does_what_it_says(llm: LLM) -> None:
+def test_example_logits_processor_changes_the_answer(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     asked = params.clone(logits_processors=["no-echo"])
     plain, changed, again = llm.generate(["ROMEO:"] * 3, [params, asked, asked])

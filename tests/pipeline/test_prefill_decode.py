@@ -84,11 +84,11 @@ def compare(apart: Client, together: Client, numbers: range) -> None:
     assert handed_over > len(numbers) * 0.8, f"{handed_over} of {len(numbers)} requests were prefilled elsewhere"
 
 
-def test_apart_is_together(apart: Client, client: Client) -> None:
+def test_split_stack_changes_no_token(apart: Client, client: Client) -> None:
     compare(apart, client, range(12))
 
 
-def test_a_client_carries_a_transfer_from_one_request_to_the_next(stack: LocalStack) -> None:
+def test_client_can_carry_a_transfer_between_requests(stack: LocalStack) -> None:
     """As vLLM's proxies do; with the transfer used up, the third computes."""
     text = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 6
     whole = complete(stack, prompt=text, max_tokens=12)["choices"][0]["text"]
@@ -102,7 +102,7 @@ def test_a_client_carries_a_transfer_from_one_request_to_the_next(stack: LocalSt
         assert hops.get(("transfer", "pull"), 0) == pulls * len(params["remote_block_ids"])
 
 
-def test_a_role_changes_while_requests_come(
+def test_role_change_under_load_harms_no_request(
     stack: LocalStack, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two sides change places and back, by what a user types."""
@@ -151,5 +151,5 @@ def complete(stack: LocalStack, **fields: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_apart_is_together_at_length(apart: Client, client: Client) -> None:
+def test_split_stack_changes_no_token_at_length(apart: Client, client: Client) -> None:
     compare(apart, client, range(100, 200))

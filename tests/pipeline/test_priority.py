@@ -31,7 +31,7 @@ def crowded(demo_model: Path) -> Iterator[LocalStack]:
     running.close()
 
 
-def test_the_urgent_pass_those_who_wait(crowded: LocalStack) -> None:
+def test_high_priority_requests_start_before_waiting_ones(crowded: LocalStack) -> None:
     """Two waves: those of low priority fill the queue, then the urgent come."""
     ended: list[str] = []
     with (

@@ -21,7 +21,7 @@ def interfaces() -> set[str]:
     return {path.name for path in Path("/sys/class/net").iterdir()}
 
 
-def test_members_are_reached_at_addresses_of_their_own_and_come_back_there() -> None:
+def test_members_keep_their_own_addresses_over_a_restart() -> None:
     before, spec = interfaces(), fake_spec(replicas=0, prefill=1, decode=1)
     try:
         network = PrivateNetwork(spec.members)

@@ -41,7 +41,7 @@ class Watched:
         assert_nothing_left(read_state())
 
 
-def test_a_service_that_dies_is_started_again_on_its_port() -> None:
+def test_dead_service_is_restarted_on_its_port() -> None:
     watched = Watched()
     before = read_state().services["worker"]
     watched.kill("worker")
@@ -58,7 +58,7 @@ def test_a_service_that_dies_is_started_again_on_its_port() -> None:
     assert watched.stack.failure is None
 
 
-def test_a_service_that_dies_of_its_own_accord_says_why(tmp_path: Path) -> None:
+def test_crash_of_a_service_names_its_cause(tmp_path: Path) -> None:
     word = tmp_path / "word"
     watched = Watched(switches={"kvstore": ("--die-once", str(word))})
     word.touch()
@@ -68,7 +68,7 @@ def test_a_service_that_dies_of_its_own_accord_says_why(tmp_path: Path) -> None:
     watched.close()
 
 
-def test_the_router_too_comes_back_where_clients_know_it() -> None:
+def test_router_is_restarted_on_its_address() -> None:
     watched = Watched()
     before = watched.stack.ready
     watched.kill("router")
@@ -79,7 +79,7 @@ def test_the_router_too_comes_back_where_clients_know_it() -> None:
     watched.close()
 
 
-def test_what_cannot_be_started_again_ends_the_stack_with_its_cause(tmp_path: Path) -> None:
+def test_service_that_cannot_restart_ends_the_stack_with_its_cause(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     watched = Watched(switches={"worker": ("--fail-while", str(flag))})
     state = read_state()
@@ -94,7 +94,7 @@ def test_what_cannot_be_started_again_ends_the_stack_with_its_cause(tmp_path: Pa
     assert read_state().phase == "failed"
 
 
-def test_where_a_twin_goes_on_so_does_the_stack_and_a_restart_is_another_chance(tmp_path: Path) -> None:
+def test_stack_survives_on_a_replica_and_a_restart_tries_again(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     watched = Watched(switches={"worker-2": ("--fail-while", str(flag))}, replicas=2)
     flag.touch()
@@ -110,7 +110,7 @@ def test_where_a_twin_goes_on_so_does_the_stack_and_a_restart_is_another_chance(
     watched.close()
 
 
-def test_a_stack_that_is_stopped_does_not_wait_for_restarts() -> None:
+def test_stopping_a_stack_does_not_wait_for_restarts() -> None:
     watched = Watched(restart_delay_s=3600.0)
     state = read_state()
     watched.kill("tokenizer")
@@ -120,7 +120,7 @@ def test_a_stack_that_is_stopped_does_not_wait_for_restarts() -> None:
     watched.close()
 
 
-def test_a_rolling_restart_takes_replicas_and_tokenizers_in_turn() -> None:
+def test_rolling_restart_takes_replicas_then_tokenizers_in_turn() -> None:
     watched = Watched(replicas=2, tokenizers=2)
     before = read_state()
     told: list[str] = []
@@ -138,7 +138,7 @@ def test_a_rolling_restart_takes_replicas_and_tokenizers_in_turn() -> None:
     watched.close()
 
 
-def test_replicas_with_roles_are_restarted_by_their_names() -> None:
+def test_replicas_with_roles_can_be_restarted_by_name() -> None:
     watched = Watched(replicas=0, prefill=1, decode=1)
     before = read_state()
     Rolling(watched.stack.directory, LIMIT_S).run(turns_of(before, ["worker-prefill-1"]))
@@ -151,7 +151,7 @@ def test_replicas_with_roles_are_restarted_by_their_names() -> None:
     watched.close()
 
 
-def test_a_service_that_does_not_drain_in_time_is_killed() -> None:
+def test_service_that_does_not_drain_in_time_is_killed() -> None:
     watched = Watched(switches={"tokenizer-1": ("--ignore-sigterm",)}, tokenizers=2, drain_timeout_s=1.0)
     told: list[str] = []
     with pytest.raises(InvalidArgument, match="There is no 'nobody'"):

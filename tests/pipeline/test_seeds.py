@@ -96,7 +96,7 @@ def preemptions(ports: list[int]) -> float:
     return total
 
 
-async def test_a_seed_means_one_answer(stack: LocalStack, tight: LocalStack, metrics_ports: list[int]) -> None:
+async def test_seed_determines_the_answer(stack: LocalStack, tight: LocalStack, metrics_ports: list[int]) -> None:
     wanted = await alone(stack.grpc)
     assert len({tokens for answer in wanted for tokens in answer}) == 2 * len(LENGTHS)
     assert all(len(tokens) == TOKENS for answer in wanted for tokens in answer)

@@ -56,7 +56,7 @@ def test_streaming_and_whole_answers_agree(stub: Any) -> None:
     assert list(whole.output_logprobs.token_ids) == streamed
 
 
-def test_an_abort(stub: Any) -> None:
+def test_smg_abort_ends_the_request(stub: Any) -> None:
     call = generate(stub, stream=True, request_id="long", max_tokens=LONG)
     next(iter(call))
     stub.Abort(vb.AbortRequest(request_ids=["long"]), timeout=LIMIT_S)
@@ -65,7 +65,7 @@ def test_an_abort(stub: Any) -> None:
     assert 0 < answers[-1].complete.completion_tokens < LONG
 
 
-def test_facts(stub: Any) -> None:
+def test_smg_reports_model_server_and_load(stub: Any) -> None:
     model = stub.GetModelInfo(vb.GetModelInfoRequest(), timeout=LIMIT_S)
     assert model.vocab_size > 0 and model.max_context_length > 0 and list(model.architectures) == ["LlamaForCausalLM"]
     server = stub.GetServerInfo(vb.GetServerInfoRequest(), timeout=LIMIT_S)

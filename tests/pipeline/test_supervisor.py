@@ -31,7 +31,7 @@ def wait_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-def test_starts_five_services_reports_progress_and_leaves_nothing() -> None:
+def test_supervisor_starts_five_services_and_leaves_nothing() -> None:
     seen: list[events.Event] = []
     stack = LocalStack(fake_spec(switches={"worker": ("--ready-after-s", "1")}), seen.append)
     state = read_state()
@@ -52,7 +52,7 @@ def test_starts_five_services_reports_progress_and_leaves_nothing() -> None:
     assert shares[-1] == 1.0
 
 
-def test_services_are_told_where_their_peers_are_and_keys_stay_off_command_lines(tmp_path: Path) -> None:
+def test_services_get_peer_addresses_and_keys_stay_off_command_lines(tmp_path: Path) -> None:
     import json
 
     switches = {service: ("--dump", str(tmp_path / service)) for service in SERVICES}
@@ -70,7 +70,7 @@ def test_services_are_told_where_their_peers_are_and_keys_stay_off_command_lines
     assert not [name for name in dumps if "secret" in str(dumps[name]["argv"])]
 
 
-def test_a_typed_error_of_a_failed_service_is_the_headline() -> None:
+def test_failed_start_shows_the_services_typed_error() -> None:
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches={"tokenizer": ("--fail", "NO_SUCH_MODEL")}))
     error = raised.value
@@ -82,21 +82,21 @@ def test_a_typed_error_of_a_failed_service_is_the_headline() -> None:
     assert read_state().phase == "failed"
 
 
-def test_the_service_that_others_depend_on_is_blamed() -> None:
+def test_failed_start_blames_the_service_that_others_need() -> None:
     switches = {service: ("--fail", f"NO_{service.upper()}") for service in ("router", "scheduler", "worker")}
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches=switches))
     assert raised.value.code == "NO_WORKER"
 
 
-def test_last_words_are_the_headline_of_a_crash() -> None:
+def test_failed_start_shows_the_exception_of_a_crash() -> None:
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches={"kvstore": ("--crash",)}))
     assert raised.value.code == "CRASHED"
     assert raised.value.message == "RuntimeError: the last words"
 
 
-def test_a_service_that_never_gets_ready_is_named() -> None:
+def test_service_that_never_gets_ready_is_named() -> None:
     seen: list[events.Event] = []
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches={"scheduler": ("--never-ready",)}, start_timeout_s=5.0), seen.append)
@@ -108,7 +108,7 @@ def test_a_service_that_never_gets_ready_is_named() -> None:
     assert_nothing_left(read_state())
 
 
-def test_a_port_that_somebody_took_first_is_chosen_again(tmp_path: Path) -> None:
+def test_taken_port_is_replaced_by_another(tmp_path: Path) -> None:
     stack = LocalStack(fake_spec(switches={"scheduler": ("--fail-once", str(tmp_path / "flag"))}))
     assert (tmp_path / "flag").exists()
     assert read_state().phase == "ready"
@@ -116,13 +116,13 @@ def test_a_port_that_somebody_took_first_is_chosen_again(tmp_path: Path) -> None
     assert_nothing_left(read_state())
 
 
-def test_a_port_that_is_always_taken_is_an_error() -> None:
+def test_port_that_stays_taken_is_an_error() -> None:
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches={"scheduler": ("--fail", "PORT_IN_USE")}))
     assert raised.value.code == "PORT_IN_USE"
 
 
-def test_the_users_port_is_refused_before_anything_starts() -> None:
+def test_users_taken_port_is_refused_before_the_start() -> None:
     import socket
 
     with socket.socket() as holder:
@@ -149,7 +149,7 @@ def test_a_service_that_ignores_sigterm_is_killed_after_its_time_to_drain() -> N
     assert_nothing_left(state)
 
 
-def test_children_of_children_are_ended_too() -> None:
+def test_grandchildren_are_ended_too() -> None:
     stack = LocalStack(fake_spec(switches={"tokenizer": ("--grandchild",)}))
     state = read_state()
     assert len(processes_of(state.stack_id)) == len(SERVICES) + 1
@@ -167,7 +167,7 @@ def test_services_die_with_a_supervisor_that_is_killed() -> None:
     assert_nothing_left(state)
 
 
-def test_what_a_killed_supervisor_left_is_swept_by_the_next() -> None:
+def test_next_supervisor_removes_what_a_killed_one_left() -> None:
     stack = LocalStack(fake_spec(switches={"tokenizer": ("--grandchild",)}))
     before = read_state()
     os.kill(stack.supervisor_pid, signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_what_a_killed_supervisor_left_is_swept_by_the_next() -> None:
     stack.close()
 
 
-def test_a_start_that_is_interrupted_leaves_nothing() -> None:
+def test_interrupted_start_leaves_nothing() -> None:
     spec = fake_spec(owned=False, switches={"scheduler": ("--never-ready",)})
 
     def interrupt(event: events.Event) -> None:
@@ -190,7 +190,7 @@ def test_a_start_that_is_interrupted_leaves_nothing() -> None:
     assert_nothing_left(read_state())
 
 
-def test_an_owned_stack_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_owned_stack_ends_with_its_killed_owner(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(fake_spec().to_json())
     program = (
@@ -240,7 +240,7 @@ def test_a_detached_stack_outlives_its_starter_and_is_stopped_by_its_state_file(
     assert_nothing_left(state)
 
 
-def test_a_state_file_of_a_dead_stack_never_kills_who_has_its_pids_now() -> None:
+def test_stale_state_file_kills_no_reused_pid() -> None:
     """The pids are of a live innocent process, the start times are not."""
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
