@@ -45,7 +45,7 @@ def await_end(pidfd: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
-def test_killed_in_mid_move_it_is_a_miss_and_the_next_one_works(tmp_path: Path, kind: MoveKind) -> None:
+def test_killed_agent_is_a_miss_and_is_replaced(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=2) as rig:
         rig.stored(1, 2, 3)
         rig.pool.clear(11, 12, 13)
@@ -66,7 +66,7 @@ def test_killed_in_mid_move_it_is_a_miss_and_the_next_one_works(tmp_path: Path, 
         assert rig.transfer_agent.pid != pid and restarts() == before + 1
 
 
-def test_one_that_hangs_is_replaced(tmp_path: Path) -> None:
+def test_hanging_agent_is_replaced(tmp_path: Path) -> None:
     with AgentRig(tmp_path, timeouts=replace(QUICK, silent_pings=15)) as rig:
         rig.stored(1)
         pid = pid_of(rig)
@@ -78,7 +78,7 @@ def test_one_that_hangs_is_replaced(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_while_there_is_none_moves_are_refused_and_close_does_not_wait(tmp_path: Path) -> None:
+def test_moves_are_refused_without_an_agent(tmp_path: Path) -> None:
     with AgentRig(tmp_path, timeouts=replace(QUICK, first_backoff_s=3600.0)) as rig:
         rig.stored(1)
         gate = rig.gate(MoveKind.LOAD)
@@ -104,7 +104,7 @@ def test_while_there_is_none_moves_are_refused_and_close_does_not_wait(tmp_path:
         ),
     ],
 )
-def test_one_that_cannot_start_is_tried_again_and_harms_nobody(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_failed_start_of_an_agent_is_retried(tmp_path: Path, command: tuple[str, ...]) -> None:
     before = restarts()
     with AgentRig(tmp_path, command=command) as rig:
         clock = threading.Event()
@@ -115,7 +115,7 @@ def test_one_that_cannot_start_is_tried_again_and_harms_nobody(tmp_path: Path, c
             clock.wait(0.01)
 
 
-def test_a_pool_that_refuses_makes_misses(tmp_path: Path) -> None:
+def test_broken_pool_makes_misses(tmp_path: Path) -> None:
     with AgentRig(tmp_path) as rig:
         rig.stored(1)
         rig.pool.broken = True
@@ -124,7 +124,7 @@ def test_a_pool_that_refuses_makes_misses(tmp_path: Path) -> None:
         rig.until_ok(load(4, 1, 11))
 
 
-def test_signals_to_the_group_are_not_for_it(tmp_path: Path) -> None:
+def test_agent_ignores_signals_to_the_process_group(tmp_path: Path) -> None:
     with AgentRig(tmp_path) as rig:
         pid = pid_of(rig)
         for number in (signal.SIGINT, signal.SIGTERM):  # at its first instruction, perhaps
@@ -170,7 +170,7 @@ ORPHAN = textwrap.dedent(
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_ends_with_its_worker_even_where_it_hangs(tmp_path: Path, stopped: bool) -> None:
+def test_agent_ends_with_its_worker_even_while_it_hangs(tmp_path: Path, stopped: bool) -> None:
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     worker = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, str(tmp_path)],
@@ -191,7 +191,7 @@ def test_it_ends_with_its_worker_even_where_it_hangs(tmp_path: Path, stopped: bo
         os.close(pidfd)
 
 
-def test_it_is_light_and_quick(tmp_path: Path) -> None:
+def test_agent_starts_fast_and_imports_little(tmp_path: Path) -> None:
     """The real one, without a kvstore at the other end."""
     with AgentRig(tmp_path, command=COMMAND) as rig:
         result = rig.do(load(1, 1, 11))

@@ -30,7 +30,7 @@ def test_pages_flow_through_a_ring_that_is_smaller_than_the_move(tmp_path: Path)
         assert [rig.pool.pages[page] for page in targets] == [body(page) for page in pages]
 
 
-def test_pages_that_are_stored_already_are_not_copied_again(rig: AgentRig) -> None:
+def test_stored_pages_are_not_copied_again(rig: AgentRig) -> None:
     rig.stored(1, 2)
     rig.pool.clear(1, 2)  # would be seen in the folder
     result = rig.do(store(2, 1, 2, 3))
@@ -48,7 +48,7 @@ def test_a_wrong_page_ends_the_load_and_is_never_written(rig: AgentRig) -> None:
     assert rig.pool.pages[11:14] == [body(1), EMPTY, EMPTY]
 
 
-def test_a_carrier_that_crashes_fails_its_move_alone(rig: AgentRig) -> None:
+def test_crashing_transport_fails_only_its_move(rig: AgentRig) -> None:
     rig.stored(1)
     pid = rig.transfer_agent.pid
     result = rig.do(load(2, 40, 11))  # there is no such file
@@ -69,7 +69,7 @@ def test_full_queues_refuse_and_loads_do_not_wait_for_stores(tmp_path: Path) -> 
         assert rig.do(store(4, 8)).ok
 
 
-def test_moves_that_it_cannot_do_are_refused(rig: AgentRig) -> None:
+def test_impossible_moves_are_refused(rig: AgentRig) -> None:
     gate = rig.gate(MoveKind.LOAD)
     assert not rig.transfer_agent.submit(PageMove(1, MoveKind.PULL, 0, ids(1), (digest(1),)))
     assert not rig.transfer_agent.submit(PageMove(1, MoveKind.COPY, 0, ids(1), (digest(1),)))
@@ -137,7 +137,7 @@ class CountingCopier(HostCopier):
 
 
 @pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
-def test_a_move_that_is_ended_early_is_told_of_once_and_takes_no_slot_along(tmp_path: Path, kind: MoveKind) -> None:
+def test_cancelled_move_is_reported_once_and_frees_its_slots(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=4) as rig:
         rig.stored(1, 2, 3, 4)
         rig.pool.clear(11, 12, 13, 14)
@@ -217,7 +217,7 @@ class LateCopier(HostCopier):
         self.over = self.marks
 
 
-def test_a_page_counts_when_its_copy_has_ended(tmp_path: Path) -> None:
+def test_page_counts_only_after_its_copy_ended(tmp_path: Path) -> None:
     with AgentRig(tmp_path, slots=2, copier=LateCopier) as rig:
         copier = rig.copier
         assert isinstance(copier, LateCopier)
@@ -239,7 +239,7 @@ def test_a_page_counts_when_its_copy_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
-def test_a_move_that_is_ended_early_is_told_of_when_its_copies_are_over(tmp_path: Path, kind: MoveKind) -> None:
+def test_cancelled_move_is_reported_after_its_copies_ended(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=2, copier=LateCopier) as rig:
         copier = rig.copier
         assert isinstance(copier, LateCopier)

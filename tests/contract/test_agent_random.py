@@ -126,7 +126,7 @@ class Course:
 
 
 @pytest.mark.parametrize(("seed", "slots"), [(1, 2), (2, 5), (3, 16)])
-def test_random_moves(tmp_path: Path, seed: int, slots: int) -> None:
+def test_random_moves_lose_no_page(tmp_path: Path, seed: int, slots: int) -> None:
     with AgentRig(tmp_path, slots=slots) as rig:
         course = Course(rig, seed)
         course.run()

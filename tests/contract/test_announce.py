@@ -17,7 +17,7 @@ MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 LIMIT_S = 60.0
 
 
-async def test_a_tokenizer_is_found_and_gone(redis_server: RedisServer) -> None:
+async def test_tokenizer_announces_itself_and_leaves(redis_server: RedisServer) -> None:
     spec = f"{redis_server.url}?ttl_s=30&poll_s=0.1"
     command = [sys.executable, "-m", "quire_tokenizer", "--model", str(MODEL), "--discovery", spec]
     discovery = make_discovery(spec, {})

@@ -36,7 +36,7 @@ async def bench(rig: RouterRig, tmp_path: Path, *flags: str) -> tuple[int, str, 
         ("--extra-body", '{"return_token_ids": true}', "--random-output-len", "12", "--max-concurrency", "1"),
     ],
 )
-async def test_what_is_counted_is_what_was_served(tmp_path: Path, flags: tuple[str, ...]) -> None:
+async def test_bench_counts_equal_what_was_served(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async with router_rig() as rig:
         code, out, result = await bench(rig, tmp_path, "--num-prompts", "20", "--ignore-eos", *flags)
         assert code == 0, out
@@ -64,7 +64,7 @@ async def test_failures_are_counted_and_shown(tmp_path: Path) -> None:
         assert "5 failed: HTTP 429" in out and plot.read_text().startswith("<svg")
 
 
-async def test_a_server_that_refuses_is_an_error(tmp_path: Path) -> None:
+async def test_bench_fails_where_the_server_refuses(tmp_path: Path) -> None:
     async with router_rig(api_key=("k",)) as rig:
         code, out, _ = await bench(rig, tmp_path)
         assert code == 1 and "wants an API key" in out

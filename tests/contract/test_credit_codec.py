@@ -136,20 +136,20 @@ def test_logprobs_of_prompts_travel_by_chunk() -> None:
         credit.decode_report(message)
 
 
-def test_a_thinking_budget_travels_whole() -> None:
+def test_thinking_budget_round_trip() -> None:
     sequence = Sequence(ids(5), Stop(9), thinking=ThinkingBudget((7, 8), (9,), 0))
     assert_same(sequence, sequence_from_pb(sequence_to_pb(sequence)))
     assert sequence_from_pb(sequence_to_pb(Sequence(ids(5), Stop(9)))).thinking is None
 
 
 @pytest.mark.parametrize("start, end", [((), (1,)), ((1,), ()), ((1,), (50,)), ((-1,), (1,)), ((1,) * 17, (2,))])
-def test_marks_that_no_output_could_have_are_refused(start: tuple[int, ...], end: tuple[int, ...]) -> None:
+def test_impossible_thinking_marks_are_refused(start: tuple[int, ...], end: tuple[int, ...]) -> None:
     check_thinking(ThinkingBudget((1,), (49,), 3), vocab_size=50)
     with pytest.raises(InvalidArgument, match="marked by"):
         check_thinking(ThinkingBudget(start, end, 3), vocab_size=50)
 
 
-def test_controls_travel_whole_and_are_checked() -> None:
+def test_controls_round_trip_and_are_checked() -> None:
     controls = LogitControls(0.5, -0.25, 1.5, ((-1, 2.5), (7, -100.0)), (3, 1), ((4, 5), (6,)))
     rule = RepetitionDetection(9, 2, 3)
     sequence = Sequence(ids(5), Stop(9, repetition=rule), Sampling(controls=controls, prompt_logprobs=0))
@@ -200,7 +200,7 @@ def test_report_refuses_bad_columns(field: str, value: bytes, code: str) -> None
     assert caught.value.code == code
 
 
-def test_refuses_what_no_worker_does_yet() -> None:
+def test_unsupported_grant_controls_are_refused() -> None:
     message = credit.encode_grant(a_grant())
     message.control.add(kind=worker_pb2.Control.KIND_SLEEP)
     with pytest.raises(Unsupported):
@@ -228,7 +228,7 @@ def test_no_clock_value_makes_a_report_impossible_to_write(us: int) -> None:
     ],
     ids=lambda controls: next(f.name for f in dataclasses.fields(controls) if f.init and getattr(controls, f.name)),
 )
-def test_each_logit_control_travels_alone(controls: LogitControls) -> None:
+def test_each_logit_control_round_trips_alone(controls: LogitControls) -> None:
     sequence = Sequence(ids(1), Stop(1), Sampling(controls=controls))
     assert sequence_from_pb(sequence_to_pb(sequence)).sampling.controls == controls
     assert sum(field.init for field in dataclasses.fields(controls)) == 6, "a new control belongs into this list"
@@ -246,7 +246,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("group", "column"), [(group, name) for group, names in GROUPS.items() for name in names])
-def test_a_group_with_rows_in_one_column_alone_is_refused_not_dropped(group: str, column: str) -> None:
+def test_partial_column_group_is_refused(group: str, column: str) -> None:
     """Whichever column it is: a sender must not leave out what it was given."""
     value = np.zeros(2, np.uint8 if column in ("finish", "moved_status") else np.int32)
     with pytest.raises(InvalidArgument):

@@ -21,7 +21,7 @@ from tests.redis_server import RedisServer, redis_server
 __all__ = ["redis_server"]
 
 
-def test_ports() -> None:
+def test_doctor_names_taken_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = check_port("127.0.0.1", port)
@@ -29,7 +29,7 @@ def test_ports() -> None:
     assert check_port("127.0.0.1", port).state == "ok"
 
 
-def test_redis(redis_server: RedisServer) -> None:
+def test_doctor_checks_redis(redis_server: RedisServer) -> None:
     assert check_redis(f"127.0.0.1:{redis_server.port}").state in ("ok", "warning")
     assert check_redis(redis_server.url).found.split(",")[0].split(".")[0].isdigit()
     redis_server.stop()
@@ -71,7 +71,7 @@ def smi(folder: Path, text: str, code: int = 0) -> None:
         ("gibberish", 0, False, "warning", "nvidia-smi fails"),
     ],
 )
-def test_gpus(
+def test_doctor_lists_gpus(
     says: str, code: int, needed: bool, state: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -80,12 +80,12 @@ def test_gpus(
     assert found.state == state and text in found.found
 
 
-def test_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_accepts_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_gpu(needed=False).state == "ok" and check_gpu(needed=True).state == "failed"
 
 
-def test_models(tmp_path: Path) -> None:
+def test_doctor_checks_model_folders(tmp_path: Path) -> None:
     found = check_model(str(find_model(None)))
     assert found.state == "ok" and found.found.startswith("LlamaForCausalLM")
     lacking = check_model(str(tmp_path))
@@ -95,13 +95,13 @@ def test_models(tmp_path: Path) -> None:
     assert "no architecture" in check_model(str(tmp_path)).found
 
 
-def test_disk_and_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_disk_and_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in check_disk().found
     assert check_clock().found.startswith("steady")
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_command_prints_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["doctor", "--json", "--port", port, "--redis", "127.0.0.1:1"]) == 1

@@ -25,6 +25,6 @@ def present() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
-def test_a_contract_is_what_it_was(name: str, present: dict[str, str]) -> None:
+def test_contract_is_unchanged(name: str, present: dict[str, str]) -> None:
     kept = (FOLDER / f"{name}.json").read_text()
     assert present[name] == kept, "users see this: say it in CHANGELOG.md, then run the module that writes the files"

@@ -11,7 +11,7 @@ from bench import ROOT
 _OPEN = "import quire_common.transport, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
 
 
-def test_grpc_takes_the_choice() -> None:
+def test_grpc_uses_the_chosen_experiments() -> None:
     """It complains of names that it does not know (any more), where it has read them at all."""
     unset = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     done = subprocess.run([sys.executable, "-c", _OPEN], env=unset, capture_output=True, text=True, check=True)
@@ -22,7 +22,7 @@ def test_grpc_takes_the_choice() -> None:
     assert "no_such_choice" in done.stderr
 
 
-def test_channels_of_services_keep_their_promises() -> None:
+def test_service_channels_keep_their_options() -> None:
     """Services import quire_common before gRPC, as the tests of channels do here; elsewhere gRPC may be first."""
     tests = ROOT / "tests/unit/common/test_channel.py"
     own = f"import sys, quire_common, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(tests)!r}]))"

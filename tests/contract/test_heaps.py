@@ -55,13 +55,13 @@ def test_threads_share_two_heaps() -> None:
     assert count <= 2
 
 
-def test_what_the_environment_says_counts() -> None:
+def test_environment_overrides_the_number_of_heaps() -> None:
     count, said = heaps("bounded", MALLOC_ARENA_MAX="5")
     assert said == "bounded False"
     assert count == 5
 
 
-def test_asyncio_services_bound_them_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asyncio_services_bound_heaps_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
 
     def run(life: Coroutine[Any, Any, int]) -> int:

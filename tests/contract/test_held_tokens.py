@@ -107,7 +107,7 @@ async def a_house(**router: Any) -> AsyncIterator[House]:
         yield House(rig, store, stacks)
 
 
-async def test_cold_prompts_are_not_looked_up_and_stored_ones_are_whoever_told_first() -> None:
+async def test_cold_prompts_are_not_looked_up_and_stored_ones_are() -> None:
     async with a_house(expected_pages_s=0.1) as house:
         await house.acquainted()
         before = house.asked
@@ -122,7 +122,7 @@ async def test_cold_prompts_are_not_looked_up_and_stored_ones_are_whoever_told_f
         assert sum(one.core.stats.lookups_spared for one in house.stacks) == 2
 
 
-async def test_a_kvstore_that_is_not_followed_is_asked() -> None:
+async def test_unwatched_kvstore_is_always_looked_up() -> None:
     async with a_house() as house:
         await house.acquainted()
         pages, view = house.store.told, house.router._placement._view

@@ -118,7 +118,7 @@ def hammer(address: str, runs: list[PageRun], busy: threading.Barrier, stop: thr
     return errors
 
 
-def test_killed_while_pages_are_put_read_and_leased(children: list[KvstoreProcess], tmp_path: Path) -> None:
+def test_killed_kvstore_leaves_no_wrong_page(children: list[KvstoreProcess], tmp_path: Path) -> None:
     """Over and over. Clients see typed errors or misses, never a wrong byte; the disk needs no repair."""
     flags = ("--disk-path", str(tmp_path), "--disk-bytes", str(120 * (PAGE_BYTES + 4096)))
     runs = [chain(f"run {number}", 16) for number in range(12)]
@@ -144,7 +144,7 @@ def test_killed_while_pages_are_put_read_and_leased(children: list[KvstoreProces
     assert last.stop() == 0
 
 
-def test_killed_in_the_middle_of_a_put_and_of_a_read(children: list[KvstoreProcess], tmp_path: Path) -> None:
+def test_kill_during_a_put_or_a_read_leaves_no_wrong_page(children: list[KvstoreProcess], tmp_path: Path) -> None:
     flags = ("--disk-path", str(tmp_path))
     first = start(children, *flags)
     with Connection(first.address) as connection:
@@ -178,7 +178,7 @@ def test_killed_in_the_middle_of_a_put_and_of_a_read(children: list[KvstoreProce
 
 
 @pytest.mark.parametrize("name", ["flipped", "truncated", "foreign", "swapped"])
-def test_damage_between_two_lives(children: list[KvstoreProcess], tmp_path: Path, name: str) -> None:
+def test_page_file_damage_between_runs_is_noticed(children: list[KvstoreProcess], tmp_path: Path, name: str) -> None:
     flags = ("--disk-path", str(tmp_path))
     first = start(children, *flags)
     with Connection(first.address) as connection:
@@ -212,7 +212,7 @@ def test_damage_between_two_lives(children: list[KvstoreProcess], tmp_path: Path
     assert second.stop() == 0
 
 
-def test_a_disk_that_is_full_and_one_that_is_none(children: list[KvstoreProcess], tmp_path: Path) -> None:
+def test_full_or_missing_disk_is_survived(children: list[KvstoreProcess], tmp_path: Path) -> None:
     """A file size limit makes every write fail in the kernel; a path through a file can be opened by nobody."""
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "full", tmp_path / "file" / "x"):
@@ -230,9 +230,7 @@ def test_a_disk_that_is_full_and_one_that_is_none(children: list[KvstoreProcess]
     assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
 
 
-def test_redis_goes_and_comes_while_the_kvstore_serves(
-    children: list[KvstoreProcess], redis_server: RedisServer
-) -> None:
+def test_kvstore_serves_while_redis_goes_and_comes(children: list[KvstoreProcess], redis_server: RedisServer) -> None:
     flags = ("--redis-url", redis_server.url, "--redis-retry-s", "0.1", "--redis-timeout-ms", "2000")
     first, second = start(children, *flags), start(children, *flags)
     with Connection(first.address) as one, Connection(second.address) as two:
@@ -253,7 +251,7 @@ def test_redis_goes_and_comes_while_the_kvstore_serves(
     assert first.stop() == 0 and second.stop() == 0
 
 
-def test_many_lookups_that_wait_leave_the_others_a_thread(children: list[KvstoreProcess]) -> None:
+def test_waiting_lookups_leave_threads_for_others(children: list[KvstoreProcess]) -> None:
     """A Redis that accepts and never answers: lookups wait their time, renewals and statistics do not."""
     with contextlib.ExitStack() as stack:
         server = RedisServer()

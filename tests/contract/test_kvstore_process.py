@@ -31,7 +31,7 @@ def sink() -> Iterator[OtlpSink]:
         yield running
 
 
-def test_a_whole_life(sink: OtlpSink) -> None:
+def test_kvstore_process_serves_pages_until_it_stops(sink: OtlpSink) -> None:
     process = KvstoreProcess("--ram-bytes", "1000000", "--otlp-traces-endpoint", sink.endpoint)
     try:
         process.wait_ready()
@@ -59,7 +59,7 @@ def test_a_whole_life(sink: OtlpSink) -> None:
     assert store["LookupAndPin"].parent_id == worker["LookupAndPin"].span_id
 
 
-def test_it_is_small_and_quick() -> None:
+def test_kvstore_process_is_small_and_starts_fast() -> None:
     process = KvstoreProcess()
     try:
         process.wait_ready()
@@ -73,7 +73,7 @@ def test_it_is_small_and_quick() -> None:
     assert spent.user + spent.system < 3, f"{spent}: of a processor, since a busy machine may take longer"
 
 
-def test_a_bad_flag_is_one_line_with_a_cause_and_a_fix() -> None:
+def test_bad_flag_is_one_line_with_cause_and_fix() -> None:
     process = KvstoreProcess("--ram-bytes", "12")
     _, text = process.child.communicate(timeout=60)
     assert process.child.returncode == 2

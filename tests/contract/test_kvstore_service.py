@@ -92,7 +92,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_was_put_comes_back_byte_for_byte(running: Running) -> None:
+def test_stored_pages_come_back_byte_for_byte(running: Running) -> None:
     outcome = running.client.put_pages(A, "uint8", BODY_BYTES, lambda index: body(A, index))
     assert (outcome.wanted, outcome.stored, outcome.refused) == (8, 8, 0)
     lookup = running.client.lookup(A)
@@ -124,7 +124,7 @@ def test_pages_of_two_mebibytes_travel_in_frames() -> None:
             )
 
 
-def test_another_namespace_or_group_finds_nothing(running: Running) -> None:
+def test_namespaces_and_groups_are_separate(running: Running) -> None:
     running.put(A)
     for other in (chain("a", 8, namespace=bytes(32)), chain("a", 8, group=3)):
         lookup = running.client.lookup(other)
@@ -147,7 +147,7 @@ def test_an_expired_lease_is_not_found_even_in_the_middle_of_a_read() -> None:
             assert isinstance(refusal(call), NotFound)
 
 
-def test_an_unknown_lease_is_not_found_whatever_it_is_used_for(running: Running) -> None:
+def test_unknown_lease_is_not_found_by_every_call(running: Running) -> None:
     lease = b"\x00" * 16
     for call in (
         lambda: list(running.client.get_pages(lease)),
@@ -200,7 +200,7 @@ def test_a_failing_source_releases_its_put_at_once(running: Running, caplog: pyt
     assert "the device went away" in caplog.text
 
 
-def test_a_full_store_refuses_at_once_and_evicts_the_oldest_tail_first() -> None:
+def test_full_store_refuses_pinned_and_evicts_oldest_tails_first() -> None:
     with serving(config(12)) as running:
         assert running.put(part(A, 0, 6)) == 6
         assert running.put(part(B, 0, 6)) == 6
@@ -277,7 +277,7 @@ def stall(lease: bytes) -> Iterator[kvstore_pb2.PutFrame]:
     threading.Event().wait(20)
 
 
-def test_watch_is_a_snapshot_and_then_the_tail() -> None:
+def test_watch_sends_a_snapshot_then_the_tail() -> None:
     with serving(config(8)) as running:
         running.put(part(A, 0, 4))
         events = running.stub.Watch(common_pb2.WatchPagesRequest())
@@ -301,7 +301,7 @@ def test_watch_is_a_snapshot_and_then_the_tail() -> None:
         assert [e.sequence - first.sequence for e in (removed, added)] == [2, 3]
 
 
-def test_a_watch_of_nothing_says_so_and_ends_when_the_service_drains() -> None:
+def test_empty_watch_says_so_and_ends_at_drain() -> None:
     with serving(config(8)) as running:
         events = running.stub.Watch(common_pb2.WatchPagesRequest())
         assert next(events).snapshot_complete
@@ -309,7 +309,7 @@ def test_a_watch_of_nothing_says_so_and_ends_when_the_service_drains() -> None:
         assert list(events) == []
 
 
-def test_many_clients_at_once(running: Running) -> None:
+def test_many_clients_are_served_at_once(running: Running) -> None:
     runs = [chain(f"client {i}", 6) for i in range(6)]
 
     def work(number: int) -> None:
@@ -345,13 +345,13 @@ async def test_asyncio_clients_look_up_and_release(running: Running) -> None:
             await client.lookup(chain("x", 1, namespace=b"short"))
 
 
-def test_a_store_that_is_away_is_unavailable() -> None:
+def test_absent_store_is_unavailable() -> None:
     with grpc.insecure_channel("127.0.0.1:9") as channel:
         error = refusal(lambda: KvClient(channel, timeout_s=5).lookup(A))
     assert error.code == "PEER_UNAVAILABLE"
 
 
-def test_stats_and_metrics_tell_the_same(running: Running) -> None:
+def test_stats_and_metrics_agree(running: Running) -> None:
     running.put(A)
     lookup = running.client.lookup(A)
     running.client.lookup(B)

@@ -57,7 +57,7 @@ async def test_long_outcomes_of_four_processes_arrive_whole() -> None:
         assert len(outcome.gaps_s) == EVENTS - 1 and outcome.events == [EVENT.decode().strip()] * EVENTS
 
 
-def test_what_else_prints_and_a_pipe_that_does_not_block_cut_no_line() -> None:
+def test_foreign_prints_and_nonblocking_pipes_cut_no_line() -> None:
     command = [sys.executable, "-c", NOISY]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, child.stderr[-2000:]

@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_facts_come_from_the_folder_where_one_is_given(folder: Path) -> None:
+def test_paced_model_facts_come_from_the_given_folder(folder: Path) -> None:
     info = loaded(model=str(folder), served_model_name="small").info
     assert (info.name, info.vocab_size, info.eos_token_ids, info.max_model_len) == ("small", 500, (7, 9), 128)
     default = loaded().info
@@ -57,7 +57,7 @@ def test_a_folder_without_facts_and_a_context_too_long_are_refused(folder: Path)
     assert error.value.code == "MAX_MODEL_LEN_TOO_LARGE"
 
 
-def test_pages_by_number_by_bytes_and_by_default() -> None:
+def test_number_of_paced_pages_by_flag_bytes_or_default() -> None:
     assert loaded(paced_pages=10).num_pages == 11
     assert loaded(kv_cache_memory_bytes=64 * 8 * 16).num_pages == 64
     assert loaded().num_pages == DEFAULT_PAGES + 1
@@ -86,7 +86,7 @@ def test_pages_move_as_bytes_and_carry_what_was_computed() -> None:
 @pytest.mark.parametrize(
     "text", ["", "die", "die@", "die@0", "die@x", "die@3:4", "slow@3", "slow@3:", "slow@3:-1", "slow@3:nan", "melt@3"]
 )
-def test_a_fault_that_is_none_is_refused_with_those_that_are(text: str) -> None:
+def test_unknown_fault_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(ConfigError, match="is no fault") as error:
         parse_faults([text])
     assert error.value.code == "BAD_FAULT" and "slow@N:MS" in error.value.fix
@@ -104,7 +104,7 @@ def test_a_slow_step_takes_longer_and_only_that_one() -> None:
     assert took == [2 * MS, 32 * MS, 2 * MS]
 
 
-def test_a_nan_is_the_first_sampling_sequences_alone() -> None:
+def test_nan_fault_hits_the_first_sampling_sequence() -> None:
     faults = StepFaults(parse_faults(["nan@1"]))
     runner = PacedRunner(PageArray(8, PAGE_SIZE), VOCAB, faults=faults)
     rows = [Row([1, 2, 3], [1]), Row([4, 5], [2]), Row([6], [3])]
@@ -132,7 +132,7 @@ def test_a_paced_worker_imports_neither_torch_nor_numba() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_slots_are_as_many_as_asked_for_and_enough() -> None:
+def test_paced_worker_has_the_requested_slots() -> None:
     model = loaded()
     assert model.engine_spec(8).num_slots == 20 and model.engine_spec(8, 9).num_slots == 9
     with pytest.raises(ConfigError) as error:

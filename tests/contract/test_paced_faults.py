@@ -47,7 +47,7 @@ def generate(fault: str, timeout_s: int) -> tuple[list[int], str, float]:
 
 
 @pytest.mark.parametrize("fault", ["die@50", "hang@50", "silent@50", "wrong-epoch@50"])
-def test_a_worker_that_is_lost_is_noticed_and_all_that_came_before_is_right(fault: str) -> None:
+def test_lost_paced_worker_is_noticed(fault: str) -> None:
     tokens, code, took = generate(fault, TIMEOUT_S)
     assert code == "WORKER_LOST" and took < DETECTED_S
     assert 0 < len(tokens) < 50 and tokens == paced_tokens(PROMPT, STOP).tokens[: len(tokens)]
@@ -58,6 +58,6 @@ def test_a_slow_step_changes_no_token() -> None:
     assert (tokens, code) == (paced_tokens(PROMPT, STOP).tokens, "")
 
 
-def test_a_nan_ends_the_request_alone() -> None:
+def test_nan_ends_only_its_request() -> None:
     tokens, code, _ = generate("nan@50", PATIENT_S)
     assert code == "NAN_LOGITS" and tokens == paced_tokens(PROMPT, STOP).tokens[: len(tokens)]

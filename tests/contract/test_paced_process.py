@@ -66,7 +66,7 @@ def told_until_silence(scheduler: FakeScheduler) -> Told:
 
 
 @pytest.mark.parametrize("flags", [(), ("--lockstep",)])
-def test_it_answers_as_it_should_and_takes_the_time_of_its_steps(flags: tuple[str, ...]) -> None:
+def test_paced_worker_answers_right_in_the_time_of_its_steps(flags: tuple[str, ...]) -> None:
     with paced(5.0, *flags) as (_, scheduler):
         told, began = Told(), time.monotonic()
         while len(told.finish) < len(PROMPTS):
@@ -76,7 +76,7 @@ def test_it_answers_as_it_should_and_takes_the_time_of_its_steps(flags: tuple[st
     assert told.tokens == answers() and set(told.finish.values()) == {Finish.LENGTH} and not told.errors
 
 
-def test_it_is_ready_within_seconds_and_stops_when_asked() -> None:
+def test_paced_worker_starts_fast_and_stops_on_sigterm() -> None:
     with Service("worker", "--paced", "2") as process:
         process.ready()
         spent = psutil.Process(process.popen.pid).cpu_times()
@@ -84,7 +84,7 @@ def test_it_is_ready_within_seconds_and_stops_when_asked() -> None:
         assert process.stop() == 0
 
 
-def test_it_dies_at_its_step() -> None:
+def test_paced_worker_exits_at_the_given_step() -> None:
     with paced(1.0, "--paced-fault", "die@10") as (process, scheduler):
         told = Told()
         with pytest.raises(grpc.RpcError) as ended:
@@ -95,7 +95,7 @@ def test_it_dies_at_its_step() -> None:
     assert sum(report.steps for report in told.reports) < 10
 
 
-def test_it_hangs_at_its_step_and_still_talks() -> None:
+def test_paced_worker_hangs_at_the_given_step_with_heartbeats() -> None:
     with paced(1.0, "--paced-fault", "hang@10") as (process, scheduler):
         told = told_until_silence(scheduler)
         assert sum(report.steps for report in told.reports) == 9
@@ -104,7 +104,7 @@ def test_it_hangs_at_its_step_and_still_talks() -> None:
         assert status.steps == 9
 
 
-def test_its_reports_are_of_another_epoch_from_a_step_on() -> None:
+def test_paced_worker_changes_epoch_at_the_given_step() -> None:
     with paced(1.0, "--paced-fault", "wrong-epoch@10") as (_, scheduler):
         told, right, wrong = Told(), 0, 0
         while len(told.finish) < len(PROMPTS):
@@ -119,7 +119,7 @@ def test_its_reports_are_of_another_epoch_from_a_step_on() -> None:
     assert right and wrong
 
 
-def test_it_falls_silent_but_runs_on() -> None:
+def test_paced_worker_can_fall_silent() -> None:
     with paced(1.0, "--paced-fault", "silent@10") as (process, scheduler):
         told = told_until_silence(scheduler)
         # A Report of several steps that reaches the tenth is not sent either.

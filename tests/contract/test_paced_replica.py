@@ -26,7 +26,7 @@ def measured(stack: DelayStack, work: DelayWorkload, step_ms: float) -> Measured
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_answers_are_right_near_and_far(work: DelayWorkload, lockstep: bool) -> None:
+def test_paced_answers_are_right_with_and_without_delay(work: DelayWorkload, lockstep: bool) -> None:
     with DelayStack(1.0, ROWS, lockstep=lockstep) as stack:
         for delay_ms in (0.0, 10.0):
             stack.set_delay(delay_ms)
@@ -36,7 +36,7 @@ def test_answers_are_right_near_and_far(work: DelayWorkload, lockstep: bool) -> 
             assert found.steps <= found.seconds * 1.1e3
 
 
-def test_answers_are_right_where_pages_are_scarce(work: DelayWorkload) -> None:
+def test_paced_answers_are_right_with_few_pages(work: DelayWorkload) -> None:
     with DelayStack(0.5, ROWS, lockstep=False, pages=pages_needed(ROWS)) as stack:
         stack.set_delay(2.0)
         assert measured(stack, work, 0.5).decode_tokens > 0

@@ -68,7 +68,7 @@ def finish(there: Side, first: int) -> list[int]:
 
 
 @pytest.mark.parametrize("transport", deep_after(1, ["tcp", "shm", "grpc"]))
-def test_with_all_pages_nothing_is_computed_again(transport: str) -> None:
+def test_complete_pull_computes_nothing_again(transport: str) -> None:
     with a_side("--peer-transport", transport) as (_, here), a_side("--peer-transport", transport) as (_, there):
         begin(here, there)
         here.scheduler.grant(budget=ROOMY)
@@ -80,7 +80,7 @@ def test_with_all_pages_nothing_is_computed_again(transport: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_what_a_lost_worker_has_not_given_is_computed(number: signal.Signals) -> None:
+def test_missing_pages_of_a_lost_worker_are_computed(number: signal.Signals) -> None:
     """The process of the engine alone is hit; its KV transfer agent must not seem to live on."""
     with a_side() as (process, here), a_side() as (_, there):
         begin(here, there)

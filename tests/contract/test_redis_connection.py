@@ -52,7 +52,7 @@ def connection_to(
 
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 20])
-def test_every_kind_of_answer_however_it_is_cut(step: int) -> None:
+def test_answers_parse_however_they_are_cut(step: int) -> None:
     value = bytes(range(256)) * 3
     said = b"+OK\r\n:42\r\n$-1\r\n-ERR no\r\n$768\r\n" + value + b"\r\n$4\r\n\r\n\r\n\r\n:7\r\n"
     with connection_to(said, step) as connection:
@@ -86,13 +86,13 @@ def test_a_value_of_another_size_is_read_past() -> None:
         b"",
     ],
 )
-def test_what_no_redis_says_is_a_loss(said: bytes) -> None:
+def test_malformed_answer_is_a_lost_connection(said: bytes) -> None:
     with connection_to(said) as connection, pytest.raises(RedisConnectionLost):
         connection.read_reply()
         connection.read_reply()
 
 
-def test_an_answer_that_trickles_is_too_slow() -> None:
+def test_trickling_answer_times_out() -> None:
     """Each byte is in time; the whole is not."""
     with connection_to(b"+" + b"x" * 4000, step=1, pause_s=0.02, timeout_s=0.3) as connection:
         began = time.monotonic()
@@ -101,7 +101,7 @@ def test_an_answer_that_trickles_is_too_slow() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_long_and_short_words_arrive_as_they_are(redis_server: RedisServer) -> None:
+def test_values_of_any_length_round_trip(redis_server: RedisServer) -> None:
     connection = RedisConnection(RedisAddress.parse(redis_server.url), 30)
     for size in (0, 1, 5000, 1 << 14, (1 << 21) + 7):
         value = memoryview(bytes(index % 251 for index in range(997)) * (size // 997 + 1))[:size]
@@ -112,7 +112,7 @@ def test_long_and_short_words_arrive_as_they_are(redis_server: RedisServer) -> N
     connection.close()
 
 
-def test_databases_and_passwords(redis_server: RedisServer) -> None:
+def test_database_and_password_are_sent(redis_server: RedisServer) -> None:
     port = redis_server.port
     one = RedisConnection(RedisAddress.parse(f"redis://127.0.0.1:{port}/1"), 30)
     two = RedisConnection(RedisAddress.parse(f"redis://127.0.0.1:{port}/2"), 30)
@@ -126,7 +126,7 @@ def test_databases_and_passwords(redis_server: RedisServer) -> None:
         connection.close()
 
 
-def test_urls() -> None:
+def test_redis_urls_are_parsed() -> None:
     parse = RedisAddress.parse
     assert parse("redis://h") == RedisAddress("h", 6379)
     assert parse("redis://u:p%2F@h:1/3") == RedisAddress("h", 1, "", 3, "u", "p/")
@@ -149,7 +149,7 @@ def test_urls() -> None:
         "unix://",
     ],
 )
-def test_urls_that_are_none(url: str) -> None:
+def test_bad_redis_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="redis_url") as caught:
         RedisAddress.parse(url)
     assert caught.value.code == "BAD_REDIS_URL" and caught.value.fix

@@ -36,7 +36,7 @@ async def take(watch: AsyncIterator[list[Endpoint]]) -> list[Endpoint]:
         return await anext(watch)
 
 
-async def test_arrivals_changes_and_departures(redis_server: RedisServer) -> None:
+async def test_watchers_see_arrivals_changes_and_departures(redis_server: RedisServer) -> None:
     async with found_through(redis_server) as router:
         watch = router.watch("worker")
         assert await take(watch) == []
@@ -54,7 +54,7 @@ async def test_arrivals_changes_and_departures(redis_server: RedisServer) -> Non
         assert left == []
 
 
-async def test_services_do_not_mix(redis_server: RedisServer) -> None:
+async def test_services_are_listed_apart(redis_server: RedisServer) -> None:
     async with found_through(redis_server) as both:
         await both.register(A)
         await both.register(Endpoint("k", "kvstore", "127.0.0.1:3"))
@@ -84,7 +84,7 @@ async def test_heartbeats_outlive_the_time_to_live_and_the_dead_expire(redis_ser
         await dead.close()
 
 
-async def test_an_outage_keeps_the_list_and_recovery_registers_again(
+async def test_outage_keeps_the_list_and_recovery_registers_again(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

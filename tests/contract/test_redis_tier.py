@@ -81,7 +81,7 @@ def test_watchers_hear_of_pages_that_came_from_redis(redis_server: RedisServer) 
 
 
 @pytest.mark.parametrize("name", ["flipped", "cut", "another page", "another type", "enormous"])
-def test_a_wrong_value_is_a_miss_and_is_deleted(redis_server: RedisServer, redis: Any, name: str) -> None:
+def test_damaged_redis_value_is_a_miss_and_is_deleted(redis_server: RedisServer, redis: Any, name: str) -> None:
     with tiered(redis_url=redis_server.url, max_page_bytes=4096) as store:
         share(store)
         key = redis_key(A.key(3))
@@ -109,7 +109,7 @@ def test_an_expired_page_is_a_miss(redis_server: RedisServer, redis: Any) -> Non
         assert found(store, A) == (5, "redis")
 
 
-def test_redis_goes_and_comes_back_empty(redis_server: RedisServer) -> None:
+def test_empty_redis_after_a_restart_is_refilled(redis_server: RedisServer) -> None:
     with tiered(pages=16, redis_url=redis_server.url) as store:
         share(store)
         redis_server.stop()
@@ -129,7 +129,7 @@ def test_redis_goes_and_comes_back_empty(redis_server: RedisServer) -> None:
         assert found(store, A) == (8, "redis")
 
 
-def test_redis_that_was_never_there() -> None:
+def test_missing_redis_is_a_miss() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with tiered(redis_url=f"redis://127.0.0.1:{port}/0") as store:
@@ -139,7 +139,7 @@ def test_redis_that_was_never_there() -> None:
 
 
 @pytest.mark.parametrize("mode", ["silent", "slow", "garbage"])
-def test_a_redis_that_hangs_or_raves_holds_nobody_up(redis_server: RedisServer, mode: str) -> None:
+def test_hanging_or_broken_redis_delays_no_caller(redis_server: RedisServer, mode: str) -> None:
     with (
         RedisProxy(redis_server.port) as proxy,
         tiered(pages=32, redis_url=proxy.url, redis_timeout_ms=400, redis_retry_s=0.2) as store,
@@ -197,6 +197,6 @@ def test_a_page_that_is_damaged_on_the_disk_comes_from_redis(redis_server: Redis
         assert tier(store, "disk").pages == 8, "and is written anew"
 
 
-def test_a_url_that_is_none_is_refused_with_a_fix() -> None:
+def test_bad_redis_url_is_refused_with_a_fix() -> None:
     with pytest.raises(ConfigError, match="redis_url"):
         RedisBackend("memcached://somewhere", 1, 1.0, 1.0, 1)

@@ -21,7 +21,7 @@ from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, stack
 
 
-async def test_a_router_that_does_not_read_is_ended() -> None:
+async def test_session_of_a_router_that_does_not_read_is_ended() -> None:
     async with stack(session_queue=8, max_model_len=256, seqs=32, num_pages=4000) as s:
         call = s.stub.Session()
         await call.write(scheduler_pb2.SessionRequest(hello=scheduler_pb2.SessionHello(protocol_version=1)))
@@ -43,7 +43,7 @@ async def test_a_router_that_does_not_read_is_ended() -> None:
         await s.until_quiet()
 
 
-async def test_the_others_go_on_at_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_router_does_not_slow_other_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     most = {"bytes": 0, "frames": 0}
 
     def watch(name: str) -> None:
@@ -92,7 +92,7 @@ async def test_the_others_go_on_at_full_speed(monkeypatch: pytest.MonkeyPatch) -
         await s.until_quiet()
 
 
-async def test_a_router_that_falls_behind_gets_steps_together() -> None:
+async def test_slow_router_gets_joined_steps() -> None:
     """By the router's own channel: what it has not taken waits at the scheduler after 16 KiB, not in a window that
     grows."""
     async with stack(max_model_len=1024, seqs=64, num_pages=4000) as s:

@@ -16,7 +16,7 @@ LIMIT_S = 60.0
 Status = health_pb2.HealthCheckResponse
 
 
-async def test_health_follows_the_worker() -> None:
+async def test_scheduler_health_follows_the_worker() -> None:
     worker = FakeWorkerService(make_hello(max_num_seqs=4))
     worker_address = await worker.start()
     (port,) = free_ports(1)

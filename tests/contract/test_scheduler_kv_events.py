@@ -22,7 +22,7 @@ OPTION = {
 }
 
 
-async def test_a_consumer_learns_what_the_engine_holds() -> None:
+async def test_kv_event_consumer_learns_the_engines_pages() -> None:
     option: dict[str, Any] = {"kv_events_config": json.dumps(OPTION), "enable_prefix_caching": True}
     async with stack(page_size=4, max_model_len=256, num_pages=12, **option) as s:
         pump = s.service.kv_events

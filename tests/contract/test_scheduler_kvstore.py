@@ -13,7 +13,7 @@ from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, kvstore, stack
 
 
-async def test_prompts_are_stored_and_come_back() -> None:
+async def test_prompts_are_stored_and_loaded() -> None:
     async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=5000, page_size=4) as s:
         await s.share(store.pages)
         router = Router(s)
@@ -36,7 +36,7 @@ async def test_prompts_are_stored_and_come_back() -> None:
         assert store.requests[0].keys.namespace == b"ns"
 
 
-async def test_a_kvstore_that_hangs_or_is_gone_is_a_miss() -> None:
+async def test_hanging_or_absent_kvstore_is_a_miss() -> None:
     async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=30, page_size=4) as s:
         store.hang = True
         router = Router(s)
@@ -52,7 +52,7 @@ async def test_a_kvstore_that_hangs_or_is_gone_is_a_miss() -> None:
         assert router.tokens[1] == undisturbed(a_sequence(13, 5))[0]
 
 
-async def test_a_lookup_is_waited_for_as_long_as_it_may_save() -> None:
+async def test_lookup_timeout_grows_with_the_prefill_it_may_save() -> None:
     """Half of what computing would take, within bounds; a fixed time where one was given."""
     async with kvstore() as (store, address), stack(kvstore=address, page_size=4) as s:
         client, hello = KvstoreClient(s.engine.config), s.core.hello

@@ -19,7 +19,7 @@ from tests.fakes.scheduler_stack import Router, scheduler_of, stack
 LATE_S = 30.0
 
 
-async def test_a_silent_worker_is_lost_at_once() -> None:
+async def test_silent_worker_is_lost_after_its_heartbeat_time() -> None:
     async with stack(worker_heartbeat_s=1.0, max_model_len=256) as s:
         s.worker.step_s = 0.005
         router = Router(s)
@@ -39,13 +39,13 @@ async def test_a_silent_worker_is_lost_at_once() -> None:
         await s.until_quiet()
 
 
-async def test_an_idle_worker_that_beats_is_kept() -> None:
+async def test_idle_worker_with_heartbeats_is_kept() -> None:
     async with stack(worker_heartbeat_s=1.0, worker_timeout_s=1.0) as s:
         await asyncio.sleep(2.5)
         assert s.worker.runs == 1 and s.engine.phase == "ready"
 
 
-async def test_a_worker_that_beats_but_makes_no_progress_hangs() -> None:
+async def test_worker_with_heartbeats_but_no_progress_is_given_up() -> None:
     """All its Grants are answered and it has credit left: nothing but steps is missing."""
     async with stack(worker_timeout_s=1.0, max_model_len=256) as s:
         s.worker.step_s = 0.01
@@ -59,7 +59,7 @@ async def test_a_worker_that_beats_but_makes_no_progress_hangs() -> None:
         s.worker.answering.set()
 
 
-def test_a_side_that_did_not_listen_blames_nobody() -> None:
+def test_monitor_blames_no_worker_for_a_scheduler_that_did_not_listen() -> None:
     monitor = LivenessMonitor(2.0, 10.0, 100.0)
     monitor.grant_sent(1)
     assert monitor.failure(101.9, busy=True) == ""
@@ -78,7 +78,7 @@ def test_a_side_that_did_not_listen_blames_nobody() -> None:
     assert monitor.failure(160.0, busy=True) == ""
 
 
-async def test_a_session_with_nothing_to_say_says_so() -> None:
+async def test_idle_session_sends_heartbeats() -> None:
     async with stack() as s:
         router = Router(s)
         welcome = await router.open()
@@ -90,7 +90,7 @@ async def test_a_session_with_nothing_to_say_says_so() -> None:
         assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_a_session_without_a_worker_beats_and_refuses() -> None:
+async def test_session_without_a_worker_sends_heartbeats_and_refuses() -> None:
     async with stack(ready=False, prepare=lambda w: w.may_load.clear()) as s:
         router = Router(s)
         welcome = await router.open()
@@ -106,7 +106,7 @@ async def test_a_session_without_a_worker_beats_and_refuses() -> None:
         assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_a_worker_that_stops_is_given_nothing_new() -> None:
+async def test_draining_worker_gets_no_new_requests() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.005
         router = Router(s)
@@ -136,7 +136,7 @@ async def test_a_worker_that_stops_is_given_nothing_new() -> None:
         assert router.tokens[3] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_the_newest_scheduler_has_the_worker_and_the_other_stands_aside() -> None:
+async def test_newest_scheduler_takes_the_worker_over() -> None:
     async with stack(max_model_len=256) as old:
         old.worker.step_s = 0.005
         first = Router(old)
@@ -159,7 +159,7 @@ async def test_the_newest_scheduler_has_the_worker_and_the_other_stands_aside() 
         assert first.tokens[2] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_a_newcomer_that_has_left_by_the_first_look_is_not_waited_for() -> None:
+async def test_scheduler_returns_when_its_successor_left_at_once() -> None:
     async with stack(max_model_len=256) as old:
         old.worker.may_tell.clear()
         async with scheduler_of(old.worker):
@@ -175,7 +175,7 @@ async def test_a_newcomer_that_has_left_by_the_first_look_is_not_waited_for() ->
         assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_a_worker_whose_epoch_changes_is_left_to_who_has_it() -> None:
+async def test_scheduler_stands_aside_while_the_workers_epoch_changes() -> None:
     """As seen early in a takeover: the one before is told at once, the next epoch begins when its steps have ended."""
     async with stack(max_model_len=256) as old, scheduler_of(old.worker):
         await old.until(lambda: old.worker.asked > 0)
@@ -203,7 +203,7 @@ async def test_frames_of_another_epoch_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("left_ms", [100, 400])
-async def test_what_a_drain_cuts_short_can_be_resumed_and_leaves_nothing(left_ms: int) -> None:
+async def test_requests_cut_short_by_a_drain_can_be_resumed(left_ms: int) -> None:
     async with stack(max_model_len=256, seqs=2) as s:
         s.worker.step_s = 0.02
         router = Router(s)

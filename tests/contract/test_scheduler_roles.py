@@ -34,7 +34,7 @@ async def failure(call: Any) -> Any:
     return from_rpc_error(caught.value)
 
 
-async def test_a_role_is_told_and_refuses_nothing() -> None:
+async def test_role_is_advice_and_refuses_nothing() -> None:
     async with stack(role="prefill", name=b"prefill") as s:
         assert await told_role(s) == ("prefill", "prefill")
         router = Router(s)
@@ -49,12 +49,12 @@ async def test_a_role_is_told_and_refuses_nothing() -> None:
 
 
 @pytest.mark.parametrize(("role", "expects"), [("prefill", True), ("decode", True), ("both", False)])
-async def test_a_worker_hears_whether_pages_will_come_or_go(role: str, expects: bool) -> None:
+async def test_worker_is_told_whether_transfers_will_come(role: str, expects: bool) -> None:
     async with stack(role=role) as s:
         assert s.worker.greeting.expects_peers is expects
 
 
-async def test_watchers_hear_of_a_change_at_once() -> None:
+async def test_load_watchers_see_a_role_change_at_once() -> None:
     async with stack() as s:
         watch = s.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=60_000))
         assert (await watch.read()).role == "both"
@@ -62,7 +62,7 @@ async def test_watchers_hear_of_a_change_at_once() -> None:
         assert (await asyncio.wait_for(watch.read(), 5)).role == "decode"
 
 
-async def test_a_change_lets_the_admitted_finish_and_refuses_their_like() -> None:
+async def test_role_change_lets_admitted_requests_finish() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.005
         router = Router(s)
@@ -89,7 +89,7 @@ async def test_a_change_lets_the_admitted_finish_and_refuses_their_like() -> Non
         await router.done(5)
 
 
-async def test_what_does_not_end_in_time_is_ended() -> None:
+async def test_role_change_ends_requests_after_its_drain_timeout() -> None:
     async with stack(max_model_len=256, name=b"prefill") as s:
         s.worker.step_s = 0.01
         router = Router(s)
@@ -107,7 +107,7 @@ async def test_what_does_not_end_in_time_is_ended() -> None:
         assert s.core.stats.transfers == {"failed": 1}
 
 
-async def test_a_change_that_is_given_up_changes_nothing() -> None:
+async def test_cancelled_role_change_changes_nothing() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.01
         router = Router(s)

@@ -40,7 +40,7 @@ async def test_a_session_runs_many_requests() -> None:
         await s.until_quiet()
 
 
-async def test_half_close_lets_what_runs_finish() -> None:
+async def test_half_closed_session_lets_its_requests_finish() -> None:
     async with stack() as s:
         router = Router(s)
         await router.open()
@@ -49,7 +49,7 @@ async def test_half_close_lets_what_runs_finish() -> None:
         assert router.tokens[1] == undisturbed(a_sequence(5, 20))[0]
 
 
-async def test_a_stop_token_is_named() -> None:
+async def test_stop_token_is_reported() -> None:
     sequence = a_sequence(6, 30)
     third = undisturbed(sequence)[0][2]
     async with stack() as s:
@@ -74,7 +74,7 @@ async def test_bad_requests_fail_alone() -> None:
         assert router.tokens[5] == undisturbed(a_sequence(4, 4))[0]
 
 
-async def test_what_would_not_fit_into_a_grant_fails_alone() -> None:
+async def test_request_too_large_for_a_grant_fails_alone() -> None:
     """Together such requests would make a Grant or a Report that gRPC refuses, and so cost all others their run."""
     async with stack() as s:
         router = Router(s)
@@ -98,7 +98,7 @@ async def test_what_would_not_fit_into_a_grant_fails_alone() -> None:
         assert all(error.fix for error in router.failed.values())
 
 
-async def test_a_full_queue_refuses_with_advice() -> None:
+async def test_full_queue_refuses_with_retry_advice() -> None:
     async with stack(seqs=1, max_waiting=2) as s:
         s.worker.answering.clear()
         router = Router(s)
@@ -112,7 +112,7 @@ async def test_a_full_queue_refuses_with_advice() -> None:
         await router.done(*range(6))
 
 
-async def test_an_abort_ends_with_a_row_and_frees_pages() -> None:
+async def test_aborted_request_gets_a_final_row_and_frees_its_pages() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.002
         router = Router(s)
@@ -127,7 +127,7 @@ async def test_an_abort_ends_with_a_row_and_frees_pages() -> None:
         await s.until_quiet()
 
 
-async def test_200_clients_that_leave_release_every_page() -> None:
+async def test_cancelled_sessions_release_every_page() -> None:
     async with stack(seqs=32, num_pages=2000, max_waiting=1000) as s:
         s.worker.step_s = 0.02
         sessions = [Router(s) for _ in range(10)]
@@ -182,7 +182,7 @@ async def test_load_is_watched_from_loading_on() -> None:
         watch.cancel()
 
 
-async def test_a_failed_load_names_its_cause() -> None:
+async def test_failed_model_load_names_its_cause() -> None:
     def prepare(worker: FakeWorkerService) -> None:
         worker.load_error = ConfigError("SHARD_MISSING", "model-2.safetensors is missing.", "Fetch it.")
 
@@ -195,7 +195,7 @@ async def test_a_failed_load_names_its_cause() -> None:
         watch.cancel()
 
 
-async def test_one_request_per_call() -> None:
+async def test_generate_serves_one_request_per_call() -> None:
     async with stack() as s:
         sequence = a_sequence(7, 9, logprobs=1)
         request = scheduler_pb2.GenerateTokensRequest(
@@ -227,7 +227,7 @@ async def test_model_info_tells_the_context_that_pages_allow() -> None:
         assert len(router.tokens[2]) == 32
 
 
-async def test_drain_refuses_finishes_and_answers() -> None:
+async def test_drain_refuses_new_requests_and_finishes_admitted_ones() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.002
         router = Router(s)
@@ -245,7 +245,7 @@ async def test_drain_refuses_finishes_and_answers() -> None:
         assert load.phase == "draining"
 
 
-async def test_drain_aborts_what_takes_too_long() -> None:
+async def test_drain_aborts_requests_after_its_timeout() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.02
         router = Router(s)

@@ -155,7 +155,7 @@ def talk(stack: Stack, *, stored: bool) -> list[list[int]]:
     return said
 
 
-def test_who_returns_is_found_in_memory_then_on_disk_then_in_redis(start: Callable[..., Stack]) -> None:
+def test_returning_prompts_are_found_in_memory_disk_and_redis(start: Callable[..., Stack]) -> None:
     stack = start()
     said = talk(stack, stored=True)
     before, found = stack.tiers(), dict[str, list[int]]()
@@ -171,7 +171,7 @@ def test_who_returns_is_found_in_memory_then_on_disk_then_in_redis(start: Callab
     assert min(found["device"]) > max(found["redis"]), "the last are still on the device, the first only in Redis"
 
 
-def test_what_is_stored_when_it_leaves_is_found_too(start: Callable[..., Stack]) -> None:
+def test_pages_stored_on_evict_are_found(start: Callable[..., Stack]) -> None:
     """It may leave before it could be stored, on a machine that is busy: most of it must not."""
     stack = start("--kvstore-offload=on-evict")
     said = talk(stack, stored=False)

@@ -55,7 +55,7 @@ async def ticket_of(s: Stack, transfer_id: bytes) -> scheduler_pb2.Ticket:
     return ticket
 
 
-async def test_a_prefill_answers_with_a_ticket_and_a_token() -> None:
+async def test_prefill_only_request_returns_a_ticket_and_a_token() -> None:
     async with stack(name=b"prefill") as s:
         router = Router(s)
         welcome = await router.open()
@@ -79,7 +79,7 @@ async def test_a_prefill_answers_with_a_ticket_and_a_token() -> None:
         assert (error.code, error.http_status) == ("TRANSFER_UNKNOWN", 404)
 
 
-async def test_the_end_of_a_session_ends_its_transfers_but_those_with_a_lease_of_their_own() -> None:
+async def test_ended_session_keeps_only_transfers_with_a_clients_lease() -> None:
     async with stack(name=b"prefill") as s:
         router = Router(s)
         await router.open()
@@ -94,7 +94,7 @@ async def test_the_end_of_a_session_ends_its_transfers_but_those_with_a_lease_of
         assert s.core.stats.transfers == {"released": 1, "expired": 1}
 
 
-async def test_a_request_is_handed_over_with_its_pages() -> None:
+async def test_handover_moves_a_request_with_its_pages() -> None:
     async with both_sides() as (prefill, decode):
         here, there = await opened(prefill), await opened(decode)
         sequence = a_sequence(14, 8)
@@ -120,7 +120,7 @@ async def test_a_request_is_handed_over_with_its_pages() -> None:
         await decode.until_quiet()
 
 
-async def test_a_late_decode_pulls_with_the_ticket_of_its_submission() -> None:
+async def test_submission_with_a_ticket_pulls_its_pages() -> None:
     async with both_sides() as (prefill, decode):
         here, there = await opened(prefill), await opened(decode)
         await here.submit({1: a_sequence(14, 8)}, PREFILL)
@@ -133,7 +133,7 @@ async def test_a_late_decode_pulls_with_the_ticket_of_its_submission() -> None:
         await prefill.until_quiet()
 
 
-async def test_tickets_of_no_use_are_told_of_and_cost_the_request_nothing() -> None:
+async def test_useless_tickets_are_reported_and_the_request_runs() -> None:
     async with both_sides() as (prefill, decode):
         here, there = await opened(prefill), await opened(decode)
         await here.submit({1: a_sequence(14, 8)}, PREFILL)
@@ -161,7 +161,7 @@ async def test_tickets_of_no_use_are_told_of_and_cost_the_request_nothing() -> N
         assert there.tokens[3] == undisturbed(a_sequence(14, 8))[0]
 
 
-async def test_giving_up_and_leaving() -> None:
+async def test_give_up_abort_and_cancelled_session_leave_nothing() -> None:
     async with both_sides() as (_, decode):
         there = await opened(decode)
         await there.submit({1: a_sequence(9, 4), 2: a_sequence(9, 4), 3: a_sequence(9, 4)}, DECODE)
@@ -174,7 +174,7 @@ async def test_giving_up_and_leaving() -> None:
         await decode.until_quiet()
 
 
-async def test_a_replica_is_both_sides_of_no_request() -> None:
+async def test_request_with_both_roles_is_refused() -> None:
     async with stack() as s:
         router = await opened(s)
         await router.submit({1: a_sequence(9, 4)}, scheduler_pb2.KvTransfer(prefill_only=True, await_handover=True))

@@ -50,7 +50,7 @@ async def test_a_lost_worker_fails_its_requests_and_comes_back() -> None:
         assert info.epoch.run > 1
 
 
-async def test_a_hung_worker_is_given_up() -> None:
+async def test_hung_worker_is_given_up() -> None:
     async with stack(worker_timeout_s=0.3) as s:
         s.worker.answering.clear()
         router = Router(s)
@@ -74,7 +74,7 @@ async def test_a_report_that_answers_no_grant_does_not_hide_a_hang() -> None:
         s.worker.answering.set()
 
 
-async def test_a_link_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_worker_link_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than a scheduler that never attaches again, and requests that nobody ends."""
     async with stack() as s:
         ended: list[QuireError] = []
@@ -89,7 +89,7 @@ async def test_a_link_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPat
         assert ended[0].code == "INTERNAL"
 
 
-async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_core_costs_its_epoch_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stack() as s:
         router = Router(s)
         await router.open()
@@ -101,7 +101,7 @@ async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: py
         await first_lost_next_served(s, router)
 
 
-async def test_a_worker_that_goes_leaves_nobody_waiting_to_write() -> None:
+async def test_lost_worker_leaves_no_writer_thread() -> None:
     async with stack() as s:
         address = s.worker.address
         assert call_writers() == 1
@@ -112,7 +112,7 @@ async def test_a_worker_that_goes_leaves_nobody_waiting_to_write() -> None:
         assert call_writers() == 1
 
 
-async def test_a_grant_that_cannot_be_sent_costs_its_epoch_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unsendable_grant_costs_its_epoch_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = [object()]
 
     def encode_some(grant: Any) -> Any:

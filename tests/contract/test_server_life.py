@@ -105,7 +105,7 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["drained", "closed"]
 
 
-def test_sigterm_during_a_start_in_native_code_ends_well(tmp_path: Path) -> None:
+def test_sigterm_during_a_native_start_exits_cleanly(tmp_path: Path) -> None:
     """A load goes on in its thread; at the interpreter's end C++ would abort the process (SIGABRT)."""
     native = "import torch; print('loading', flush=True)\n        while True: torch.rand(64, 64) @ torch.rand(64, 64)"
     script = tmp_path / "native.py"
@@ -150,7 +150,7 @@ def test_bad_flags_are_fatal_and_named(tmp_path: Path, kind: str, flags: tuple[s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_port_in_use(tmp_path: Path, kind: str) -> None:
+def test_taken_port_is_named(tmp_path: Path, kind: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -58,7 +58,7 @@ def running(folder: Path) -> Iterator[Running]:
             process.kill()
 
 
-def test_it_is_light_and_starts_fast(folder: Path) -> None:
+def test_tokenizer_process_is_light_and_starts_fast(folder: Path) -> None:
     """Start is measured in CPU seconds: the machine that runs the tests has other work."""
     with running(folder) as tokenizer, grpc.insecure_channel(tokenizer.address) as channel:
         stub = tokenizer_pb2_grpc.TokenizerStub(channel)
@@ -94,7 +94,7 @@ def test_sigterm_waits_for_open_requests_and_not_for_idle_streams(folder: Path) 
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], "MODEL_REQUIRED"), (["--model", "/nowhere"], "MODEL_NOT_FOUND")])
-def test_a_start_that_fails_says_why(arguments: list[str], code: str) -> None:
+def test_failed_tokenizer_start_names_its_cause(arguments: list[str], code: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "quire_tokenizer", *arguments],
         stderr=subprocess.PIPE,

@@ -27,7 +27,7 @@ async def opened(stub: Stub) -> Any:
     return call
 
 
-async def test_the_stream_answers_what_calls_do(stub: Stub) -> None:
+async def test_tokenize_stream_answers_equal_calls(stub: Stub) -> None:
     text = pb.EncodeRequest(texts=["hello <|im_end|> world", "x"], add_special_tokens=True)
     talk = chat(("user", "hello"), add_generation_prompt=True)
     call = await opened(stub)
@@ -45,7 +45,7 @@ async def test_the_stream_answers_what_calls_do(stub: Stub) -> None:
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_short_text_does_not_wait_and_what_is_cancelled_leaves_no_process_at_work(stub: Stub) -> None:
+async def test_short_texts_overtake_and_cancelled_work_ends(stub: Stub) -> None:
     before, call = children(), await opened(stub)
     await call.write(pb.TokenizeRequest(id=1, render=chat(("user", "x"), chat_template=LOOPS)))
     await wait_for(lambda: children() - before)
@@ -58,7 +58,7 @@ async def test_a_short_text_does_not_wait_and_what_is_cancelled_leaves_no_proces
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_breaks_leaves_no_process_at_work(stub: Stub) -> None:
+async def test_broken_tokenize_stream_ends_its_work(stub: Stub) -> None:
     before, call = children(), await opened(stub)
     await call.write(pb.TokenizeRequest(id=1, render=chat(("user", "x"), chat_template=LOOPS)))
     await wait_for(lambda: children() - before)

@@ -43,13 +43,13 @@ def _waiting_s(kind: str) -> float:
 
 @pytest.mark.perf
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core do not spin")
-def test_a_workers_waiting_threads_soon_sleep() -> None:
+def test_idle_worker_threads_sleep_soon() -> None:
     """On a busy machine a turn of the loop that spins may be cut short, so there are several attempts."""
     found = [(_waiting_s("worker"), _waiting_s("plain")) for _ in range(3)]
     assert min(worker for worker, _ in found) < 0.6 * max(plain for _, plain in found), found
 
 
-def test_what_the_environment_says_already_stays() -> None:
+def test_environments_thread_settings_stay() -> None:
     said = {"OMP_WAIT_POLICY": "PASSIVE"}
     limit_spinning(said)
     assert said == {"OMP_WAIT_POLICY": "PASSIVE"}

@@ -91,7 +91,7 @@ def look_up(address: str) -> bytes:
     return found.lease
 
 
-def test_what_one_worker_stored_another_loads() -> None:
+def test_workers_share_pages_through_the_kvstore() -> None:
     with kvstore() as address:
         store(address)
         lease = look_up(address)
@@ -111,7 +111,7 @@ def test_what_one_worker_stored_another_loads() -> None:
 
 
 @pytest.mark.parametrize("lease", [b"", b"unknown"])
-def test_a_lease_that_is_not_there_is_a_miss_and_recomputed(lease: bytes) -> None:
+def test_missing_lease_is_a_miss_and_is_recomputed(lease: bytes) -> None:
     with kvstore() as address, a_worker(address) as worker:
         scheduler, told = FakeScheduler(worker.stub), Told()
         scheduler.attach()
@@ -137,7 +137,7 @@ def agent_pid() -> int:
     raise AssertionError("there is no mover")
 
 
-def test_when_the_mover_is_killed_the_scheduler_sees_a_miss_and_then_hits_again() -> None:
+def test_killed_agent_is_a_miss_and_later_loads_hit() -> None:
     with kvstore() as address:
         store(address)
         with a_worker(address) as worker:
@@ -198,7 +198,7 @@ def test_a_move_is_a_span_of_its_request() -> None:
     assert {span.trace_id for span in spans if not span.name.endswith("/Stats")} == {trace}
 
 
-def test_a_put_that_is_abandoned_leaves_nothing() -> None:
+def test_abandoned_put_leaves_nothing() -> None:
     with kvstore() as address, grpc.insecure_channel(address) as channel:
         client, asked = KvClient(channel, timeout_s=30.0), list[int]()
 
@@ -215,7 +215,7 @@ def test_a_put_that_is_abandoned_leaves_nothing() -> None:
         assert client.put_pages(RUN, "int32", 16, lambda index: bytes(16)).stored == 3
 
 
-def test_a_kvstore_that_is_gone_is_a_miss() -> None:
+def test_absent_kvstore_is_a_miss() -> None:
     with a_worker("127.0.0.1:1") as worker:
         scheduler, told = FakeScheduler(worker.stub), Told()
         scheduler.attach()

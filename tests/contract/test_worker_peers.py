@@ -52,7 +52,7 @@ def pull(move_id: int, source: tuple[RankAddress, ...], *pages: int, first: int 
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm", "tcp", "grpc"])
-def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: str) -> None:
+def test_pull_follows_the_prefill_and_decoding_continues(transport: str) -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_transport=transport) as prefills, a_worker(runner, peer_transport=transport) as decodes:
         here, there = Side(prefills.stub), Side(decodes.stub)
@@ -74,7 +74,7 @@ def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: s
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_what_carries_pages_starts_where_a_scheduler_says_that_there_will_be_peers(told: bool) -> None:
+def test_peer_transports_start_when_the_scheduler_announces_peers(told: bool) -> None:
     before = {child.pid for child in psutil.Process().children()}
     with a_worker() as worker:
         scheduler = FakeScheduler(worker.stub, scheduler_hello(expects_peers=told))
@@ -88,7 +88,7 @@ def test_what_carries_pages_starts_where_a_scheduler_says_that_there_will_be_pee
         scheduler.cancel()
 
 
-def test_workers_tell_who_finds_their_memory() -> None:
+def test_worker_tells_whose_memory_it_can_reach() -> None:
     with a_worker() as one, a_worker(peer_transport="tcp") as other:
         assert Side(one.stub).hello.host == Side(other.stub).hello.host == neighbourhood() != b""
     child = [
@@ -166,7 +166,7 @@ def test_a_pull_is_cancelled_by_a_grant() -> None:
         assert here.moved(1) == (1, 0)
 
 
-def test_an_export_is_cancelled_by_a_grant_and_its_pages_are_of_use_again() -> None:
+def test_cancelled_export_frees_its_pages() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
         here, there = Side(prefills.stub), Side(decodes.stub)
@@ -179,7 +179,7 @@ def test_an_export_is_cancelled_by_a_grant_and_its_pages_are_of_use_again() -> N
         assert here.finished(1) == continuation([5] * 6, 1, VOCAB) and here.told.errors == []
 
 
-def test_a_scheduler_that_takes_the_exporter_over_is_no_source_of_what_the_last_one_promised() -> None:
+def test_takeover_of_the_exporter_ends_earlier_exports() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
         here, there = Side(prefills.stub), Side(decodes.stub)
@@ -195,7 +195,7 @@ def test_a_scheduler_that_takes_the_exporter_over_is_no_source_of_what_the_last_
         assert newer.hello.data_address == here.hello.data_address and newer.told.moved == {}
 
 
-def test_a_worker_that_serves_nobody_says_so_and_pulls_all_the_same() -> None:
+def test_worker_without_a_data_port_still_pulls() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_listen="off") as closed, a_worker() as opened:
         here, there = Side(opened.stub), Side(closed.stub)
@@ -209,7 +209,7 @@ def test_a_worker_that_serves_nobody_says_so_and_pulls_all_the_same() -> None:
         assert there.moved(2) == (0, 4) and here.moved(1) == (0, 4) and runner.batches == []
 
 
-def test_where_others_find_the_peer_port() -> None:
+def test_peer_port_address_follows_the_flags() -> None:
     options = {"listen": "127.0.0.1:7", "peer_listen": "127.0.0.1:0", "peer_transport": "tcp"}
     for more, host in (({}, b"127.0.0.1"), ({"advertise": "engine.local:7"}, b"engine.local"), (
         {"advertise": "engine.local:7", "peer_advertise": "10.0.0.9"}, b"10.0.0.9")):  # fmt: skip
@@ -223,7 +223,7 @@ def test_where_others_find_the_peer_port() -> None:
         door.close()
 
 
-def test_a_worker_that_listens_everywhere_names_the_address_of_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_on_all_interfaces_names_its_routes_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for own, told in (("10.0.0.7", [b"10.0.0.7"]), ("", [])):
         monkeypatch.setattr(peer_listeners, "own_host", lambda family, own=own: own)
         door = PeerListeners(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
@@ -238,7 +238,7 @@ def out_of_reach(told: tuple[RankAddress, ...], grpc_port: int) -> tuple[RankAdd
 
 
 @pytest.mark.parametrize(("mode", "came"), [("pass", 4), ("flip", 0)])
-def test_what_the_data_port_does_not_give_comes_over_grpc_or_is_computed(mode: str, came: int) -> None:
+def test_blocked_data_port_falls_back_to_grpc_or_compute(mode: str, came: int) -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
         here, there = Side(prefills.stub), Side(decodes.stub)

@@ -95,7 +95,7 @@ def in_process(folder: Path) -> dict[int, list[int]]:
     return bench.run().tokens
 
 
-def test_the_stream_and_the_engine_in_process_say_the_same(worker: str, folder: Path) -> None:
+def test_worker_process_matches_the_engine_in_process(worker: str, folder: Path) -> None:
     told = Told()
     with grpc.insecure_channel(worker) as channel:
         scheduler = FakeScheduler(worker_pb2_grpc.WorkerStub(channel))
@@ -126,7 +126,7 @@ SCHEDULER = textwrap.dedent(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_scheduler_that_dies_or_hangs_takes_its_slots_with_it(worker: str, number: signal.Signals) -> None:
+def test_slots_of_a_dead_or_hanging_scheduler_are_freed(worker: str, number: signal.Signals) -> None:
     root = Path(__file__).resolve().parents[2]
     child = subprocess.Popen(
         [sys.executable, "-c", SCHEDULER, worker],
@@ -161,7 +161,7 @@ def test_a_scheduler_that_dies_or_hangs_takes_its_slots_with_it(worker: str, num
         (("--model", "{folder}", "--kv-cache-memory-bytes", "1000000000000000"), "KV_CACHE_TOO_LARGE"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_the_headline(
+def test_unservable_model_is_named_at_the_start(
     tmp_path: Path, folder: Path, flags: tuple[str, ...], code: str
 ) -> None:
     process = Process(*(flag.format(tmp=tmp_path, folder=folder) for flag in flags))

@@ -63,7 +63,7 @@ def gone(worker: WorkerServer, run: int) -> None:
     raise AssertionError(f"still {status}")
 
 
-def test_hello_then_a_sequence_runs_by_itself(worker: WorkerServer) -> None:
+def test_granted_sequence_runs_without_further_grants(worker: WorkerServer) -> None:
     scheduler = FakeScheduler(worker.stub)
     hello = scheduler.attach()
     assert (hello.num_slots, hello.max_num_seqs, hello.num_pages) == (10, 4, (64,))
@@ -101,7 +101,7 @@ def test_lockstep_is_one_step_and_one_report_per_grant(worker: WorkerServer) -> 
     assert tokens == says(8)
 
 
-def test_many_sequences_through_few_rows(worker: WorkerServer) -> None:
+def test_more_sequences_than_rows_all_finish(worker: WorkerServer) -> None:
     scheduler = FakeScheduler(worker.stub)
     scheduler.attach()
     prompts = {slot: [slot + 3] * (slot + 1) for slot in range(10)}
@@ -124,7 +124,7 @@ def test_one_bad_sequence_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("way", ["cancel", "half_close"])
-def test_a_scheduler_that_leaves_takes_its_slots_with_it(worker: WorkerServer, way: str) -> None:
+def test_slots_of_a_disconnected_scheduler_are_freed(worker: WorkerServer, way: str) -> None:
     scheduler = FakeScheduler(worker.stub)
     scheduler.attach()
     scheduler.grant(start=[a_start(0, PROMPT, PAGES)], budget=LOCKSTEP)
@@ -137,7 +137,7 @@ def test_a_scheduler_that_leaves_takes_its_slots_with_it(worker: WorkerServer, w
     assert collect(after, 1).tokens == {0: says(8, [7])}
 
 
-def test_the_newest_scheduler_wins(worker: WorkerServer) -> None:
+def test_newest_scheduler_takes_the_worker_over(worker: WorkerServer) -> None:
     old = FakeScheduler(worker.stub)
     old.attach()
     old.grant(start=[a_start(0, PROMPT, PAGES)], budget=LOCKSTEP)
@@ -158,9 +158,7 @@ def test_the_newest_scheduler_wins(worker: WorkerServer) -> None:
         (worker_pb2.Grant(control=[worker_pb2.Control()]), "PARAMETER_UNSUPPORTED"),
     ],
 )
-def test_a_grant_that_is_refused_whole_ends_the_stream(
-    worker: WorkerServer, message: worker_pb2.Grant, code: str
-) -> None:
+def test_refused_grant_ends_the_stream(worker: WorkerServer, message: worker_pb2.Grant, code: str) -> None:
     scheduler = FakeScheduler(worker.stub)
     scheduler.attach()
     scheduler.send_raw(message)
@@ -188,9 +186,7 @@ def test_the_first_frame_is_a_hello_of_this_version(worker: WorkerServer, hello:
     assert error_of(FakeScheduler(worker.stub, hello)).code == code
 
 
-def test_streams_that_say_nothing_do_not_hold_the_threads(
-    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_streams_hold_no_threads(worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_stream, "HELLO_LIMIT_S", 0.2)
     silent, entered, greet = threading.Event(), threading.Semaphore(0), run_stream.RunStream._greet
 
@@ -213,7 +209,7 @@ def test_streams_that_say_nothing_do_not_hold_the_threads(
             call.cancel()
 
 
-def test_load_tells_every_watcher_and_run_waits_for_the_model() -> None:
+def test_load_progress_reaches_every_watcher_and_run_waits() -> None:
     go, told = threading.Event(), threading.Event()
 
     def slow(config: WorkerConfig, progress: Progress) -> ServedModel:
@@ -273,7 +269,7 @@ def test_draining_lets_sequences_end_and_takes_no_new_scheduler(worker: WorkerSe
     assert told.tokens[0] == says(8)[1:] and all(report.draining for report in told.reports)
 
 
-def test_a_silent_session_has_heartbeats(worker: WorkerServer) -> None:
+def test_idle_run_stream_has_heartbeats(worker: WorkerServer) -> None:
     scheduler = FakeScheduler(worker.stub)
     scheduler.attach()
     scheduler.grant()
@@ -283,7 +279,7 @@ def test_a_silent_session_has_heartbeats(worker: WorkerServer) -> None:
         assert (beat.heartbeat, beat.retired, beat.steps) == (True, 1, 0)
 
 
-def test_the_plain_twin_says_the_same_and_has_one_step_in_flight_at_most() -> None:
+def test_lockstep_worker_matches_with_no_step_in_flight() -> None:
     prompts = {slot: [slot + 3] * (slot + 1) for slot in range(10)}
     starts = [a_start(s, p, [1 + 5 * s, 2 + 5 * s, 3 + 5 * s, 4 + 5 * s, 5 + 5 * s], key=s) for s, p in prompts.items()]
     told = {}
@@ -299,9 +295,7 @@ def test_the_plain_twin_says_the_same_and_has_one_step_in_flight_at_most() -> No
     assert any(report.in_flight == 1 for report in told[False].reports)
 
 
-def test_a_broken_engine_ends_the_run_and_serves_the_next(
-    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_engine_ends_its_run_and_serves_the_next(worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = worker.service._replica
     assert replica is not None
     scheduler = FakeScheduler(worker.stub)
