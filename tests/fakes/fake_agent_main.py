@@ -11,8 +11,8 @@ from pathlib import Path
 
 from quire_common.credit import PageMove
 from quire_common.pages import PageCorrupt, PageKey, check_page, frame_page
+from quire_worker.kv_transfer.agent_handlers import kvstore_handlers
 from quire_worker.kv_transfer.agent_main import run_agent
-from quire_worker.kv_transfer.kvstore_handlers import kvstore_handlers
 from quire_worker.kv_transfer.setup import AgentSetup
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 

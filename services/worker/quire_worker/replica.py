@@ -14,9 +14,8 @@ from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.spec import STEP_TIMEOUT_S, EngineSpec
-from quire_worker.kv_transfer.agent_on_demand import AgentOnDemand
 from quire_worker.kv_transfer.agent_process import COPY_BYTES, CUDA_COPY_BYTES, AgentProcess
-from quire_worker.kv_transfer.agents_by_kind import AgentsByKind
+from quire_worker.kv_transfer.composite_agents import AgentOnDemand, AgentsByKind
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from quire_worker.kv_transfer.setup import STORE_KINDS, AgentSetup

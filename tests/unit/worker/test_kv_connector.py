@@ -16,9 +16,8 @@ from quire_common.kv_client import KvClient, LeaseAccess, PutOutcome, StartedPut
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.kv_transfer.job_queue import Job
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
-from quire_worker.kv_transfer.load_queue import LoadQueue
+from quire_worker.kv_transfer.kvstore_queues import LoadQueue, StoreQueue
 from quire_worker.kv_transfer.ring import Ring
-from quire_worker.kv_transfer.store_queue import StoreQueue
 from quire_worker.kv_transfer.transports.grpc_transport import GrpcTransport
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector

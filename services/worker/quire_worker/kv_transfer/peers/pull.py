@@ -14,7 +14,7 @@ from quire_common.errors import NotFound, QuireError
 from quire_common.kv_client import TransferCancelled
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.telemetry.logs import get_logger
-from quire_worker.kv_transfer.load_queue import RingPageSink
+from quire_worker.kv_transfer.kvstore_queues import RingPageSink
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
 from quire_worker.kv_transfer.peers.peer_port import FRAME_S
 from quire_worker.kv_transfer.peers.pull_end import PoolPageSink, PullEnd
@@ -26,10 +26,10 @@ from quire_worker.kv_transfer.transports.transport import PageTransfer, Transpor
 if TYPE_CHECKING:
     from quire_worker.kv_transfer.handlers import AgentContext
     from quire_worker.kv_transfer.job_queue import Job
-    from quire_worker.kv_transfer.load_queue import SlotSource
+    from quire_worker.kv_transfer.kvstore_queues import SlotSource
     from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
     from quire_worker.kv_transfer.transports.fallback import FallbackPolicy
-    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+    from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
     from quire_worker.kv_transfer.transports.transport import FetchTransport
 
 log = get_logger(__name__)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.job_queue import Job, Send
-    from quire_worker.kv_transfer.load_queue import RingPageSink
+    from quire_worker.kv_transfer.kvstore_queues import RingPageSink
     from quire_worker.kv_transfer.transports.data_link import DataLink
     from quire_worker.kv_transfer.transports.nixl_agent import SharedNixlAgent
-    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+    from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from quire_worker.kv_transfer.job_queue import BATCH_BYTES, ended_frame, trace_m
 from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
 from quire_worker.kv_transfer.peers.pull import Pull
 from quire_worker.kv_transfer.transports.fallback import PEER_RULES, FallbackPolicy
-from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
 from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
     from quire_worker.kv_transfer.peers.pull_end import PullEnd
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
-    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+    from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import pack_i32
 from quire_common.kv_data.frame import FrameKind
-from quire_worker.kv_transfer.transports.page_parts import receive_parts
+from quire_worker.kv_transfer.transports.page_frames import receive_parts
 
 if TYPE_CHECKING:
     from quire_common.kv_data.connection import ReceivedFrame

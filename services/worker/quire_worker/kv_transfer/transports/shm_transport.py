@@ -7,21 +7,81 @@ are right: whatever the store, or a lease that has run out, does meanwhile ends 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import select
+import struct
+import threading
 from typing import TYPE_CHECKING
 
 from quire_common.errors import NotFound
 from quire_common.kv_data.frame import DataConnectionError, FrameKind
-from quire_common.pages import PageCorrupt, check_parts
-from quire_worker.kv_transfer.transports.arena_map import ArenaMap, PageReplaced
+from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts
 from quire_worker.kv_transfer.transports.data_link import DataLink, connect
-from quire_worker.kv_transfer.transports.outbound import send_pages
+from quire_worker.kv_transfer.transports.page_frames import send_pages
+from quire_worker.kv_transfer.transports.shared_map import SharedMap
 from quire_worker.kv_transfer.transports.transport import TransportError
 
 if TYPE_CHECKING:
+    import socket
+
     from quire_common.kv_client import LeaseAccess
     from quire_worker.kv_transfer.transports.data_link import Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
+
+
+_HEAD_BYTES = 64
+_GENERATION = struct.Struct("<Q")
+
+
+class ArenaMap:
+    """Takes over `fd`. `sock` is the connection that it came over. Raises DataConnectionError."""
+
+    def __init__(self, fd: int, sock: socket.socket) -> None:
+        self._map = SharedMap(fd)
+        self._sock = sock
+        threading.Thread(target=self._watch, name="arena-watch", daemon=True).start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been let go."""
+        return self._map.closed
+
+    def came_over(self, sock: socket.socket) -> bool:
+        """Whether that is the connection that it goes with."""
+        return self._sock is sock
+
+    def copy(self, offset: int, generation: int, body: memoryview) -> tuple[bytes, int]:
+        """Copy the page there, if it still is the one of that generation; returns its header, and the checksum of the
+        copy under it. Raises PageCorrupt, and DataConnectionError where the store has gone."""
+        if offset < _HEAD_BYTES:
+            raise PageCorrupt(f"there is no page at {offset}")
+        header = self._map.read(offset, HEADER_BYTES)
+        checksum = self._map.copy(offset + HEADER_BYTES, header, body)
+        (found,) = _GENERATION.unpack(self._map.read(offset - _HEAD_BYTES, _GENERATION.size))
+        if found != generation:
+            raise PageReplaced
+        return header, checksum
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._map.close()
+
+    def _watch(self) -> None:
+        """Nothing is read here: only the end of the connection is looked for."""
+        poll = select.poll()
+        with contextlib.suppress(OSError, ValueError):  # it has been closed already
+            poll.register(self._sock, select.POLLRDHUP)
+            poll.poll()
+        self.close()
+
+
+class PageReplaced(PageCorrupt):
+    """Another page lies there now: the lease has ended. The store knows."""
+
+    def __init__(self) -> None:
+        super().__init__("the page has gone from its place")
+
 
 # The name comes from the wire: it leads to no socket but a kvstore's.
 _NAME = re.compile(r"quire-kvstore-[0-9a-f]{32}")

@@ -10,8 +10,7 @@ from quire_common.errors import ConfigError, NotFound
 from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind
 from quire_common.pages import PageCorrupt
 from quire_worker.kv_transfer.transports.data_link import DataLink, connect
-from quire_worker.kv_transfer.transports.outbound import send_pages
-from quire_worker.kv_transfer.transports.page_parts import receive_parts
+from quire_worker.kv_transfer.transports.page_frames import receive_parts, send_pages
 from quire_worker.kv_transfer.transports.transport import TransportError
 
 if TYPE_CHECKING:

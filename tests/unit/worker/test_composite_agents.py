@@ -10,8 +10,7 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.transfer_agent import KvTransferAgent, MoveResult, NoTransferAgent
-from quire_worker.kv_transfer.agent_on_demand import MAX_WAITING, AgentOnDemand
-from quire_worker.kv_transfer.agents_by_kind import AgentsByKind
+from quire_worker.kv_transfer.composite_agents import MAX_WAITING, AgentOnDemand, AgentsByKind
 from tests.fakes.fake_transfer_agent import FakeTransferAgent
 
 WAIT_S = 30.0

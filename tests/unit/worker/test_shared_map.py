@@ -10,7 +10,7 @@ import pytest
 
 from quire_common.kv_data.frame import DataConnectionError
 from quire_worker.kv_transfer.ring import Ring
-from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
 
 
 def opened(ring: Ring) -> int:
