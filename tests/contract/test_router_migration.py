@@ -216,7 +216,7 @@ async def test_an_end_that_is_known_needs_no_engine(fault: Any) -> None:
         await until(lambda: any(fake.submits and not fake.running for fake in rig.schedulers))
         (fake,) = [fake for fake in rig.schedulers if fake.submits]
         replica = rig.router.fleet.replicas[host_of(rig, fake).address]
-        await until(lambda: any(sequence.finish for sequence in replica.session.sequences.values()))
+        await until(lambda: any(sequence.engine.finish for sequence in replica.session.sequences.values()))
         await fault(rig, fake)
         await until(lambda: not replica.session.open and not replica.session.sequences)
         rig.tokenizer.stepping.set()

@@ -31,8 +31,9 @@ class InStep(FakeScheduler):
 
     def _is_told(self, sequence: SequenceState) -> bool:
         run = self.running.get(sequence.handle)
-        heard = run is None or len(sequence.output_ids) // 4 == run.sent
-        return heard and sequence.rows_out == sequence.rows_back and not sequence.dirty
+        heard = run is None or sequence.engine.tokens == run.sent
+        answered = sequence.text.rows_out == sequence.text.rows_back
+        return heard and answered and sequence not in sequence.delta_queue
 
 
 def request(rig: RouterRig, path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:

@@ -80,7 +80,7 @@ class RouterService:
         self.fleet = Fleet(config, self._detokenizer, bound.instance, self._watchdog, self._lost, self._on_fleet)
         self._pending = PendingSequences(self._detokenizer)
         handles = HandleCounter()
-        self._placement = PlacementService(config, self.fleet)
+        self._placement = PlacementService(config, self.fleet.table, self.fleet.row_of)
         self._transfers = Transfers()
         chooser = Chooser(self.fleet, self._placement.placer)
         self._migration = Migration(config, chooser, handles, self._pending, self._transfers)
@@ -100,7 +100,7 @@ class RouterService:
             token_bytes,
             self._rates.charge,
             ticket_manager=TicketManager(
-                self.fleet, self._transfers, self._migration, config.kv_transfer_lease_s, config.replica_timeout_s
+                self.fleet.find, self._transfers, self._migration, config.kv_transfer_lease_s, config.replica_timeout_s
             ),
             share_prefix_across_keys=config.share_prefix_across_keys,
         )

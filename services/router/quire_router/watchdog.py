@@ -18,7 +18,7 @@ _MIN_TICK_S = 0.01
 
 
 class Watch:
-    """One peer. Whoever hears of it sets `quiet_s` to 0: a plain assignment, since that happens for every message."""
+    """One peer, and how long it has been silent."""
 
     __slots__ = ("_on_expiry", "_owes", "expired", "limit_s", "quiet_s")
 
@@ -28,6 +28,14 @@ class Watch:
         self.expired = False
         self._on_expiry = on_expiry
         self._owes = owes
+
+    def hear(self) -> None:
+        """The peer gave a sign of life."""
+        self.quiet_s = 0.0
+
+    def set_limit(self, limit_s: float) -> None:
+        """It may be silent for so long from now on."""
+        self.limit_s = limit_s
 
     def advance(self, passed_s: float) -> None:
         """Some time passed; once the limit is reached, `on_expiry` is called, once."""

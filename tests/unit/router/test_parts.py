@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,17 @@ from quire_common.errors import ConfigError, InvalidArgument, NotFound, Overload
 from quire_router.api_keys import ApiKeys, load_api_keys
 from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
-from quire_router.replicas.session_codec import apply_events, apply_rows
+from quire_router.replicas.session_codec import session_step
+from quire_router.replicas.session_reducer import apply_events, apply_rows
 from quire_router.requests.admission import Admission
 from quire_router.requests.catalog import Catalog
 from quire_router.requests.lengths import answer_length, check_prompt
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.handles import HandleCounter
 from tests.unit.router.makers import MODEL, make_job, make_sequence
+
+# No tickets come here.
+SOURCE: Any = None
 
 
 def test_handles_are_unique_and_carry_their_bit() -> None:
@@ -124,28 +129,34 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     message.admitted.add(handle=second.handle, attempt=3, cached_tokens=9)  # of another attempt
     message.finished.add(handle=second.handle)
     sequences = {first.handle: first, second.handle: second}
-    apply_events(message, sequences, {})
-    assert apply_rows(message, sequences, 5) == 4
-    assert bytes(first.output_ids) == pack_i32([10, 11]) and bytes(second.output_ids) == pack_i32([13])
-    assert (first.finish, second.finish) == (0, 2)
-    assert (first.cached_tokens, second.cached_tokens) == (7, 0)
-    assert [(e.token_id, e.logprob, e.rank, list(e.top_ids)) for e in first.entries] == [
+    step = session_step(message)
+    apply_events(step, sequences, {}, SOURCE)
+    assert step.rows is not None
+    apply_rows(step.rows, sequences, 5)
+    assert bytes(first.engine.output_ids) == pack_i32([10, 11]) and bytes(second.engine.output_ids) == pack_i32([13])
+    assert (first.engine.finish, second.engine.finish) == (0, 2)
+    assert (first.engine.cached_tokens, second.engine.cached_tokens) == (7, 0)
+    assert [(e.token_id, e.logprob, e.rank, list(e.top_ids)) for e in first.engine.entries] == [
         (10, -1, 1, [50]),
         (11, -2, 2, [51]),
     ]
-    assert [(e.token_id, list(e.top_ids), list(e.top_logprobs)) for e in second.entries] == [(13, [53, 54], [-8, -9])]
+    assert [(e.token_id, list(e.top_ids), list(e.top_logprobs)) for e in second.engine.entries] == [
+        (13, [53, 54], [-8, -9])
+    ]
 
 
 def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:
     job = make_job(n=2)
     first, moved = (make_sequence(job, DeltaQueue(), i) for i in range(2))
-    moved.resumed, moved.cached_tokens = True, 5
+    moved.engine.admit(0, 5)
+    moved.add_row(pack_i32([1]), 0, 1)
+    moved.begin_attempt(moved.handle)
     sequences = {first.handle: first, moved.handle: moved}
     admission, end = sb.SessionResponse(), sb.SessionResponse()
     for sequence in sequences.values():
-        admission.admitted.add(handle=sequence.handle, attempt=0, cached_tokens=64)
+        admission.admitted.add(handle=sequence.handle, attempt=sequence.attempt, cached_tokens=64)
         end.finished.add(handle=sequence.handle).usage.cached_tokens = 16
-    apply_events(admission, sequences, {})
-    assert (first.cached_tokens, moved.cached_tokens) == (64, 5)
-    apply_events(end, sequences, {})
-    assert (first.cached_tokens, moved.cached_tokens) == (16, 5), "of who moved, the first engine said it"
+    apply_events(session_step(admission), sequences, {}, SOURCE)
+    assert (first.engine.cached_tokens, moved.engine.cached_tokens) == (64, 5)
+    apply_events(session_step(end), sequences, {}, SOURCE)
+    assert (first.engine.cached_tokens, moved.engine.cached_tokens) == (16, 5), "of who moved, the first engine said it"

@@ -56,16 +56,16 @@ async def turns_of(sequences: list[SequenceState]) -> int:
 async def test_others_have_their_turns_and_the_names_are_the_same() -> None:
     sequences = siblings(MILLION)
     assert await turns_of(sequences) >= len(MILLION) // TURN_TOKENS - 1
-    assert sequences[0].page_hashes == {PAGE: named_at_once(MILLION)}
-    assert sequences[1].page_hashes[PAGE] is sequences[0].page_hashes[PAGE]
+    assert sequences[0].placement.page_hashes == {PAGE: named_at_once(MILLION)}
+    assert sequences[1].placement.page_hashes[PAGE] is sequences[0].placement.page_hashes[PAGE]
     forget_pages(sequences)
-    assert not any(sequence.page_hashes for sequence in sequences)
+    assert not any(sequence.placement.page_hashes for sequence in sequences)
 
 
 async def test_nothing_is_done_for_a_short_prompt() -> None:
     sequences = siblings(SHORT)
     assert await turns_of(sequences) == 0
-    assert not sequences[0].page_hashes
+    assert not sequences[0].placement.page_hashes
 
 
 @pytest.mark.parametrize("output", [0, 5, 40])
@@ -81,7 +81,7 @@ async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch:
         return chain_hashes(tokens, *rest)
 
     monkeypatch.setattr(wishes, "chain_hashes", counted)
-    request = PlacementRequest(sequence, prompt_hashes=sequences[0].page_hashes)
+    request = PlacementRequest(sequence, prompt_hashes=sequences[0].placement.page_hashes)
     assert [keys.tolist() for keys in request.chains(POOL)] == [keys.tolist() for keys in expected]
     assert request.head(POOL).tolist() == PlacementRequest(sequence).head(POOL).tolist()[:1]
     assert sum(hashed[:1]) <= output + PAGE
@@ -93,9 +93,11 @@ async def test_the_pipeline_names_a_long_prompt_before_it_is_placed() -> None:
     generation = SimpleNamespace(
         job=SimpleNamespace(siblings=2), sequences=sequences, served=SimpleNamespace(model=model), discard=pytest.fail
     )
-    migration = SimpleNamespace(start=lambda some: told.extend(len(each.page_hashes.get(PAGE, ())) for each in some))
+    migration = SimpleNamespace(
+        start=lambda some: told.extend(len(each.placement.page_hashes.get(PAGE, ())) for each in some)
+    )
     pipeline: Any = SimpleNamespace(_migration=migration)
     given: Any = generation
     await Pipeline._place(pipeline, given, [MILLION])
     assert told == [len(MILLION) // PAGE] * 2
-    assert not sequences[0].page_hashes
+    assert not sequences[0].placement.page_hashes

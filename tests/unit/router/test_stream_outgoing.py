@@ -37,9 +37,10 @@ class Rig:
         self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0
     ) -> SequenceState:
         made = make_sequence(make_job(), DeltaQueue(), index)
-        made.received(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
-        made.confirmed = made.chars_sent = confirmed
-        made.text_strikes = strikes
+        made.add_row(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
+        made.text.start_after(confirmed, confirmed, with_offsets=False)
+        for _ in range(strikes):
+            made.text.strike()
         self.sequences[made.handle] = made
         self.out.open(made)
         return made
@@ -55,11 +56,11 @@ class Rig:
         response = self._tokenizer._step(message, self._texts)
         cleared = self.out.answered()
         if cleared is not None:
-            cleared.text_strikes = 0
+            cleared.text.clear_strikes()
         columns = (i32(column).tolist() for column in (response.handle, response.stop_index, response.used))
         ended = []
         for handle, stop_index, used, text in zip(*columns, response.text, strict=True):
-            if handle in self.sequences and self.sequences[handle].delivered(text, stop_index, used):
+            if handle in self.sequences and self.sequences[handle].add_text(text, stop_index, used):
                 del self.sequences[handle]
                 ended.append(handle)
         return ended
@@ -67,9 +68,9 @@ class Rig:
     def step(self, *sequences: SequenceState, finish: int = 0) -> None:
         """A step of the engine, one more token each."""
         for sequence in sequences:
-            sequence.received(pack_i32([97 + len(sequence.output_ids) // 4 % 26]), finish, 1)
+            sequence.add_row(pack_i32([97 + len(sequence.engine.output_ids) // 4 % 26]), finish, 1)
         handles = [sequence.handle for sequence in sequences]
-        tokens = [97 + (len(sequence.output_ids) // 4 - 1) % 26 for sequence in sequences]
+        tokens = [97 + (len(sequence.engine.output_ids) // 4 - 1) % 26 for sequence in sequences]
         self.out.rows(
             tb.DetokenizeRequest(
                 handle=pack_i32(handles),
@@ -108,8 +109,8 @@ async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on
     rig.answer(await rig.next())
     assert not rig.sequences
     for sequence in (short, longest, *made):
-        texts[sequence.handle] += sequence.take().text
-        total = len(sequence.output_ids) // 4
+        texts[sequence.handle] += sequence.take_delta().text
+        total = len(sequence.engine.output_ids) // 4
         assert texts[sequence.handle] == letters(total - len(texts[sequence.handle]), total)
     assert len(texts[longest.handle]) == 1 and len(texts[made[0].handle]) == 11
 
@@ -133,7 +134,7 @@ async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> Non
         ended += rig.answer(waiting.pop(0))
     assert sorted(ended) == [sequence.handle for sequence in made]
     for sequence, confirmed in zip(made, (0, 90_000, 5, 50_000, 20_000), strict=True):
-        assert sequence.take().text == letters(confirmed, len(sequence.output_ids) // 4)
+        assert sequence.take_delta().text == letters(confirmed, len(sequence.engine.output_ids) // 4)
 
 
 async def test_suspects_are_opened_alone_and_one_after_the_other(rig: Rig) -> None:
@@ -146,10 +147,10 @@ async def test_suspects_are_opened_alone_and_one_after_the_other(rig: Rig) -> No
     assert rig.out.unanswered(oldest=True) == {first.handle}
     for message in seen:
         rig.answer(message)
-    while second.text_strikes:
+    while second.text.strikes:
         rig.step(other)
         rig.answer(await rig.next())
-    assert not first.text_strikes and rig.out.unanswered(oldest=False) == set()
+    assert not first.text.strikes and rig.out.unanswered(oldest=False) == set()
 
 
 async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
@@ -157,7 +158,7 @@ async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
     rig.answer(await rig.next())
     del rig.sequences[first.handle]
     rig.out.close(first.handle)
-    while second.text_strikes:
+    while second.text.strikes:
         rig.answer(await rig.next())
     assert not rig.failed
 
@@ -166,13 +167,11 @@ async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
     bad, good = rig.sequence(0, 0, 0), rig.sequence(1, 0, 3)
     bad.stop_token_ids = ("x",)  # type: ignore[assignment]  # what no message can be made of
     rig.answer(await rig.next())
-    assert rig.failed == [bad.handle] and good.take().text == "abc"
+    assert rig.failed == [bad.handle] and good.take_delta().text == "abc"
 
 
 @pytest.mark.parametrize("make", [cut_rows, join_rows])
 def test_long_rows_are_cut(make: Any) -> None:
-    sequences = {2: make_sequence(make_job(), DeltaQueue())}
-    sequences[2].rows_out = 1
     rows = [(2, pack_i32(range(30_000)), LENGTH), (4, pack_i32([7]), 0), (6, b"", LENGTH)]
     step = tb.DetokenizeRequest(
         handle=pack_i32([2, 4, 6]),
@@ -180,11 +179,11 @@ def test_long_rows_are_cut(make: Any) -> None:
         token=b"".join(ids for _, ids, _ in rows),
         finish=bytes([LENGTH, 0, LENGTH]),
     )
-    made = cut_rows(rows, sequences) if make is cut_rows else join_rows([step], sequences)
+    made, more = cut_rows(rows) if make is cut_rows else join_rows([step], {2})
     assert len(made) == 4 and all(len(message.token) <= MESSAGE_BYTES for message in made)
     told = [row for message in made for row in rows_of(message) if row[0] == 2]
     assert b"".join(ids for _, ids, _ in told) == rows[0][1]
     assert [finish for _, _, finish in told] == [0, 0, 0, LENGTH]
-    assert sequences[2].rows_out == 4
+    assert more[2] == 3
     others = [row for message in made for row in rows_of(message) if row[0] != 2]
     assert others == (rows[1:] if make is cut_rows else [])

@@ -1,10 +1,10 @@
-"""A choice whose client says where its prompt was prefilled: it runs as any other, with the ticket in its Submit."""
+"""A sequence whose client says where its prompt was prefilled: it runs as any other, with the ticket in its Submit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_router.kv_transfer.pulling import Pulling
+from quire_router.kv_transfer.pull import Pull
 from quire_router.sequences.delta import ERROR
 
 if TYPE_CHECKING:
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from quire_common.ticket import KvTransfer, Ticket
     from quire_router.kv_transfer.transfer import Transfer
     from quire_router.sequences.delta import HopTiming
-    from quire_router.sequences.kv_route import PulledPages
+    from quire_router.sequences.kv_route import PulledPages, TransferSource
 
 
 class GivenTicket:
     """A KvRoute."""
 
     def __init__(self, transfer: Transfer) -> None:
-        self._pulling = Pulling()
-        self._pulling.begin(transfer)
+        self._pull = Pull()
+        self._pull.begin(transfer)
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        return self._pulling.kv_transfer(holder)
+        return self._pull.kv_transfer(holder)
 
-    def admitted(self, ticket: Ticket) -> None:
+    def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
         """Does nothing: no prefill side was asked for a ticket."""
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         """Does nothing: no prefill side was asked to compute."""
 
-    def pulled(self, found: PulledPages) -> None:
-        self._pulling.pulled(found)
+    def pages_pulled(self, found: PulledPages) -> None:
+        self._pull.end(found)
 
-    def received(self, finish: int, now_ns: int) -> None:
+    def row_came(self, finish: int, now_ns: int) -> None:
         if finish and finish != ERROR:
             self.close()
 
@@ -44,7 +44,7 @@ class GivenTicket:
         return ""
 
     def timings(self) -> Sequence[HopTiming]:
-        return self._pulling.timings
+        return self._pull.timings
 
     def close(self) -> None:
-        self._pulling.let_go()
+        self._pull.release()

@@ -1,4 +1,4 @@
-"""A choice that is prefilled at one engine and decoded at another: which step it is at, and what each side is told.
+"""A sequence that is prefilled at one engine and decoded at another: which step it is at, and what each side is told.
 
 It begins at the prefill side, while a reservation at a decode side waits for the ticket and then for the first token.
 With the token it goes over by the way of migration. Whatever is lost on the way costs time alone: without a
@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire_common.ticket import KvTransfer
 from quire_router import metrics
-from quire_router.kv_transfer.pulling import Pulling
+from quire_router.kv_transfer.pull import Pull
 from quire_router.kv_transfer.reservation import Reservation
 from quire_router.sequences.delta import ERROR, HopTiming
 
@@ -25,60 +25,82 @@ if TYPE_CHECKING:
     from quire_router.kv_transfer.migrator import Migrator
     from quire_router.kv_transfer.transfers import Transfers
     from quire_router.placement.load_reservation import LoadReservation
-    from quire_router.replicas.session import Session
     from quire_router.sequences.engine_failure import EngineFailure
-    from quire_router.sequences.kv_route import PulledPages
+    from quire_router.sequences.kv_route import PulledPages, TransferSource
     from quire_router.sequences.sequence_state import SequenceState
 
 
 class Step(enum.Enum):
-    """PREFILL: the choice is at the prefill side. DECODE: where it decodes, or looks for a place. OVER: all is done."""
+    """PREFILL: the sequence is at the prefill side. DECODE: where it decodes, or looks for a place. OVER: all
+    is done."""
 
     PREFILL = 1
     DECODE = 2
     OVER = 3
 
 
-class Handoff:
-    """A KvRoute. `reserve` and the choice's submit to `source` begin it."""
+class DecodeSide(Protocol):
+    """The session with a decode side's scheduler."""
 
-    def __init__(self, sequence: SequenceState, source: Session, transfers: Transfers, migrator: Migrator) -> None:
+    instance: str
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep a place for a sequence that is elsewhere."""
+
+    def cancel(self, reservation: Reservation) -> None:
+        """No sequence comes to the place. Idempotent."""
+
+    def adopt(self, sequence: SequenceState) -> None:
+        """The sequence takes the place that was kept for it: it has the reservation's handle."""
+
+    def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
+        """Say where a reservation's pages are."""
+
+    def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
+        """Say what the prefill side sampled. `give_up`: there is nothing more to pull."""
+
+
+class Handoff:
+    """A KvRoute. `reserve` and the sequence's submit to `source` begin it."""
+
+    def __init__(
+        self, sequence: SequenceState, source: TransferSource, transfers: Transfers, migrator: Migrator
+    ) -> None:
         self.step = Step.PREFILL
         self._sequence = sequence
         self._source = source
         self._transfers = transfers
         self._migrator = migrator
-        self._pulling = Pulling()
+        self._pull = Pull()
         self._reservation: Reservation | None = None
         # The decode side where the reservation is, or was last.
-        self._reserved_at: Session | None = None
+        self._reserved_at: DecodeSide | None = None
         self._prefilled_ns = 0
         # Whether there is, or was, something to pull.
         self._ticketed = False
 
-    def reserve(self, session: Session, handle: int, placed: LoadReservation) -> None:
+    def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
         """Keep a place at a decode side, as it was placed there."""
-        self._pulling.placed = placed
+        self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
         if self.step is Step.PREFILL:
             return KvTransfer(prefill_only=True)
-        return self._pulling.kv_transfer(holder)
+        return self._pull.kv_transfer(holder)
 
-    def admitted(self, ticket: Ticket) -> None:
-        if self.step is not Step.PREFILL or self._ticketed:  # one that starts again keeps its ticket
+    def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
+        if self.step is not Step.PREFILL or self._ticketed:  # a sequence that starts again keeps its ticket
             return
         self._ticketed = True
-        self._pulling.begin(self._transfers.add(ticket, self._source))
+        self._pull.begin(self._transfers.add(ticket, self._source))
         if self._reservation is not None and self._reserved_at is not None:
             self._reserved_at.hand_over_ticket(self._reservation.handle, ticket)
-            if self._pulling.placed is not None:
-                self._pulling.placed.start_pull()
+            self._pull.start()
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        self._pulling.timings += [replace(one, service=f"prefill {one.service}") for one in timings]
+        self._pull.add_timings(replace(one, service=f"prefill {one.service}") for one in timings)
         if self.step is not Step.PREFILL:
             return
         self._prefilled_ns = time.monotonic_ns()
@@ -86,23 +108,21 @@ class Handoff:
         self._migrator.prefilled(self._sequence)
 
     def take_over(self) -> str:
-        """The choice goes to its reservation, with the tokens that the prefill side drew."""
+        """The sequence goes to its reservation, with the tokens that the prefill side sampled."""
         sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
         self.step = Step.DECODE
         if not self._prefilled_ns:
             metrics.handoffs.labels("prefill_lost").inc()
-            self._pulling.let_go()
+            self._pull.release()
         if reservation is None or session is None:
             return ""
         self._reservation = None
-        sequence.renew(reservation.handle, reservation.attempt)
+        sequence.begin_attempt(reservation.handle, reservation.attempt)
         if reservation.admitted:
-            sequence.admitted_attempt = reservation.attempt
-            if not sequence.resumed:
-                sequence.cached_tokens = reservation.cached_tokens
-        token = bytes(sequence.output_ids[reservation.known_bytes :])
+            sequence.engine.admit(reservation.attempt, reservation.cached_tokens)
+        token = bytes(sequence.engine.output_ids[reservation.known_bytes :])
         session.adopt(sequence)
         give_up = not (token and self._prefilled_ns and self._ticketed)
         session.hand_over_token(reservation.handle, token, give_up=give_up)
@@ -111,24 +131,24 @@ class Handoff:
     def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side is lost ahead of the token: another is looked for when that comes."""
         self._reservation = None
-        self._pulling.unplace()
+        self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
         self._migrator.place_lost(self._sequence, failure)
 
-    def pulled(self, found: PulledPages) -> None:
-        self._pulling.pulled(found)
+    def pages_pulled(self, found: PulledPages) -> None:
+        self._pull.end(found)
 
-    def received(self, finish: int, now_ns: int) -> None:
+    def row_came(self, finish: int, now_ns: int) -> None:
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
-            self._pulling.timings.append(HopTiming("router", "handoff", gap_us))
+            self._pull.add_timings([HopTiming("router", "handoff", gap_us)])
             self._prefilled_ns = 0
         if finish and finish != ERROR:
             self.close()
 
     def timings(self) -> Sequence[HopTiming]:
-        return self._pulling.timings
+        return self._pull.timings
 
     def close(self) -> None:
         if self.step is Step.OVER:
@@ -138,4 +158,4 @@ class Handoff:
         if reservation is not None and self._reserved_at is not None:
             metrics.handoffs.labels("ended_first").inc()
             self._reserved_at.cancel(reservation)
-        self._pulling.let_go()
+        self._pull.release()

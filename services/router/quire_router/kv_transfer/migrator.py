@@ -1,4 +1,4 @@
-"""Who finds engines for choices, as those see it that take them to an engine's end."""
+"""What finds engines for sequences, as the KV routes see it."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Migrator(Protocol):
         """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
 
     def place_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """An engine that was to have it is no more; the choice itself is well."""
+        """An engine that was to have it is no more; the sequence itself is well."""

@@ -1,5 +1,5 @@
-"""A place kept at a decode side for a choice that is prefilled elsewhere: a request of its own there, with a handle and
-an attempt, until the choice takes it over. Knows not when that is: see handoff.py."""
+"""A place kept at a decode side for a sequence that is prefilled elsewhere: a request of its own there, with a handle
+and an attempt, until the sequence takes it over. Knows not when that is: see handoff.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReservationOwner(Protocol):
     def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side has let go of it."""
 
-    def pulled(self, found: PulledPages) -> None:
+    def pages_pulled(self, found: PulledPages) -> None:
         """The decode side has pulled the pages, before the sequence came."""
 
 
@@ -31,9 +31,9 @@ class Reservation:
 
     def __init__(self, owner: ReservationOwner, sequence: SequenceState, handle: int) -> None:
         self.handle = handle
-        self.attempt = sequence.next_attempt()
+        self.attempt = sequence.promise_attempt()
         self.context = replace(sequence.context, attempt=self.attempt)
-        self.known_bytes = len(sequence.output_ids)
+        self.known_bytes = len(sequence.engine.output_ids)
         self.admitted = False
         self.cached_tokens = 0
         # The other side computes its pages now, which then are in the kvstore too.
@@ -41,6 +41,11 @@ class Reservation:
         self._spec = sequence.to_submit()
         self._owner = owner
         self._sequence = sequence
+
+    def admit(self, attempt: int, cached_tokens: int) -> None:
+        """The decode side has begun, if that is this attempt."""
+        if attempt == self.attempt:
+            self.admitted, self.cached_tokens = True, cached_tokens
 
     def to_submit(self) -> Sequence:
         return self._spec
@@ -56,6 +61,6 @@ class Reservation:
         """The decode side has let go of it."""
         self._owner.reservation_lost(failure)
 
-    def pulled(self, found: PulledPages) -> None:
+    def pages_pulled(self, found: PulledPages) -> None:
         """The pages have come ahead of the token."""
-        self._owner.pulled(found)
+        self._owner.pages_pulled(found)

@@ -7,7 +7,7 @@ computed, since a cache is nobody's error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
@@ -19,60 +19,82 @@ from quire_router.kv_transfer.given_ticket import GivenTicket
 from quire_router.sequences.kv_route import host_and_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.ticket import Ticket
     from quire_router.kv_transfer.migrator import Migrator
     from quire_router.kv_transfer.transfers import Transfers
-    from quire_router.replicas.fleet import Fleet
-    from quire_router.replicas.replica import Replica
     from quire_router.sequences.job import KvSource
+    from quire_router.sequences.kv_route import TransferSource
     from quire_router.sequences.sequence_state import SequenceState
 
 log = get_logger(__name__)
 
 
+class TicketSource(Protocol):
+    """An engine that discovery names."""
+
+    @property
+    def address(self) -> str:
+        """As discovery names it."""
+
+    @property
+    def session(self) -> TransferSource:
+        """The stream to its scheduler."""
+
+    async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
+        """The ticket of a transfer that is open there. Raises grpc.RpcError, InvalidArgument."""
+
+
 class TicketManager:
-    """One per process; all methods run in the event loop. `lease_s`: how long pages are kept for a client."""
+    """One per process; all methods run in the event loop. `find_engine` looks an engine up by its instance; `lease_s`
+    is how long pages are kept for a client."""
 
     def __init__(
-        self, fleet: Fleet, transfers: Transfers, migrator: Migrator, lease_s: float, timeout_s: float
+        self,
+        find_engine: Callable[[str], TicketSource | None],
+        transfers: Transfers,
+        migrator: Migrator,
+        lease_s: float,
+        timeout_s: float,
     ) -> None:
-        self._fleet = fleet
+        self._find_engine = find_engine
         self._transfers = transfers
         self._migrator = migrator
         self._lease_ms = round(lease_s * 1000)
         self._timeout_s = timeout_s
 
-    async def prepare(self, sequence: SequenceState) -> None:
-        """Give the choice the route that its job asks for, before it is submitted. Siblings share what it pulls."""
+    async def begin_route(self, sequence: SequenceState) -> None:
+        """Give the sequence the route that its job asks for, before it is submitted. Siblings share what it pulls."""
         job = sequence.job
         if job.kv_export:
-            sequence.kv_route = Export(sequence, self._migrator, self._lease_ms)
+            sequence.kv.begin_route(Export(sequence, self._migrator, self._lease_ms))
         elif job.kv_source is not None:
-            outcome = await self._take(sequence, job.kv_source)
+            outcome = await self._route_pull(sequence, job.kv_source)
             metrics.client_transfers.labels(outcome).inc()
             if outcome != "used":
                 log.info("pages cannot be had", request_id=sequence.context.request_id, reason=outcome)
 
-    async def _take(self, sequence: SequenceState, source: KvSource) -> str:
+    async def _route_pull(self, sequence: SequenceState, source: KvSource) -> str:
         """Returns what came of it, as a metric's label."""
-        replica = self._fleet.replicas.get(source.engine)
-        if replica is None:
+        engine = self._find_engine(source.engine)
+        if engine is None:
             return "unknown_engine"
-        host, port = host_and_port(replica.address)
+        host, port = host_and_port(engine.address)
         if source.host not in (None, host) or source.port not in (None, port):
             return "other_address"
         try:
-            ticket = await self._ticket(replica, source.transfer_id)
+            ticket = await self._ticket(engine, source.transfer_id)
         except grpc.aio.AioRpcError as error:
             return "unknown_transfer" if error.code() is grpc.StatusCode.NOT_FOUND else "no_answer"
         except QuireError:
             return "bad_ticket"
-        transfer = self._transfers.add(ticket, replica.session, of_session=False)
-        sequence.kv_route = GivenTicket(transfer)
+        transfer = self._transfers.add(ticket, engine.session, of_session=False)
+        sequence.kv.begin_route(GivenTicket(transfer))
         return "used"
 
-    async def _ticket(self, replica: Replica, transfer_id: bytes) -> Ticket:
-        ticket = await replica.client.ticket(transfer_id, self._timeout_s)
+    async def _ticket(self, engine: TicketSource, transfer_id: bytes) -> Ticket:
+        ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:
             raise InvalidArgument("OTHER_TICKET", "The ticket is of another transfer.", "Report it.")
         return ticket

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quire_common.ticket import Ticket
-
-
-class TransferSource(Protocol):
-    """The session with the prefill side's scheduler. `life`: grows each time that the session begins anew."""
-
-    life: int
-
-    def release_transfer(self, transfer_id: bytes) -> None:
-        """Let the scheduler take the transfer's pages back."""
-
-    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
-        """Prolong the leases of these transfers."""
+    from quire_router.sequences.kv_route import TransferSource
 
 
 class Transfer:

@@ -9,7 +9,7 @@ from quire_router.kv_transfer.transfer import Transfer
 
 if TYPE_CHECKING:
     from quire_common.ticket import Ticket
-    from quire_router.kv_transfer.transfer import TransferSource
+    from quire_router.sequences.kv_route import TransferSource
 
 _LEAST_PERIOD_S = 0.05
 # Where a ticket does not say how long it lasts.

@@ -85,6 +85,10 @@ class PageHolder:
             self._coming = None
         self._say()
 
+    def distrust(self) -> None:
+        """A change was missed: its stream can only go on from a snapshot."""
+        self.epoch = None
+
     def forget(self) -> None:
         """The holder is gone, and its pages with it."""
         self.restart()

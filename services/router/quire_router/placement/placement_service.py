@@ -16,26 +16,26 @@ from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
-    from quire_router.replicas.fleet import Fleet
+    from quire_router.placement.replica_table import ReplicaRow, ReplicaTable
 
 
 class PlacementService:
     """`placer` decides; `wants_pages` says whether kvstores are of any use to it."""
 
-    def __init__(self, config: RouterConfig, fleet: Fleet) -> None:
+    def __init__(self, config: RouterConfig, table: ReplicaTable, row_of: Callable[[str], ReplicaRow | None]) -> None:
         self.wants_pages = config.placement in PAGE_AWARE
         self.directory = PageDirectory(config.page_index_pages, config.expected_pages_s)
-        self._fleet = fleet
-        self._view = PrefixView(fleet.table, self.directory)
+        self._row_of = row_of
+        self._view = PrefixView(table, self.directory)
         self._watchers = PageWatchers(config, self.directory, self._held)
         weights = Weights(config.placement_cache_weight, config.placement_load_cost)
-        named = policies(config.placement, fleet.table, self._view, weights)
+        named = policies(config.placement, table, self._view, weights)
         view = self._view if self.wants_pages else None
-        self.placer = Placer(fleet.table, named, view, Disaggregation(fleet.table, named, _split(config), view))
+        self.placer = Placer(table, named, view, Disaggregation(table, named, _split(config), view))
         metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
@@ -55,9 +55,9 @@ class PlacementService:
     def _held(self, service: str, instance: str, number: int, life: int) -> None:
         """The directory knows what an instance holds under another number now, or all of another life of its."""
         if service == "scheduler":
-            replica = self._fleet.replicas.get(instance)
-            if replica is not None:
-                replica.row.held_as(number)
+            row = self._row_of(instance)
+            if row is not None:
+                row.held_as(number)
             return
         view = self._view
         view.stores.pop(instance, None)

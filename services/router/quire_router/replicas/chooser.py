@@ -1,5 +1,5 @@
-"""Finds a replica for a choice: who could run it, by the table; the best of them, by the placement; who really can, by
-its own word. Where the table is behind, the row is brought up to date and the rest are asked again.
+"""Finds a replica for a sequence: who could run it, by the table; the best of them, by the placement; who really
+can, by its own word. Where the table is behind, the row is brought up to date and the rest are asked again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Sides(NamedTuple):
-    """`prefill` None: the other runs the choice as a whole. Else `pulled` is how the decode side was placed."""
+    """`prefill` None: the other runs the sequence as a whole. Else `pulled` is how the decode side was placed."""
 
     decode: Replica
     prefill: Replica | None
@@ -42,16 +42,16 @@ class Chooser:
     def choose(
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
-        """A replica that can take the choice and its siblings now, and that will be told of it; None: nobody can.
+        """A replica that can take the sequence and its siblings now; None: none can.
 
         `shunned` are not asked; `avoid` only where there is nobody else, and so are replicas that only prefill. The
-        choice is marked as placed.
+        sequence is marked as placed.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able(sequence, shunned)
         if avoid and len(rows) > 1:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
-        request = PlacementRequest(sequence.to_submit(), weight, _session(sequence), sequence.page_hashes)
+        request = PlacementRequest(sequence.to_submit(), weight, _session(sequence), sequence.placement.page_hashes)
         while len(rows):
             placed = self._placer.place(request, self._fit(sequence, rows))
             replica = self._taker(sequence, placed)
@@ -63,10 +63,10 @@ class Chooser:
         return None
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
-        """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
+        """The same for one sequence that is new, and where it pays with a replica that computes its prompt."""
         started_ns = time.perf_counter_ns()
         rows = self._able(sequence, shunned)
-        request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.page_hashes)
+        request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
         while len(rows):
             placed = self._placer.place_sides(request, rows)
             decode = self._taker(sequence, placed.decode)
@@ -92,8 +92,8 @@ class Chooser:
         return self._fleet.still_runs(instance, epoch)
 
     def _able(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
-        fleet, bound = self._fleet, bool(sequence.output_ids and sequence.digest)
-        rows = fleet.table.able(sequence.model, sequence.digest if bound else None, sequence.max_len)
+        fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
+        rows = fleet.table.able(sequence.model, sequence.placement.digest if bound else None, sequence.max_len)
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows
@@ -108,7 +108,7 @@ class Chooser:
         return next((some for some in fit if len(some)), rows)
 
     def _taker(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
-        """The replica, if it can take the choice; if not, its row is brought up to date."""
+        """The replica, if it can take the sequence; if not, its row is brought up to date."""
         replica = self._fleet.at(placed.row)
         if replica.can_take(sequence):
             return replica
@@ -118,9 +118,9 @@ class Chooser:
 
 
 def _place(sequence: SequenceState, placed: LoadReservation) -> None:
-    sequence.placed = placed
-    # Of one that ran before, an engine may have stored more than has been told.
-    sequence.held_tokens = None if sequence.submitted or sequence.output_ids else placed.held_tokens
+    # Of a sequence that ran before, an engine may have stored more than it has reported.
+    ran = sequence.submitted or sequence.engine.output_ids
+    sequence.placement.reserve_load(placed, None if ran else placed.held_tokens)
 
 
 def _session(sequence: SequenceState) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quire_common.credit.hello import Epoch, ModelInfo
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
+    from quire_router.placement.replica_table import ReplicaRow
     from quire_router.replicas.session import MakeDetokenizer
     from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.sequence_state import SequenceState
@@ -26,7 +27,7 @@ log = get_logger(__name__)
 
 
 class Fleet:
-    """Replicas by instance. All methods run in the event loop. `lost` is told of choices that a replica dropped."""
+    """Replicas by instance. All methods run in the event loop. `lost` is told of sequences that a replica dropped."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Fleet:
         return list(self._models.values())
 
     def accepting(self, sequence: SequenceState) -> list[Replica]:
-        """Replicas that could run the choice now."""
+        """Replicas that could run the sequence now."""
         return [replica for replica in self.replicas.values() if replica.can_take(sequence)]
 
     def epoch_of(self, instance: str) -> Epoch | None:
@@ -92,6 +93,15 @@ class Fleet:
         """Whether that replica is within reach, and still in that epoch: nothing that ran there has broken it."""
         replica = self.replicas.get(instance)
         return replica is not None and replica.session.open and replica.load.epoch == epoch
+
+    def find(self, instance: str) -> Replica | None:
+        """The replica of that name, if discovery names it."""
+        return self.replicas.get(instance)
+
+    def row_of(self, instance: str) -> ReplicaRow | None:
+        """What placement knows of that replica."""
+        replica = self.replicas.get(instance)
+        return replica.row if replica is not None else None
 
     def at(self, row: int) -> Replica:
         """The replica of a row of the table."""

@@ -1,8 +1,8 @@
-"""Gives every choice an engine, and another one when it loses it: with all its tokens, under a new handle and attempt.
+"""Gives every sequence an engine, and another one when it loses it: with all its tokens, a new handle and attempt.
 
-A choice that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
+A sequence that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
 
-Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
+A sequence that no replica can take waits for one, up to `--migration-wait-s` without an engine since its last token.
 A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another
 (poison_detection.py).
 Knows nothing of streams; what an engine's failure means is in sequences/engine_failure.py, which replica is the best
@@ -21,7 +21,6 @@ from quire_router import metrics
 from quire_router.kv_transfer.handoff import Handoff
 from quire_router.replicas.fleet import no_replica
 from quire_router.sequences.engine_failure import session_lost
-from quire_router.sequences.migration_history import MigrationHistory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from quire_router.replicas.replica import Replica
     from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.handles import HandleCounter
+    from quire_router.sequences.migration_history import MigrationHistory
     from quire_router.sequences.sequence_state import SequenceState
 
-_FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 log = get_logger(__name__)
 
 
@@ -69,7 +68,7 @@ class Migration:
         replica = self._chooser.choose(sequences[0], len(sequences))
         if replica is not None:
             for sequence in sequences:
-                sequence.held_tokens = sequences[0].held_tokens
+                sequence.placement.share_held_tokens(sequences[0].held_tokens)
                 self._submit(sequence, replica)
             return
         for sequence in sequences:
@@ -77,46 +76,45 @@ class Migration:
 
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Its engine works on it no more, and has let go of it."""
-        if sequence.ended:
+        if sequence.client.ended:
             return
         if self._closed:
             sequence.fail(session_lost())
             return
-        sequence.settle()
-        if sequence.finish:
+        sequence.close_attempt()
+        if sequence.engine.finish:
             self._pending.enter(sequence)
             return
         history = self._history_of(sequence)
-        history.progress(len(sequence.output_ids), self._wait_s)
-        history.avoid = failure.instance
+        history.note_progress(len(sequence.engine.output_ids), self._wait_s)
+        history.leave_engine(failure.instance)
         if failure.refused and not sequence.admitted_once:
             # It had no engine yet: nothing is lost, and who takes it is its first.
             log.debug("sequence refused", **_facts(sequence, failure))
         else:
-            history.began()
-            history.reason = failure.reason
-            log.warning("sequence lost its engine", emitted=len(sequence.output_ids) // 4, **_facts(sequence, failure))
+            history.lose_engine(failure.reason)
+            log.warning("sequence lost its engine", emitted=sequence.engine.tokens, **_facts(sequence, failure))
         if self._gives_up(sequence, history, failure):
             return
         self._shun(history, failure)
-        instance = sequence.kv_route.take_over() if sequence.kv_route is not None else ""
+        instance = sequence.kv.route.take_over() if sequence.kv.route is not None else ""
         if instance and history.lost_ns:
             _tell(sequence, history, instance)
         if not instance:
             self._place_or_wait(sequence)
 
     def prefilled(self, sequence: SequenceState) -> None:
-        sequence.settle()
-        if sequence.finish:
+        sequence.close_attempt()
+        if sequence.engine.finish:
             self._pending.enter(sequence)
-        elif sequence.kv_route is None or not sequence.kv_route.take_over():
+        elif sequence.kv.route is None or not sequence.kv.route.take_over():
             self._place_or_wait(sequence)
 
     def place_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         history = self._history_of(sequence)
-        history.avoid = failure.instance
+        history.leave_engine(failure.instance)
         log.info("decode side lost ahead of the first token", **_facts(sequence, failure))
-        if not sequence.ended and not self._gives_up(sequence, history, failure):
+        if not sequence.client.ended and not self._gives_up(sequence, history, failure):
             self._shun(history, failure)
 
     def changed(self) -> None:
@@ -135,7 +133,7 @@ class Migration:
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
         epoch = self._chooser.epoch_of(failure.instance)
-        error = history.poison.verdict(sequence, failure, epoch, self._chooser.still_runs, self._limit)
+        error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:
             sequence.fail(error)
             return True
@@ -149,9 +147,7 @@ class Migration:
 
     def _shun(self, history: MigrationHistory, failure: EngineFailure) -> None:
         if failure.refused:
-            history.refusals += 1
-            now_s = asyncio.get_running_loop().time()
-            history.shunned[failure.instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(history.refusals, 8))
+            history.shun(failure.instance, asyncio.get_running_loop().time())
 
     def _begin(self, sequence: SequenceState) -> bool:
         """Submit one that is new, to one replica or to two, if anybody can take it now."""
@@ -161,7 +157,8 @@ class Migration:
         if sides.prefill is None:
             self._submit(sequence, sides.decode)
             return True
-        handoff = sequence.kv_route = Handoff(sequence, sides.prefill.session, self._transfers, self)
+        handoff = Handoff(sequence, sides.prefill.session, self._transfers, self)
+        sequence.kv.begin_route(handoff)
         self._submit(sequence, sides.prefill)
         handoff.reserve(sides.decode.session, self._handles.next_handle(offsets=sequence.wants_logprobs), sides.pulled)
         return True
@@ -175,8 +172,7 @@ class Migration:
         """Submit it somewhere, if anybody can take it now."""
         if _may_part(sequence):
             return self._begin(sequence)
-        shunned = [instance for instance, until_s in history.shunned.items() if until_s > now_s]
-        replica = self._chooser.choose(sequence, shunned=shunned, avoid=history.avoid)
+        replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
         if replica is None:
             return False
         self._submit(sequence, replica)
@@ -186,16 +182,16 @@ class Migration:
         history = sequence.migration_history
         self._pending.leave(sequence)
         if sequence.submitted:
-            sequence.renew(self._handles.next_handle(offsets=sequence.wants_logprobs))
+            sequence.begin_attempt(self._handles.next_handle(offsets=sequence.wants_logprobs))
         replica.submit(sequence)
         if history is not None and history.lost_ns:
             _tell(sequence, history, replica.instance)
 
     def _wait(self, sequence: SequenceState, history: MigrationHistory) -> None:
         now_s = asyncio.get_running_loop().time()
-        history.until_s = now_s + history.wait_left_s
+        history.begin_wait(now_s)
         self._pending.enter(sequence)
-        self._wake_at(_next_due_s(history, now_s))
+        self._wake_at(history.next_due_s(now_s))
 
     def _serve(self) -> None:
         """Look after all that wait: place, give up, or find out when to look again."""
@@ -203,14 +199,14 @@ class Migration:
         now_s = asyncio.get_running_loop().time()
         for sequence in list(self._pending.waiting.values()):
             history = self._history_of(sequence)
-            history.wait_left_s = history.until_s - now_s
+            history.count_wait(now_s)
             if self._place(sequence, history, now_s):
                 continue
             if history.wait_left_s <= 0:
                 self._pending.leave(sequence)
                 sequence.fail(no_replica())
                 continue
-            self._wake_at(_next_due_s(history, now_s))
+            self._wake_at(history.next_due_s(now_s))
 
     def _wake_at(self, due_s: float) -> None:
         if due_s >= self._due_s:
@@ -221,23 +217,17 @@ class Migration:
         self._timer = asyncio.get_running_loop().call_at(due_s, self._serve)
 
     def _history_of(self, sequence: SequenceState) -> MigrationHistory:
-        if sequence.migration_history is None:
-            sequence.migration_history = MigrationHistory(self._wait_s, len(sequence.output_ids))
-        return sequence.migration_history
+        return sequence.begin_history(self._wait_s)
 
 
 def _may_part(sequence: SequenceState) -> bool:
     """Whether it may be prefilled elsewhere: it is new, alone, and has more than one token to come. What is asked of a
     prompt is said by an engine that computes all of it."""
     spec = sequence.spec
-    left = spec.stop.max_tokens - len(sequence.output_ids) // 4
+    left = spec.stop.max_tokens - sequence.engine.tokens
     alone = sequence.job.siblings == 1
-    new = not sequence.submitted and sequence.kv_route is None
+    new = not sequence.submitted and sequence.kv.route is None
     return new and alone and left > 1 and spec.sampling.prompt_logprobs < 0
-
-
-def _next_due_s(history: MigrationHistory, now_s: float) -> float:
-    return min([history.until_s, *(due_s for due_s in history.shunned.values() if due_s > now_s)])
 
 
 def _facts(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | int]:
@@ -251,8 +241,8 @@ def _facts(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | i
 
 
 def _tell(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
-    """Logs, metrics and trace of a choice that has an engine again."""
-    us = history.ended()
+    """Logs, metrics and trace of a sequence that has an engine again."""
+    us = history.find_engine()
     metrics.migrations.labels(history.reason).inc()
     metrics.migration_wait.observe(us / 1e6)
     fields: dict[str, str | int] = {"attempt": sequence.attempt, "instance": instance, "reason": history.reason}
@@ -261,7 +251,7 @@ def _tell(sequence: SequenceState, history: MigrationHistory, instance: str) -> 
         request_id=sequence.context.request_id,
         index=sequence.index,
         after_ms=us // 1000,
-        emitted=len(sequence.output_ids) // 4,
+        emitted=sequence.engine.tokens,
         **fields,
     )
     if tracing.enabled():

@@ -1,6 +1,6 @@
-"""Choices that have no engine now: those that wait for one, and those whose last token has come from one that is gone.
+"""Sequences without an engine: those that wait for one, and those whose last token came from an engine that is gone.
 
-Their text goes on meanwhile: what the lost engine said is decoded on a Detokenize stream of this room's own. Decides
+Their text goes on meanwhile: what the lost engine said is decoded on a Detokenize stream of their own. Decides
 nothing: see migration.py.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PendingSequences:
-    """A Holder. `waiting` is in the order of arrival. A choice leaves by `leave`, or when its text has ended."""
+    """A Holder. `waiting` is in the order of arrival. A sequence leaves by `leave`, or when its text has ended."""
 
     def __init__(self, make_detokenizer: MakeDetokenizer) -> None:
         self.waiting: dict[int, SequenceState] = {}
@@ -23,10 +23,10 @@ class PendingSequences:
 
     def enter(self, sequence: SequenceState) -> None:
         """It has no engine; with its last token known it needs none."""
-        sequence.holder = self
-        if not sequence.finish:
+        sequence.hold(self)
+        if not sequence.engine.finish:
             self.waiting[sequence.handle] = sequence
-        if sequence.finish or sequence.unconfirmed():
+        if sequence.engine.finish or sequence.unconfirmed_ids():
             self._texts[sequence.handle] = sequence
             self._detokenizer.open(sequence)
 

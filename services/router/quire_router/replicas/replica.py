@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.credit.hello import Epoch, ModelInfo
+    from quire_common.ticket import Ticket
     from quire_router.config import RouterConfig
     from quire_router.placement.replica_table import ReplicaRow
     from quire_router.replicas.session import MakeDetokenizer
@@ -86,19 +87,23 @@ class Replica:
         return len(self.session.sequences)
 
     def can_take(self, sequence: SequenceState) -> bool:
-        """Whether the choice could run here now. One that has tokens is bound to the very model that made them."""
+        """Whether the sequence could run here now. One that has tokens is bound to the very model that made them."""
         model = self.model
         if model is None or not self.accepts:
             return False
-        if sequence.output_ids and sequence.digest:
-            return model.digest == sequence.digest and model.max_model_len >= sequence.max_len
+        if sequence.engine.output_ids and sequence.placement.digest:
+            return model.digest == sequence.placement.digest and model.max_model_len >= sequence.max_len
         return model.name == sequence.model
 
     def submit(self, sequence: SequenceState) -> None:
-        """Start a choice here; only if it `can_take` it."""
+        """Start a sequence here; only if it `can_take` it."""
         if self.model is not None:
-            sequence.digest = self.model.digest
+            sequence.placement.bind_model(self.model.digest)
         self.session.submit(sequence)
+
+    async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
+        """The ticket of a transfer that is open there. Raises grpc.RpcError, InvalidArgument."""
+        return await self.client.ticket(transfer_id, timeout_s)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -1,8 +1,8 @@
 """The one Session stream to a scheduler: submits and aborts out, steps in, each passed on to the tokenizer as it is.
 
 A message's handle, count, token and finish columns go to the Detokenize stream untouched, one for one.
-Knows nothing of clients; a choice learns of its end here or from its Detokenize stream. What is said of pages that
-travel goes to the choice's KvRoute, or to the reservation that is kept here for it.
+Knows nothing of clients; a sequence learns of its end here or from its Detokenize stream. What is said of pages that
+travel goes to the sequence's KvRoute, or to the reservation that is kept here for it.
 """
 
 from __future__ import annotations
@@ -13,36 +13,28 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from quire_common import errors
 from quire_common.cancellation import is_cancelled
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
-from quire_router.replicas.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
+from quire_router.replicas.session_codec import session_step
 from quire_router.replicas.session_outgoing import SessionOutgoing
-from quire_router.sequences.engine_failure import (
-    SESSION_TOO_SLOW,
-    EngineFailure,
-    Outage,
-    failure_of,
-    not_a_prefill,
-    session_lost,
-)
+from quire_router.replicas.session_reducer import SessionReducer
+from quire_router.sequences.engine_failure import SESSION_TOO_SLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from quire.v1 import scheduler_pb2 as sb
     from quire.v1 import scheduler_pb2_grpc
     from quire_common.errors import QuireError
     from quire_common.ticket import Ticket
     from quire_router.kv_transfer.reservation import Reservation
     from quire_router.placement.replica_table import ReplicaRow
-    from quire_router.sequences.delta import HopTiming
+    from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.sequence_state import SequenceState
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
-    # Given the table of a holder, and whom to tell of a choice whose text has ended before the engine did.
+    # Given the table of a holder, and whom to tell of a sequence whose text has ended before the engine did.
     MakeDetokenizer = Callable[[dict[int, SequenceState], Callable[[SequenceState], None]], DetokenizeStream]
 
 # A healthy scheduler welcomes at once.
@@ -51,15 +43,13 @@ _WELCOME_TIMEOUT_S = 10.0
 _HEARTBEATS = 3
 # What no service has said itself: see from_rpc_error.
 _CUT = "PEER_UNAVAILABLE"
-# Reasons for a session's end that a running request may have caused.
-_SUSPECT = ("session_lost", "silent", "session_failed")
 
 
 class Session:
-    """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
+    """Lives as long as its replica; the stream below it may come and go. `sequences` is shared with the detokenizer.
 
-    `lost` is told of every choice that the scheduler works on no more without having ended it. `reservations` are
-    places for choices that are elsewhere as yet. `life` counts its streams. `row` is told how fast prompts
+    `lost` is told of every sequence that the scheduler works on no more without having ended it. `reservations` are
+    places for sequences that are elsewhere as yet. `life` counts its streams. `row` is told how fast prompts
     were computed there, and pages pulled.
     """
 
@@ -86,13 +76,12 @@ class Session:
         self._router_id = router_id
         self._watchdog = watchdog
         self._timeout_s = timeout_s
-        self._lost = lost
-        self._row = row
+        self._reducer = SessionReducer(self, self.sequences, self.reservations, self.detokenizer, lost, row)
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, sequence: SequenceState) -> None:
-        """Start a choice here; only while `open`."""
-        sequence.holder = self
+        """Start a sequence here; only while `open`."""
+        sequence.hold(self)
         self.sequences[sequence.handle] = sequence
         # First, since its text waits for the engine; the tokenizer has until then to open it.
         self._out.submit(sequence.handle, sequence)
@@ -109,9 +98,9 @@ class Session:
             self._abort(reservation.handle)
 
     def adopt(self, sequence: SequenceState) -> None:
-        """A choice takes the place that was kept for it: it has the reservation's handle."""
+        """A sequence takes the place that was kept for it: it has the reservation's handle."""
         del self.reservations[sequence.handle]
-        sequence.holder = self
+        sequence.hold(self)
         self.sequences[sequence.handle] = sequence
         self.detokenizer.open(sequence)
 
@@ -134,9 +123,9 @@ class Session:
             self._out.release_transfer(transfer_id)
 
     def abort(self, sequence: SequenceState) -> None:
-        """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
+        """Stop a sequence here and at the tokenizer; nothing more is heard of it. Idempotent."""
         if self.sequences.pop(sequence.handle, None) is not None:
-            sequence.unplace()
+            sequence.placement.release_load()
             self.detokenizer.close(sequence.handle)
             self._abort(sequence.handle)
 
@@ -151,12 +140,13 @@ class Session:
         reason, unheard, heard_ns = "session_ended", False, time.monotonic_ns()
         try:
             async for message in call:
-                heard_ns, watch.quiet_s = time.monotonic_ns(), 0.0
+                heard_ns = time.monotonic_ns()
+                watch.hear()
                 if message.HasField("welcome"):
-                    watch.limit_s = self._longest_silence_s(message.welcome.heartbeat_ms)
+                    watch.set_limit(self._longest_silence_s(message.welcome.heartbeat_ms))
                     self.open = True
                     opened()
-                self._step(message, heard_ns)
+                self._reducer.apply(session_step(message, self.instance), heard_ns)
         except asyncio.CancelledError:
             if is_cancelled():
                 reason = "left"
@@ -180,7 +170,7 @@ class Session:
             self._out.end()
             if self.sequences:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
-            self._lose(reason, unheard=unheard)
+            self._reducer.lose_all(reason, unheard=unheard)
 
     def _longest_silence_s(self, heartbeat_ms: int) -> float:
         """Only who promises signs of life is missed."""
@@ -189,66 +179,6 @@ class Session:
     def _wanted(self, handle: int) -> bool:
         return handle in self.sequences or handle in self.reservations
 
-    def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
-        apply_events(message, self.sequences, self.reservations, self.instance)
-        if message.handle:
-            apply_rows(message, self.sequences, now_ns)
-            self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
-        if message.failed:
-            self._failed(message.failed)
-        for pulled in message.pulled:
-            self._row.pulled(pulled.pages, pulled.us, near=pulled.near)
-            owner = self.reservations.get(pulled.handle) or self.sequences.get(pulled.handle)
-            if owner is not None:
-                owner.pulled(pulled_from_pb(pulled, self.instance))
-        for tokens, us in prefills(message):
-            self._row.computed(tokens, us)
-        for prefilled in message.prefilled:
-            sequence = self.sequences.get(prefilled.handle)
-            if sequence is not None and not sequence.finish:  # the last token's text comes by this session's stream
-                self._prefilled(sequence, hop_timings(prefilled.timings, self.instance))
-
-    def _failed(self, notes: Iterable[sb.Failed]) -> None:
-        """What fails in one message by the same code failed of one cause, such as a worker that was lost."""
-        failed = [(note.handle, errors.from_message(note.error)) for note in notes]
-        ran: dict[str, list[SequenceState]] = {}
-        for handle, error in failed:
-            if (sequence := self.sequences.get(handle)) is not None and sequence.admitted:
-                ran.setdefault(error.code, []).append(sequence)
-        outages = {code: Outage(code, sequences) for code, sequences in ran.items()}
-        for handle, error in failed:
-            sequence = self.sequences.pop(handle, None)
-            if sequence is not None:
-                self.detokenizer.close(handle)
-                self._fail(sequence, error, outages.get(error.code))
-            elif (reservation := self.reservations.pop(handle, None)) is not None:
-                self._fail_reservation(reservation, error)
-
-    def _prefilled(self, sequence: SequenceState, timings: Sequence[HopTiming]) -> None:
-        asked = sequence.kv_transfer()
-        del self.sequences[sequence.handle]
-        self.detokenizer.close(sequence.handle)
-        sequence.unplace()
-        if sequence.kv_route is None or asked is None or not asked.prefill_only:
-            self._lost(sequence, not_a_prefill(self.instance))
-        else:
-            sequence.kv_route.prefilled(timings)
-
-    def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
-        failure = failure_of(self.instance, error, admitted=reservation.admitted)
-        if failure is None:
-            reservation.fail(error)
-        else:
-            reservation.lost(failure)
-
-    def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
-        sequence.unplace()
-        failure = failure_of(self.instance, error, admitted=sequence.admitted, outage=outage)
-        if failure is None:
-            sequence.fail(error)
-        else:
-            self._lost(sequence, failure)
-
     def _text_ended(self, sequence: SequenceState) -> None:
         """The tokenizer found a stop string, or failed, before the engine ended: the rest is not wanted."""
         self._abort(sequence.handle)
@@ -256,23 +186,6 @@ class Session:
     def _abort(self, handle: int) -> None:
         if self.open:
             self._out.abort(handle)
-
-    def _lose(self, reason: str, *, unheard: bool) -> None:
-        """All that is here has lost its engine; what has all its tokens needs none."""
-        deadly, error = reason in _SUSPECT, session_lost()
-        lost = list(self.sequences.values())
-        outage = Outage(reason, [sequence for sequence in lost if sequence.admitted])
-        ran = EngineFailure(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
-        waited = EngineFailure(reason, self.instance, error, bystander=deadly)
-        self.sequences.clear()
-        for sequence in lost:
-            sequence.unplace()
-            self.detokenizer.close(sequence.handle)
-            self._lost(sequence, ran if sequence.admitted else waited)
-        kept = list(self.reservations.values())
-        self.reservations.clear()
-        for reservation in kept:
-            reservation.lost(waited)
 
 
 def _cut(watch: Watch) -> QuireError:

@@ -1,7 +1,7 @@
 """What one life of a session has to tell its scheduler, built only when the stream takes it: submits, aborts,
 handovers, and transfers to renew or release.
 
-Bounded by what it refers to: choices that are admitted and wait here once each. One that is aborted before the stream
+Bounded by what it refers to: sequences that are admitted and wait here once each. One that is aborted before the stream
 took it is never sent. A message is small, so that neither event loop makes, writes, reads or checks submits for long
 without a turn for the streams.
 """
@@ -38,11 +38,13 @@ log = get_logger(__name__)
 
 
 class Submission(Protocol):
-    """What can be submitted: a choice, or a place for one."""
+    """What can be submitted: a sequence, or a place for one."""
 
     context: RequestContext
-    held_tokens: int | None
-    """Leading tokens whose pages anybody has; None: not known."""
+
+    @property
+    def held_tokens(self) -> int | None:
+        """Leading tokens whose pages anybody has; None: not known."""
 
     def to_submit(self) -> TokenSequence:
         """All that the engine must know of the sequence."""

@@ -164,7 +164,8 @@ class BeamSearch:
         if job.wants.echo:
             prompts = zip(job.prompts, searches, strict=True)
             cut = job.truncate_to is not None
-            generation.prompt_texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
+            texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
+            generation.set_prompt_texts(texts)
         return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
 
     async def _step(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """Made by the pipeline when all choices are submitted. `close` must be called, on every path."""
+    """Made by the pipeline when all sequences are submitted. `close` must be called, on every path."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Generation:
         span: tracing.Span,
         *,
         counted: bool = True,
+        prompt_texts: Sequence[str] = (),
     ) -> None:
         """Without `counted` it is a part of a request, which is counted as a whole."""
         self.job = job
@@ -51,7 +52,7 @@ class Generation:
         self.served = served
         self.sequences = sequences
         self.token_bytes = token_bytes
-        self.prompt_texts: Sequence[str] = ()
+        self.prompt_texts = prompt_texts
         self.created = int(time.time())
         self.running = len(sequences)
         self.router_timings: list[HopTiming] = []
@@ -72,14 +73,14 @@ class Generation:
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
-        deltas = self._deltas(await self._delta_queue.take())
+        """What is new, of at least one sequence; call while `running`. Raises the QuireError that ended the job."""
+        deltas = self._deltas(await self._delta_queue.next_sequences())
         if self._wants_logprobs:
             await self.token_bytes.ensure(
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
             )
         if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
-            entries = [entry for sequence in self.sequences for entry in sequence.prompt_entries.values()]
+            entries = [entry for sequence in self.sequences for entry in sequence.engine.prompt_entries.values()]
             ids = await off_loop(
                 lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
                 heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
@@ -94,22 +95,23 @@ class Generation:
 
     @property
     def listens(self) -> bool:
-        """Whether `call_once` and `news_now` may be used: nothing has to be fetched before its deltas can be told."""
+        """Whether `call_when_ready` and `take_deltas` may be used: nothing has to be fetched for its deltas."""
         return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
 
-    def call_once(self, listener: Callable[[], None]) -> None:
-        """In place of awaiting `news`: call `listener` when there are some, or an error; then `news_now` tells."""
-        self._delta_queue.call_once(listener)
+    def call_when_ready(self, listener: Callable[[], None]) -> None:
+        """In place of awaiting `next_deltas`: `listener` is called once there are some, or an error; then `take_deltas`
+        has them."""
+        self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
         """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
-        deltas = self._deltas(self._delta_queue.take_now())
+        deltas = self._deltas(self._delta_queue.take_sequences())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error
         return deltas
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
-        deltas = [sequence.take() for sequence in sequences]
+        deltas = [sequence.take_delta() for sequence in sequences]
         for delta in deltas:
             if delta.finish:
                 self.running -= 1
@@ -119,9 +121,8 @@ class Generation:
     def is_large(self) -> bool:
         """Whether the whole answer has so many values that it is better written in a thread. Call when all ended."""
         sampling, wants = self.job.sampling, self.job.wants
-        answers = (
-            sum(sequence.confirmed for sequence in self.sequences) if sampling.logprobs >= 0 or wants.token_ids else 0
-        )
+        listed = sampling.logprobs >= 0 or wants.token_ids
+        answers = sum(sequence.text.confirmed for sequence in self.sequences) if listed else 0
         prompts = 0
         if wants.echo or wants.token_ids or sampling.prompt_logprobs >= 0:
             prompts = self.answer_count * max((len(sequence.spec.prompt_ids) for sequence in self.sequences), default=0)
@@ -129,22 +130,30 @@ class Generation:
 
     @property
     def answer_count(self) -> int:
-        """Choices that the client is told of."""
+        """Sequences that the client is told of."""
         return len(self.job.prompts) * self.job.n
 
     @property
     def kv_offer(self) -> KvOffer | None:
         """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
-        return self.sequences[0].kv_offer if self.job.kv_export else None
+        return self.sequences[0].kv.offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
-        """The prompt that a told choice goes on from."""
+        """The prompt that a told sequence goes on from."""
         return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
     def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
-        """Of each token of a choice's prompt; the first has nothing before it. Call when the choice has ended."""
+        """Of each token of a sequence's prompt; the first has nothing before it. Call when the sequence has ended."""
         sequence = self.sequences[index // self.job.n * self.job.siblings]
-        return [sequence.prompt_entries.get(position) for position in range(len(sequence.spec.prompt_ids))]
+        return [sequence.engine.prompt_entries.get(position) for position in range(len(sequence.spec.prompt_ids))]
+
+    def set_prompt_texts(self, texts: Sequence[str]) -> None:
+        """For echo, where they become known at the end alone."""
+        self.prompt_texts = texts
+
+    def add_timings(self, *timings: HopTiming) -> None:
+        """Of the router's own phases, in their order."""
+        self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:
         """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
@@ -156,22 +165,22 @@ class Generation:
         prompts = self.sequences[:: self.job.siblings]
         return Usage(
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
-            completion_tokens=0 if self.job.prompt_only else sum(sequence.confirmed for sequence in self.sequences),
-            cached_tokens=sum(sequence.cached_tokens for sequence in prompts),
+            completion_tokens=0 if self.job.prompt_only else sum(one.text.confirmed for one in self.sequences),
+            cached_tokens=sum(sequence.engine.cached_tokens for sequence in prompts),
         )
 
     def timings(self) -> list[HopTiming]:
-        """Where the time went, all hops; sums over the choices."""
+        """Where the time went, all hops; sums over the sequences."""
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-        routes = [sequence.kv_route for sequence in self.sequences if sequence.kv_route is not None]
-        told = [*(route.timings() for route in routes), *(sequence.timings for sequence in self.sequences)]
+        routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
+        told = [*(route.timings() for route in routes), *(sequence.engine.timings for sequence in self.sequences)]
         for timing in (timing for hops in told for timing in hops):
             key = timing.service, timing.phase, timing.instance
             us, count = sums.get(key, (0, 0))
             sums[key] = (us + timing.us, count + timing.count)
-        detokenize_us = int(sum(sequence.detokenize_us for sequence in self.sequences))
-        detokenize_rows = sum(sequence.detokenize_rows for sequence in self.sequences)
+        detokenize_us = int(sum(sequence.text.detokenize_us for sequence in self.sequences))
+        detokenize_rows = sum(sequence.text.detokenize_rows for sequence in self.sequences)
         histories = [
             sequence.migration_history
             for sequence in self.sequences
@@ -210,11 +219,11 @@ class Generation:
 
     def _first_ns(self) -> int:
         """When the first token came, 0 while none has."""
-        return min((c.first_token_ns for c in self.sequences if c.first_token_ns), default=0)
+        return min((c.engine.first_token_ns for c in self.sequences if c.engine.first_token_ns), default=0)
 
     def _reasons(self) -> list[str]:
         """How each sequence ended."""
-        return [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.sequences]
+        return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
     def _count(self) -> None:
         for sequence in self.sequences:

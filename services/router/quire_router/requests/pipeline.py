@@ -1,4 +1,4 @@
-"""From a job to its choices at schedulers: admit, resolve, encode, check, place, submit. The same for HTTP and gRPC."""
+"""From a job to its sequences at schedulers: admit, resolve, encode, check, place, submit. HTTP and gRPC share it."""
 
 from __future__ import annotations
 
@@ -96,14 +96,13 @@ class Pipeline:
             self._enter(job.weight)
         span = start_span("router.step" if admitted else "router.request", job, caller, served)
         try:
-            generation = await self._start(job, caller, served, arrived_ns, span, admitted=admitted)
+            generation = await self._start(job, caller, served, arrived_ns, parsed_ns, span, admitted=admitted)
         except BaseException as error:
             if not admitted:
                 self._leave(job.weight)
             tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
             span.end()
             raise
-        generation.router_timings.insert(0, HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000))
         return generation
 
     @contextlib.contextmanager
@@ -121,6 +120,7 @@ class Pipeline:
         caller: Caller,
         served: ServedModel,
         arrived_ns: int,
+        parsed_ns: int,
         span: tracing.Span,
         *,
         admitted: bool,
@@ -135,7 +135,7 @@ class Pipeline:
         encoded_ns = time.monotonic_ns()
         delta_queue = DeltaQueue[SequenceState]()
         sequences = self._make_sequences(job, caller, served, context, prompts, delta_queue)
-        await self._ticket_manager.prepare(sequences[0])
+        await self._ticket_manager.begin_route(sequences[0])
         generation = Generation(
             job,
             caller,
@@ -147,15 +147,16 @@ class Pipeline:
             _nothing if admitted else lambda: self._end(generation),
             span,
             counted=not admitted,
+            prompt_texts=texts,
         )
-        generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
             await self._place(generation, prompts)
-        generation.router_timings += [
+        generation.add_timings(
+            HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000),
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
             timing,
-        ]
+        )
         if not admitted:
             metrics.prompt_tokens.inc(sum(map(len, prompts)))
         return generation
@@ -234,12 +235,14 @@ class Pipeline:
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
         sampling, asked = job.sampling, job.sampling.prompt_logprobs
+        eos = () if job.ignore_eos else served.model.eos_token_ids
+        stop_token_ids = (*job.stop_token_ids, *eos)
         sequences: list[SequenceState] = []
         for prompt_ids in prompts:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
             stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
             for sample in range(job.first_sample, job.first_sample + job.siblings):
-                # What is said of a prompt is the same for all its choices, and needs its whole computation.
+                # What is said of a prompt is the same for all its sequences, and needs its whole computation.
                 scores = asked if sample == job.first_sample else -1
                 spec = Sequence(
                     prompt_ids=prompt_ids,
@@ -250,12 +253,12 @@ class Pipeline:
                     thinking=job.thinking,
                 )
                 handle = self._handles.next_handle(offsets=job.sampling.logprobs >= 0)
-                sequence = SequenceState(len(sequences), handle, job, spec, context, delta_queue, served.model.name)
-                if not job.ignore_eos:
-                    sequence.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
+                sequence = SequenceState(
+                    len(sequences), handle, job, spec, context, delta_queue, served.model.name, stop_token_ids
+                )
                 if job.resume is not None:
                     check_resume(job.resume, max_tokens, served.model.vocab_size)
-                    sequence.take_up(job.resume)
+                    sequence.resume_from(job.resume)
                 sequences.append(sequence)
         return sequences
 

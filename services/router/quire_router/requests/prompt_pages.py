@@ -30,10 +30,10 @@ async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None
             await asyncio.sleep(0)
         hashes += chain_hashes(prompt[at : at + turn], page_size, extras, hashes[-1] if hashes else b"", at)
     for sequence in siblings:
-        sequence.page_hashes = {page_size: hashes}
+        sequence.placement.name_pages(page_size, hashes)
 
 
 def forget_pages(siblings: Sequence_[SequenceState]) -> None:
     """They are placed: a million tokens' names are megabytes."""
     for sequence in siblings:
-        sequence.page_hashes = {}
+        sequence.placement.forget_pages()

@@ -1,4 +1,4 @@
-"""What is new of one choice, and what ends one. Plain values; formats are made of them elsewhere."""
+"""What is new of one sequence, and what ends one. Plain values; formats are made of them elsewhere."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class HopTiming:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a whole job: the prompt counts once, however many choices it has."""
+    """Tokens of a whole job: the prompt counts once, however many sequences it has."""
 
     prompt_tokens: int
     completion_tokens: int

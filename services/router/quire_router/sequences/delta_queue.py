@@ -5,42 +5,38 @@ A slow consumer finds a sequence's new output joined, not queued: memory is boun
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import QuireError
 
-
-class Queued(Protocol):
-    """A sequence of a job. `dirty`: it is in the queue."""
-
-    dirty: bool
-
-
-QueuedT = TypeVar("QueuedT", bound=Queued)
+QueuedT = TypeVar("QueuedT")
 
 
 class DeltaQueue(Generic[QueuedT]):
-    """One per job; one consumer, that awaits `take`, or has itself called and then takes with `take_now`.
+    """One per job; one consumer, that awaits `next_sequences`, or has itself called and then calls `take_sequences`.
 
-    `error` ends it, after the news that came before.
+    `error` ends it, after the output that came before.
     """
 
-    __slots__ = ("_dirty", "_listener", "_waiter", "error")
+    __slots__ = ("_listener", "_ready", "_waiter", "error")
 
     def __init__(self) -> None:
-        self._dirty: list[QueuedT] = []
+        # An ordered set: a sequence waits here once.
+        self._ready: dict[QueuedT, None] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
-    def touch(self, sequence: QueuedT) -> None:
-        """The choice has news."""
-        if not sequence.dirty:
-            sequence.dirty = True
-            self._dirty.append(sequence)
+    def __contains__(self, sequence: QueuedT) -> bool:
+        return sequence in self._ready
+
+    def add(self, sequence: QueuedT) -> None:
+        """The sequence has new output, or has ended."""
+        if sequence not in self._ready:
+            self._ready[sequence] = None
             if self._waiter is not None or self._listener is not None:
                 self._wake()
 
@@ -50,27 +46,26 @@ class DeltaQueue(Generic[QueuedT]):
             self.error = error
             self._wake()
 
-    async def take(self) -> list[QueuedT]:
-        """The choices with news, at least one; raises what `fail` was told once there are none."""
-        while not self._dirty:
+    async def next_sequences(self) -> list[QueuedT]:
+        """Sequences with new output, at least one; raises what `fail` was told once there are none."""
+        while not self._ready:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self.take_now()
+        return self.take_sequences()
 
-    def take_now(self) -> list[QueuedT]:
-        """The choices with news, perhaps none."""
-        dirty, self._dirty = self._dirty, []
-        for sequence in dirty:
-            sequence.dirty = False
-        return dirty
+    def take_sequences(self) -> list[QueuedT]:
+        """Sequences with new output, perhaps none."""
+        ready = list(self._ready)
+        self._ready.clear()
+        return ready
 
-    def call_once(self, listener: Callable[[], None]) -> None:
-        """Call it once in the loop's next turn after there are news, or an error: what comes together is told together,
-        and costs no task to wake."""
+    def call_when_ready(self, listener: Callable[[], None]) -> None:
+        """Call it once in the loop's next turn after there is output, or an error: what comes together is told
+        together, and costs no task to wake."""
         self._listener = listener
-        if self._dirty or self.error is not None:
+        if self._ready or self.error is not None:
             self._wake()
 
     def _wake(self) -> None:

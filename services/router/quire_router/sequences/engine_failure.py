@@ -23,7 +23,7 @@ _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
 class Progress(Protocol):
-    """A choice, as far as it is of interest here."""
+    """A sequence, as far as it is of interest here."""
 
     output_ids: bytearray
 
@@ -45,7 +45,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """`reason` is a metric's label, `error` what the client is told if nobody else takes the choice.
+    """`reason` is a metric's label, `error` what the client is told if nobody else takes the sequence.
 
     `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
     was lost. `unheard`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
@@ -89,7 +89,7 @@ def failure_of(
 
 
 def not_a_prefill(instance: str) -> EngineFailure:
-    """It let go of a choice as prefilled that was to be decoded there."""
+    """It let go of a sequence as prefilled that was to be decoded there."""
     error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
     return EngineFailure("failed", instance, error, suspect=True)
 

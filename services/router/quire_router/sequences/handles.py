@@ -9,7 +9,7 @@ class HandleCounter:
     """Handles grow by two and are not used again for 2^30 attempts: a late answer finds nobody.
 
     The lowest bit says that the sequence wants text offsets, so that a tokenizer's answer can be read even where the
-    choice has gone in the meantime.
+    sequence has gone in the meantime.
     """
 
     __slots__ = ("_next",)

@@ -47,30 +47,44 @@ def host_and_port(address: str) -> tuple[str, int]:
     return (host, int(port)) if host and port.isdecimal() else (address, 0)
 
 
+class TransferSource(Protocol):
+    """The session with a prefill side's scheduler. `life`: grows each time that the session begins anew."""
+
+    instance: str
+    address: str
+    life: int
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Let the scheduler take the transfer's pages back."""
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Prolong the leases of these transfers."""
+
+
 class KvRoute(Protocol):
-    """A choice has one where pages of it are to travel. All methods are called in the event loop."""
+    """A sequence has one where pages of it are to travel. All methods are called in the event loop."""
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
         """What the Submit to this holder says of pages; None: nothing."""
 
-    def admitted(self, ticket: Ticket) -> None:
+    def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
         """The prefill side has begun; this is how to have its pages."""
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        """The prefill side has done its part, and has let go of the choice."""
+        """The prefill side has done its part, and has let go of the sequence."""
 
-    def pulled(self, found: PulledPages) -> None:
-        """The engine that has the choice needs the ticket no more."""
+    def pages_pulled(self, found: PulledPages) -> None:
+        """The engine that has the sequence needs the ticket no more."""
 
-    def received(self, finish: int, now_ns: int) -> None:
-        """A row of the choice has come; `finish` as in Choice.received."""
+    def row_came(self, finish: int, now_ns: int) -> None:
+        """A row of the sequence has come; `finish` as in SequenceState.add_row."""
 
     def take_over(self) -> str:
-        """The choice has no engine any more: the instance at which it now goes on, since a place was kept there for it;
-        '': nowhere."""
+        """The sequence has no engine any more: the instance at which it now goes on, since a place was kept there
+        for it; '': nowhere."""
 
     def timings(self) -> Sequence[HopTiming]:
         """Of the way so far."""
 
     def close(self) -> None:
-        """The choice has ended, or nobody wants it any more. Idempotent."""
+        """The sequence has ended, or nobody wants it any more. Idempotent."""

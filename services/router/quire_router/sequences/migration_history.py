@@ -1,4 +1,4 @@
-"""What a choice has been through on its way from engine to engine, since its last token. Plain state, no policy."""
+"""What a sequence has been through on its way from engine to engine, since its last token. Decides nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import time
 
 from quire_router.sequences.poison_detection import PoisonDetector
 
+_FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
+
 
 class MigrationHistory:
-    """Made at the first trouble; most choices never have one.
+    """Made at the first trouble; most sequences never have one. Times `*_s` are those of the event loop.
 
-    `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).
+    `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now.
     `poison` knows which of the engines that it lost count against it.
     `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
-    was new. `times` counts moves, `total_us` the time without an engine before them.
+    was new. `times` counts migrations, `total_us` the time without an engine before them.
     """
 
     __slots__ = (
@@ -45,7 +47,7 @@ class MigrationHistory:
         self.times = 0
         self.total_us = 0
 
-    def progress(self, known_bytes: int, wait_s: float) -> None:
+    def note_progress(self, known_bytes: int, wait_s: float) -> None:
         """Start anew if tokens have come since the last trouble. `known_bytes`: length of the output ids."""
         if known_bytes > self.known_bytes:
             self.known_bytes = known_bytes
@@ -54,15 +56,41 @@ class MigrationHistory:
             self.wait_left_s = wait_s
             self.shunned.clear()
 
-    def began(self) -> None:
-        """It has lost its engine."""
+    def leave_engine(self, instance: str) -> None:
+        """That engine is not the first choice for what follows."""
+        self.avoid = instance
+
+    def lose_engine(self, reason: str) -> None:
+        """It has no engine from now on. `reason`: a metric's label."""
+        self.reason = reason
         if not self.lost_ns:
             self.lost_ns = time.monotonic_ns()
 
-    def ended(self) -> int:
+    def find_engine(self) -> int:
         """It has another; returns how long it had none, in microseconds."""
         us = (time.monotonic_ns() - self.lost_ns) // 1000 if self.lost_ns else 0
         self.times += bool(self.lost_ns)
         self.total_us += us
         self.lost_ns = 0
         return us
+
+    def shun(self, instance: str, now_s: float) -> None:
+        """That replica refused it: it is not asked again for a while, which doubles."""
+        self.refusals += 1
+        self.shunned[instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(self.refusals, 8))
+
+    def shunned_at(self, now_s: float) -> list[str]:
+        """Replicas that are not to be asked now."""
+        return [instance for instance, until_s in self.shunned.items() if until_s > now_s]
+
+    def begin_wait(self, now_s: float) -> None:
+        """It waits for an engine from now on."""
+        self.until_s = now_s + self.wait_left_s
+
+    def count_wait(self, now_s: float) -> None:
+        """It has waited until now."""
+        self.wait_left_s = self.until_s - now_s
+
+    def next_due_s(self, now_s: float) -> float:
+        """When to look again: a replica may be asked again, or the wait is over."""
+        return min([self.until_s, *(due_s for due_s in self.shunned.values() if due_s > now_s)])

@@ -1,11 +1,12 @@
-"""Poison-request detection: which of the engines that a choice has lost are held against it, and when that is too many.
+"""Poison-request detection: which of the engines that a sequence has lost are held against it, and when they are too
+many.
 
-An engine that broke while the choice ran there may have broken of it, of another that ran there too, or of a fault that
-has nothing to do with either. An engine counts where it failed as the last one did (`Outage.kind`) and where most of
-those that ran beside the choice have gone on since: then the fault goes with this choice. An engine that only could not
-be heard, and is back in the same epoch, had not broken at all; one where the choice only waited hardly broke of it.
-Nothing is passed on for ever: engines that do not count end the choice too, when they are several times as many. Knows
-no replicas.
+An engine that broke while the sequence ran there may have broken of it, of another that ran there too, or of a fault
+that has nothing to do with either. An engine counts where it failed as the last one did (`Outage.kind`) and where most
+of those that ran beside the sequence have gone on since: then the fault goes with this sequence. An engine that only
+could not be heard, and is back in the same epoch, had not broken at all; one where the sequence only waited hardly
+broke of it. Nothing is passed on for ever: engines that do not count end the sequence too, when they are several times
+as many. Knows no replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_router.sequences.engine_failure import EngineFailure, Outage, Progress
 
-# Times the limit: engines that broke and do not count, and engines that had not broken or where the choice waited.
+# Times the limit: engines that broke and do not count, and engines that had not broken or where the sequence waited.
 _UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
 
 
@@ -32,7 +33,7 @@ class _Suspected(NamedTuple):
 
 
 class PoisonDetector:
-    """Of one choice, since its last token."""
+    """Of one sequence, since its last token."""
 
     __slots__ = ("_spared", "_suspected")
 
@@ -50,18 +51,18 @@ class PoisonDetector:
         sequence: Progress,
         failure: EngineFailure,
         epoch: Epoch | None,
-        goes_on: Callable[[str, Epoch], bool],
+        still_runs: Callable[[str, Epoch], bool],
         limit: int,
     ) -> QuireError | None:
-        """The choice has lost another engine, which was in that epoch: why it is passed on no more, or None. `goes_on`
-        tells whether an instance is there again in the same epoch."""
+        """The sequence has lost another engine, which was in that epoch: why it is passed on no more, or None.
+        `still_runs` says whether an instance is there again in the same epoch."""
         if not failure.suspect and not failure.bystander:
             return None
         broken = list[_Suspected]()
         for one in self._suspected:
             # To be lost again it must have been there.
             lost_again = (one.instance, one.epoch) == (failure.instance, epoch)
-            alive = one.epoch is not None and (goes_on(one.instance, one.epoch) or lost_again)
+            alive = one.epoch is not None and (still_runs(one.instance, one.epoch) or lost_again)
             self._spared += alive
             if not alive:
                 broken.append(one)

@@ -1,8 +1,8 @@
 """One session's Detokenize stream: the engine's rows in, ready text out, by handle.
 
-It follows its session to another tokenizer when one dies, hangs or drains: every live choice is taken up again, just as
+It follows its session to another tokenizer when one dies, hangs or drains: every live sequence is taken up again, as
 one that comes from another session is. Rows that come while no stream is up need no queue: their tokens are in the
-choices. What a tokenizer had not answered when it was lost is suspected of it (see poison.py).
+sequences. What a tokenizer had not answered when it was lost is suspected of it (see poison.py).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import grpc
 
 from quire.v1 import tokenizer_pb2 as tb
-from quire_common import errors
 from quire_common.cancellation import is_cancelled
-from quire_common.columns import equal_lengths, i32
 from quire_common.errors import QuireError, Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
+from quire_router.text.detokenized_codec import detokenized
 from quire_router.text.poison import MOST_LOST, loses_tokenizers
 from quire_router.text.stream_outgoing import DetokenizeOutgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from quire_router.config import RouterConfig
     from quire_router.sequences.sequence_state import SequenceState
+    from quire_router.text.detokenized_codec import Detokenized
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
     from quire_router.watchdog import Watchdog
@@ -37,9 +37,9 @@ log = get_logger(__name__)
 
 
 class DetokenizeStream:
-    """`choices` is the session's table; a choice whose text has ended is taken out of it here.
+    """`sequences` is the session's table; a sequence whose text has ended is taken out of it here.
 
-    `text_ended` is called for a choice that the tokenizer ended before the engine did.
+    `text_ended` is called for a sequence that the tokenizer ended before the engine did.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DetokenizeStream:
         return self._out.backlog
 
     def open(self, sequence: SequenceState) -> None:
-        """A choice's rows may come from now on."""
+        """A sequence's rows may come from now on."""
         if self._connected:
             self._out.open(sequence)
 
@@ -112,12 +112,12 @@ class DetokenizeStream:
         try:
             async for message in call:
                 backoff.reset()
-                watch.quiet_s = 0.0
+                watch.hear()
                 if not self._connected:
                     self._take_up(out)
                 if not message.more and (cleared := out.answered()) is not None:
-                    cleared.text_strikes = 0
-                self._answer(message)
+                    cleared.text.clear_strikes()
+                self._apply(detokenized(message))
                 if self._refused:
                     return "it takes nobody on"
         except grpc.aio.AioRpcError as error:
@@ -137,9 +137,9 @@ class DetokenizeStream:
         return "it ended the stream"
 
     def _take_up(self, out: DetokenizeOutgoing) -> None:
-        """Start from what the choices know, the shortest first."""
+        """Start from what the sequences know, the shortest first."""
         self._connected = True
-        for sequence in sorted(self._sequences.values(), key=lambda sequence: len(sequence.output_ids)):
+        for sequence in sorted(self._sequences.values(), key=lambda sequence: len(sequence.engine.output_ids)):
             out.open(sequence)
 
     def _suspect(self, out: DetokenizeOutgoing, *, oldest: bool) -> None:
@@ -151,56 +151,48 @@ class DetokenizeStream:
             sequence = self._sequences.get(handle)
             if sequence is None:
                 continue
-            sequence.text_strikes += 1
-            if sequence.text_strikes >= MOST_LOST:
+            if sequence.text.strike() >= MOST_LOST:
                 log.warning("a request loses tokenizers", request_id=sequence.context.request_id)
                 del self._sequences[handle]
                 self._failed(sequence, loses_tokenizers())
 
-    def _answer(self, message: tb.DetokenizeResponse) -> None:
-        handles, used = i32(message.handle, "handle"), i32(message.used, "used")
-        stops = i32(message.stop_index, "stop_index")
-        rows = equal_lengths("a DetokenizeResponse", handle=handles, used=used, stop_index=stops)
-        offsets, at = i32(message.text_offset, "text_offset").tolist() if message.text_offset else None, 0
-        share_us = message.elapsed_us / rows if rows else 0.0
-        texts: Sequence[str] = message.text
-        if message.cut or self._begun:
-            texts = self._whole_texts(message)
-            handles, stops, used = handles[: len(texts)], stops[: len(texts)], used[: len(texts)]
-        find = self._sequences.get
-        for handle, text, stop_index, count in zip(handles.tolist(), texts, stops.tolist(), used.tolist(), strict=True):
+    def _apply(self, answer: Detokenized) -> None:
+        """The one writer of what tokenizers make of the sequences here."""
+        handles, stops, counts = answer.handles, answer.stops, answer.used
+        texts = answer.texts
+        if answer.cut or self._begun:
+            texts = self._whole_texts(answer)
+            handles, stops, counts = handles[: len(texts)], stops[: len(texts)], counts[: len(texts)]
+        offsets, at = answer.offsets, 0
+        find, us = self._sequences.get, answer.row_us
+        for handle, text, stop_index, used in zip(handles, texts, stops, counts, strict=True):
             sequence = find(handle)
             if offsets is not None and handle & 1:
                 if sequence is not None:
-                    sequence.offsets += offsets[at : at + count]
-                at += count
-            if sequence is None:
-                continue
-            sequence.detokenize_us += share_us
-            sequence.detokenize_rows += 1
-            if sequence.delivered(text, stop_index, count):
+                    sequence.text.add_offsets(offsets[at : at + used])
+                at += used
+            if sequence is not None and sequence.add_text(text, stop_index, used, us):
                 del self._sequences[handle]
                 if stop_index >= 0:
                     self._text_ended(sequence)
-        for failed in message.errors:
-            error = errors.from_message(failed.error)
-            if isinstance(error, Unavailable):  # the tokenizer's matter, not the request's: others take it on
+        for handle, error in answer.failed:
+            if isinstance(error, Unavailable):  # the tokenizer's matter, not the request's: another takes it on
                 self._refused = True
                 continue
-            sequence = self._sequences.pop(failed.handle, None)
+            sequence = self._sequences.pop(handle, None)
             if sequence is not None:
                 self._failed(sequence, error)
 
-    def _whole_texts(self, message: tb.DetokenizeResponse) -> list[str]:
+    def _whole_texts(self, answer: Detokenized) -> list[str]:
         """Return the texts of complete rows: text counts when its tokens do, or another tokenizer is told wrong."""
-        texts = list(message.text)
-        if message.cut and len(texts) == 1:
+        texts = list(answer.texts)
+        if answer.cut and len(texts) == 1:
             self._begun += texts
             return []
         if texts and self._begun:
             texts[0] = "".join((*self._begun, texts[0]))
             self._begun = []
-        if message.cut:
+        if answer.cut:
             self._begun.append(texts.pop())
         return texts
 

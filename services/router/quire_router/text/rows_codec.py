@@ -1,6 +1,6 @@
 """Rows of engine steps as messages to a tokenizer: joined where they wait, cut where they are long. Knows no streams.
 
-Choices are told how many rows of theirs are out, since each is answered.
+Each row is answered once, so what cuts or joins rows says by how many more, or fewer, each sequence has now.
 """
 
 from __future__ import annotations
@@ -11,36 +11,38 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
-
-    from quire_router.sequences.sequence_state import SequenceState
+    from collections.abc import Container, Iterable, Iterator
 
 # Most tokens of one message: a tokenizer decodes them within some 20 ms.
 MESSAGE_BYTES = 32 * 1024
 
 _Row = tuple[int, bytes, int]
+# By handle; below 0: rows were joined.
+MoreRows = dict[int, int]
 
 
 def join_rows(
-    steps: Iterable[tb.DetokenizeRequest], sequences: Mapping[int, SequenceState]
-) -> list[tb.DetokenizeRequest]:
+    steps: Iterable[tb.DetokenizeRequest], wanted: Container[int]
+) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
     """One row per sequence with all of its tokens, in as few messages as may be. Rows of those that have gone are left
     out."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
         for handle, ids, finish in rows_of(step):
-            if handle in sequences:
+            if handle in wanted:
                 tokens.setdefault(handle, []).append(ids)
                 finishes[handle] = finish
+    messages, more = cut_rows((handle, b"".join(parts), finishes[handle]) for handle, parts in tokens.items())
     for handle, parts in tokens.items():
-        sequences[handle].rows_out -= len(parts) - 1
-    return cut_rows(((handle, b"".join(parts), finishes[handle]) for handle, parts in tokens.items()), sequences)
+        more[handle] = more.get(handle, 0) + 1 - len(parts)
+    return messages, more
 
 
-def cut_rows(rows: Iterable[_Row], sequences: Mapping[int, SequenceState]) -> list[tb.DetokenizeRequest]:
+def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
     """Messages with at most MESSAGE_BYTES of tokens each; a row that is longer becomes several."""
     messages: list[tb.DetokenizeRequest] = []
+    more: MoreRows = {}
     taken: list[_Row] = []
     size = 0
     for handle, ids, finish in rows:
@@ -50,13 +52,14 @@ def cut_rows(rows: Iterable[_Row], sequences: Mapping[int, SequenceState]) -> li
             if room:
                 taken.append((handle, ids[start : start + room], 0))
                 start += room
-                if handle in sequences:
-                    sequences[handle].rows_out += 1
+                more[handle] = more.get(handle, 0) + 1
             messages.append(_message(taken))
             taken, size = [], 0
         taken.append((handle, ids[start:], finish))
         size += len(ids) - start
-    return [*messages, _message(taken)] if taken else messages
+    if taken:
+        messages.append(_message(taken))
+    return messages, more
 
 
 def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:

@@ -2,7 +2,7 @@
 
 Messages are small, so that none holds others up: opens of sequences with long histories go in parts, between which
 rows of others go on, and long rows are cut. A sequence under suspicion (see poison.py) is opened in messages of its
-own, one such sequence at a time. Rows of a sequence that is not open yet need no queue: its tokens are in the choice,
+own, one such sequence at a time. Rows of a sequence that is not open yet need no queue: its tokens are in the sequence,
 and all that are there when it is opened go with the open. Rows that a slow tokenizer does not take are joined, so that
 what waits is bounded by the answers themselves.
 """
@@ -19,7 +19,7 @@ from quire_common.columns import i32, pack_i32
 from quire_common.errors import internal_error
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
-from quire_router.text.rows_codec import MESSAGE_BYTES, cut_rows, join_rows, rows_of, without
+from quire_router.text.rows_codec import MESSAGE_BYTES, MoreRows, cut_rows, join_rows, rows_of, without
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -39,7 +39,8 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Opening:
-    """How far the tokenizer knows a choice: `at` bytes of its tokens have gone, those before `prior` with the open."""
+    """How far the tokenizer knows a sequence: `at` bytes of its tokens have gone, those before `prior` with the
+    open."""
 
     handle: int
     sequence: SequenceState
@@ -50,7 +51,7 @@ class _Opening:
 
 
 class DetokenizeOutgoing:
-    """`choices` is the session's table; `fail` is told of a choice of which no message can be made."""
+    """`sequences` is the session's table; `fail` is told of a sequence of which no message can be made."""
 
     def __init__(self, sequences: dict[int, SequenceState], fail: Callable[[SequenceState, QuireError], None]) -> None:
         self._sequences = sequences
@@ -86,10 +87,10 @@ class DetokenizeOutgoing:
         """Its rows may come from now on. One that was elsewhere is taken up: opened with the tokens that were
         confirmed and the characters that were sent, and its unconfirmed tokens are repeated."""
         opening = self._opening[sequence.handle] = _Opening(sequence.handle, sequence)
-        if sequence.text_strikes:
+        if sequence.text.strikes:
             self._suspects.append(opening)
         else:
-            (self._long if len(sequence.output_ids) > _SHORT_BYTES else self._short).append(opening)
+            (self._long if len(sequence.engine.output_ids) > _SHORT_BYTES else self._short).append(opening)
         self._wake.set()
 
     def rows(self, step: tb.DetokenizeRequest) -> None:
@@ -99,11 +100,15 @@ class DetokenizeOutgoing:
             if not step.handle:
                 return
         if len(step.token) > MESSAGE_BYTES:
-            self._rows.extend(cut_rows(rows_of(step), self._sequences))
+            messages, more = cut_rows(rows_of(step))
+            self._rows.extend(messages)
+            self._count_rows(more)
         else:
             self._rows.append(step)
         if len(self._rows) > self._join_at:
-            self._rows = deque(join_rows(self._rows, self._sequences))
+            messages, more = join_rows(self._rows, self._sequences)
+            self._rows = deque(messages)
+            self._count_rows(more)
             self._join_at = max(MAX_STEPS, 2 * len(self._rows))
         self._wake.set()
 
@@ -150,6 +155,12 @@ class DetokenizeOutgoing:
                 yield message
                 if self._over:
                     return
+
+    def _count_rows(self, more: MoreRows) -> None:
+        for handle, count in more.items():
+            sequence = self._sequences.get(handle)
+            if sequence is not None:
+                sequence.text.send_rows(count)
 
     def _may_try(self) -> bool:
         """Whether a suspect waits that may be opened, or the rest of one."""
@@ -215,12 +226,12 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
     """The open, or a further part of it, with as many prior tokens as there is room for."""
     sequence = opening.sequence
     if opening.prior < 0:
-        opening.prior = 4 * sequence.confirmed
+        opening.prior = 4 * sequence.text.confirmed
         part = _open_to_pb(sequence)
     else:
         part = tb.DetokenizeOpen(handle=opening.handle, further=True)
     end = min(opening.at + room // 4 * 4, opening.prior)
-    part.prior_ids = bytes(sequence.output_ids[opening.at : end])
+    part.prior_ids = bytes(sequence.engine.output_ids[opening.at : end])
     part.more_prior = end < opening.prior
     opening.at = end
     message.open.append(part)
@@ -230,10 +241,10 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """A row of tokens that were not confirmed, as many as there is room for. With the last of them it is open."""
     sequence = opening.sequence
-    ids = bytes(sequence.output_ids[opening.at : opening.at + room // 4 * 4])
+    ids = bytes(sequence.engine.output_ids[opening.at : opening.at + room // 4 * 4])
     opening.at += len(ids)
-    opening.done = opening.at >= len(sequence.output_ids)
-    finish = sequence.finish if opening.done else 0
+    opening.done = opening.at >= len(sequence.engine.output_ids)
+    finish = sequence.engine.finish if opening.done else 0
     if ids or finish:
         rows = len(message.handle) // 4
         message.finish = (message.finish or bytes(rows)) + bytes([finish])
@@ -241,10 +252,8 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
         message.count += pack_i32([len(ids) // 4])
         message.token += ids
         opening.rows += 1
-    if opening.rows <= 1:
-        sequence.rows_back = 0
     # While more are to follow, the answers to those that have gone are not the last.
-    sequence.rows_out = opening.rows + (not opening.done)
+    sequence.text.reopen(opening.rows + (not opening.done), begins=opening.rows <= 1)
     return len(ids)
 
 
@@ -256,7 +265,7 @@ def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
         include_stop_str_in_output=text.include_stop_str_in_output,
         skip_special_tokens=text.skip_special_tokens,
         spaces_between_special_tokens=text.spaces_between_special_tokens,
-        chars_sent=sequence.chars_sent,
+        chars_sent=sequence.text.chars_sent,
         min_tokens=stop.min_tokens,
         want_offsets=bool(sequence.handle & 1),
         stop_token_ids=pack_i32(sequence.stop_token_ids),

@@ -31,7 +31,8 @@ class ClientWatch:
 
     def sends(self) -> None:
         """A message is handed to gRPC."""
-        self._writing, self._watch.quiet_s = True, 0.0
+        self._writing = True
+        self._watch.hear()
 
     def sent(self) -> None:
         """gRPC took it."""

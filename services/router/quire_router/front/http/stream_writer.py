@@ -123,7 +123,7 @@ class _Pump:
             self._timer = self._loop.call_later(self._ping_s, self._ping)
         try:
             while True:
-                self._generation.call_once(self._on_news)
+                self._generation.call_when_ready(self._on_news)
                 await self._turn
                 if not self._generation.running:
                     return self._last
@@ -154,7 +154,7 @@ class _Pump:
         if self._generation.running:
             self._connection.write(frames)
             self._wrote = True
-            self._generation.call_once(self._on_news)
+            self._generation.call_when_ready(self._on_news)
         else:
             self._last = frames
             self._turn.set_result(None)

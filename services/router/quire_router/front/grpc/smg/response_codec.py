@@ -37,7 +37,7 @@ class SmgFormat:
                 token_ids=i32(delta.token_ids, "token_ids").tolist(),
                 prompt_tokens=len(sequence.spec.prompt_ids),
                 completion_tokens=self._told[delta.index],
-                cached_tokens=sequence.cached_tokens,
+                cached_tokens=sequence.engine.cached_tokens,
                 index=delta.index,
             )
             if self._logprobs:
@@ -51,15 +51,15 @@ class SmgFormat:
     ) -> vb.GenerateResponse:
         """The end of a choice, with all of its tokens."""
         whole = vb.GenerateComplete(
-            output_ids=i32(bytes(sequence.output_ids[: 4 * sequence.confirmed]), "output_ids").tolist(),
+            output_ids=i32(bytes(sequence.engine.output_ids[: 4 * sequence.text.confirmed]), "output_ids").tolist(),
             finish_reason=finish,
             prompt_tokens=len(sequence.spec.prompt_ids),
-            completion_tokens=sequence.confirmed,
-            cached_tokens=sequence.cached_tokens,
+            completion_tokens=sequence.text.confirmed,
+            cached_tokens=sequence.engine.cached_tokens,
             index=sequence.index,
         )
         if self._logprobs:
-            whole.output_logprobs.CopyFrom(output_logprobs(sequence.entries[: sequence.confirmed]))
+            whole.output_logprobs.CopyFrom(output_logprobs(sequence.engine.entries[: sequence.text.confirmed]))
         if self._prompt_logprobs:
             entries = self._generation.prompt_entries(sequence.index)
             whole.input_logprobs.CopyFrom(input_logprobs(sequence.spec.prompt_ids.tolist(), entries))

@@ -79,7 +79,7 @@ class FrameParts:
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]
-        prompt, output = len(choice.spec.prompt_ids), 0 if opening else choice.confirmed
+        prompt, output = len(choice.spec.prompt_ids), 0 if opening else choice.text.confirmed
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
             prompt,
             output,

@@ -9,47 +9,63 @@ from quire_router import metrics
 from quire_router.sequences.delta import HopTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quire_router.kv_transfer.transfer import Transfer
     from quire_router.placement.load_reservation import LoadReservation
     from quire_router.sequences.kv_route import PulledPages
 
 
-class Pulling:
-    """`transfer` None: there is nothing to pull (any more). `placed`: where it counts until then."""
+class Pull:
+    """`transfer` None: there is nothing to pull (any more)."""
 
     def __init__(self) -> None:
         self.transfer: Transfer | None = None
-        self.placed: LoadReservation | None = None
         self.timings: list[HopTiming] = []
+        # What the pages count for at the decode side until they are there.
+        self._load: LoadReservation | None = None
+
+    def reserve_load(self, reservation: LoadReservation) -> None:
+        """The decode side was chosen."""
+        self._load = reservation
 
     def begin(self, transfer: Transfer) -> None:
         """Pages may be pulled with this."""
         self.transfer = transfer
 
+    def start(self) -> None:
+        """The decode side has the ticket."""
+        if self._load is not None:
+            self._load.start_pull()
+
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """For a Submit to this holder. Who lends the pages has them."""
+        """For a Submit to this holder. The engine that lends the pages has them."""
         if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
             return None
         return KvTransfer(ticket=self.transfer.ticket)
 
-    def pulled(self, found: PulledPages) -> None:
-        """The puller needs the ticket no more."""
+    def end(self, found: PulledPages) -> None:
+        """The decode side needs the ticket no more."""
         if found.error is not None:
             metrics.pull_failures.labels(found.error.code).inc()
         metrics.pulled_pages.inc(found.pages)
         metrics.pulls.observe(found.us / 1e6)
         self.timings.append(HopTiming("transfer", "pull", found.us, found.pages, found.instance))
-        self.let_go()
+        self.release()
 
-    def unplace(self) -> None:
+    def add_timings(self, timings: Iterable[HopTiming]) -> None:
+        """Of what came before the pull, or after it."""
+        self.timings += timings
+
+    def release_load(self) -> None:
         """The pages are no work ahead of others any more. Idempotent."""
-        placed, self.placed = self.placed, None
-        if placed is not None:
-            placed.release()
+        load, self._load = self._load, None
+        if load is not None:
+            load.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody pulls. Idempotent."""
-        self.unplace()
+        self.release_load()
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             transfer.release()

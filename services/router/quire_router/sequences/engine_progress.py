@@ -1,0 +1,125 @@
+"""What engines have sent of one sequence: tokens, logprobs, its end. The session's reducer alone writes it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from quire_router.sequences.delta import ERROR, LENGTH, REPETITION, HopTiming, LogprobEntry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_common.credit.prompt_logprobs import PromptLogprobs
+
+# vLLM's stop_reason of an answer that ended by repetition detection.
+_REPEATED = "repetition_detected"
+# Stands for an entry that the client has already.
+_CLIENT_HAS = LogprobEntry(0, 0.0, 0, [], [])
+
+
+class EngineProgress:
+    """`output_ids` are int32 bytes; `entries` has one per token where logprobs were asked for."""
+
+    __slots__ = (
+        "admitted_attempt",
+        "cached_tokens",
+        "entries",
+        "finish",
+        "first_token_ns",
+        "last_token_ns",
+        "output_ids",
+        "prompt_entries",
+        "resumed",
+        "stop_reason",
+        "timings",
+    )
+
+    def __init__(self) -> None:
+        self.output_ids = bytearray()
+        # A FinishReason, 0 while the engine runs it.
+        self.finish = 0
+        self.stop_reason: str | int | None = None
+        self.entries: list[LogprobEntry] = []
+        # By position, where the client asked for logprobs of the prompt.
+        self.prompt_entries: dict[int, LogprobEntry] = {}
+        self.cached_tokens = 0
+        self.timings: tuple[HopTiming, ...] = ()
+        # The last attempt that an engine began to run; -1: none yet.
+        self.admitted_attempt = -1
+        # Whether the present attempt began with tokens of an earlier one.
+        self.resumed = False
+        self.first_token_ns = 0
+        self.last_token_ns = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return len(self.output_ids) // 4
+
+    def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
+        """Some tokens, and perhaps the end."""
+        self.output_ids += token_ids
+        if finish:
+            self.finish = finish
+            if finish == REPETITION:
+                self.stop_reason = _REPEATED
+        if token_ids:
+            if not self.first_token_ns:
+                self.first_token_ns = now_ns
+            self.last_token_ns = now_ns
+
+    def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
+        """Positions that come again, after a preemption or a migration, say the same again."""
+        logprobs, at = chunk.logprobs, 0
+        tops, top_logprobs = array("i", logprobs.top_id.tobytes()), array("f", logprobs.top_logprob.tobytes())
+        ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
+        each = zip(ids, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
+        for position, (token_id, logprob, rank, count) in enumerate(each, start=chunk.first):
+            top = slice(at, at + count)
+            self.prompt_entries[position] = LogprobEntry(token_id, logprob, rank, tops[top], top_logprobs[top])
+            at += count
+
+    def start_after(self, output_ids: bytes, *, with_entries: bool) -> None:
+        """Begin behind tokens that the client of a broken stream has."""
+        self.output_ids += output_ids
+        self.resumed = bool(output_ids)
+        if with_entries:  # entries go by the token's place
+            self.entries = [_CLIENT_HAS] * self.tokens
+
+    def begin_attempt(self) -> None:
+        """Another engine goes on from the tokens so far."""
+        self.resumed = bool(self.output_ids)
+
+    def admit(self, attempt: int, cached_tokens: int) -> None:
+        """An engine has begun to run this attempt."""
+        self.admitted_attempt = attempt
+        self._set_cached(cached_tokens)
+
+    def complete(self, cached_tokens: int, timings: tuple[HopTiming, ...], stop_token_id: int | None) -> None:
+        """What the engine says at the end. Fewer tokens were cached than at the admission where pages did not come."""
+        self._set_cached(cached_tokens)
+        self.timings = timings
+        if stop_token_id is not None:
+            self.stop_reason = stop_token_id
+
+    def end_at_length(self) -> None:
+        """No more tokens are wanted than there are."""
+        self.finish = LENGTH
+
+    def close_attempt(self, max_tokens: int, *, confirmed: int, with_entries: bool) -> None:
+        """The engine says no more: keep what is whole, and see whether that is all of it."""
+        if self.finish == ERROR:
+            self.finish = 0
+        if self.finish:
+            return
+        if with_entries and len(self.entries) >= confirmed:
+            # A token without its entry is computed again: engines give the same one.
+            del self.output_ids[4 * len(self.entries) :]
+        if self.tokens >= max_tokens:
+            self.finish = LENGTH
+
+    def _set_cached(self, cached_tokens: int) -> None:
+        if not self.resumed:  # the tokens of an earlier attempt may be in a cache too: they are no prompt
+            self.cached_tokens = cached_tokens

@@ -1,0 +1,71 @@
+"""What tokenizers have made of one sequence's tokens. The Detokenize stream that has the sequence alone writes it."""
+
+from __future__ import annotations
+
+
+class TextProgress:
+    """`confirmed` tokens count; their text has `chars_sent` characters. A row is answered once by the tokenizer."""
+
+    __slots__ = (
+        "chars_sent",
+        "confirmed",
+        "detokenize_rows",
+        "detokenize_us",
+        "offsets",
+        "rows_back",
+        "rows_out",
+        "strikes",
+    )
+
+    def __init__(self) -> None:
+        self.rows_out = 0
+        self.rows_back = 0
+        self.confirmed = 0
+        self.chars_sent = 0
+        # Characters of output after each token, where logprobs were asked for.
+        self.offsets: list[int] = []
+        # Tokenizers in a row that were lost while they worked on the sequence.
+        self.strikes = 0
+        self.detokenize_us = 0.0
+        self.detokenize_rows = 0
+
+    def start_after(self, tokens: int, characters: int, *, with_offsets: bool) -> None:
+        """Begin behind what the client of a broken stream has."""
+        self.confirmed, self.chars_sent = tokens, characters
+        if with_offsets:
+            self.offsets = [0] * tokens
+
+    def send_row(self) -> None:
+        """The tokenizer gets one more row."""
+        self.rows_out += 1
+
+    def send_rows(self, more: int) -> None:
+        """Rows were cut into more, or joined into fewer."""
+        self.rows_out += more
+
+    def reopen(self, rows: int, *, begins: bool) -> None:
+        """A new stream gets the unconfirmed tokens in so many rows as yet; `begins`: none of them is answered."""
+        if begins:
+            self.rows_back = 0
+        self.rows_out = rows
+
+    def add_answer(self, characters: int, used: int, us: float) -> None:
+        """The answer to a row: `used` of its tokens count. `us`: what that took at the tokenizer."""
+        self.rows_back += 1
+        self.confirmed += used
+        self.chars_sent += characters
+        self.detokenize_us += us
+        self.detokenize_rows += 1
+
+    def add_offsets(self, offsets: list[int]) -> None:
+        """Those of a row's tokens that count."""
+        self.offsets += offsets
+
+    def strike(self) -> int:
+        """A tokenizer was lost while it worked on the sequence; returns how many were in a row."""
+        self.strikes += 1
+        return self.strikes
+
+    def clear_strikes(self) -> None:
+        """A tokenizer has answered."""
+        self.strikes = 0
