@@ -72,6 +72,54 @@ def test_no_import_circles_types_included() -> None:
     assert circles(graph) == []
 
 
+# The router's folders, and the other folders that each may import: arrows run one way, from the front to the pages.
+ROUTER_FOLDERS = {
+    "pages": (),
+    "limits": (),
+    "placement": ("pages",),
+    "sequences": ("placement",),
+    "text": ("sequences",),
+    "kv_transfer": ("placement", "sequences"),
+    "replicas": ("placement", "sequences", "text", "kv_transfer"),
+    "requests": ("sequences", "text", "kv_transfer", "replicas"),
+    "front.parameters": ("sequences", "requests"),
+    "front.http": ("front", "front.parameters", "limits", "placement", "replicas", "requests", "sequences", "text"),
+    "front.grpc": ("front", "front.parameters", "limits", "placement", "replicas", "requests", "sequences", "text"),
+    "front": (),
+}
+
+
+def router_folder(module: str) -> str:
+    """The longest folder of the table that a module is in; '' for the modules beside the folders."""
+    name = module.removeprefix("quire_router.")
+    return max((folder for folder in ROUTER_FOLDERS if name.startswith(f"{folder}.")), key=len, default="")
+
+
+def test_arrows_between_the_routers_folders_run_one_way() -> None:
+    known = modules()
+    assert [router_folder(f"quire_router.{name}") for name in ("front.http.edge", "front.request_ids", "metrics")] == [
+        "front.http",
+        "front",
+        "",
+    ]
+    assert not circles({folder: set(others) for folder, others in ROUTER_FOLDERS.items()})
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        if (folder := router_folder(name))
+        for other in sorted(imported(path.read_text(), known))
+        if router_folder(other) not in ("", folder, *ROUTER_FOLDERS[folder])
+    ]
+    assert not wrong, wrong
+
+
+def test_a_folder_of_the_router_is_no_heap() -> None:
+    root = ROOT / "services" / "router" / "quire_router"
+    folders = {path.parent for path in root.rglob("*.py")}
+    counts = {str(folder.relative_to(root)): len(list(folder.glob("[!_]*.py"))) for folder in folders}
+    assert not {folder: count for folder, count in counts.items() if count > 20}
+
+
 def test_a_circle_would_be_found() -> None:
     sources = {
         "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B",

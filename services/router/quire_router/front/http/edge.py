@@ -126,7 +126,7 @@ class Edge:
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
         needed = METRICS if scope["path"] == METRICS_PATH else self._scope
         principal = self._keys.authenticate(exchange.authorization, needed)
-        exchange.tenant = principal.tenant
+        exchange.identify(principal.tenant)
         if (
             principal.limits
             and needed == INFERENCE
@@ -136,9 +136,9 @@ class Edge:
             try:
                 levels = await self._limits.admit(principal)
             except RateLimited as error:
-                exchange.headers += limit_headers(principal.limits, error.levels)
+                exchange.add_headers(limit_headers(principal.limits, error.levels))
                 raise
-            exchange.headers += limit_headers(principal.limits, levels)
+            exchange.add_headers(limit_headers(principal.limits, levels))
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:

@@ -32,6 +32,18 @@ class Exchange:
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
+    def identify(self, tenant: str) -> None:
+        """The caller has proved to be of this tenant."""
+        self.tenant = tenant
+
+    def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send these with every answer too."""
+        self.headers += headers
+
+    def use_request_id(self, request_id: str) -> None:
+        """The body named the request."""
+        self.request_id = request_id
+
 
 def exchange_of(scope: Scope) -> Exchange:
     """The exchange that the edge put into the scope."""

@@ -59,7 +59,7 @@ class Serving:
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
         """Who asks. The body's request id counts where the header has none; the answer then carries it."""
         if not exchange.id_from_header and parsed.request_id:
-            exchange.request_id = request_id_from(parsed.request_id) or exchange.request_id
+            exchange.use_request_id(request_id_from(parsed.request_id) or exchange.request_id)
             bind_request_id(exchange.request_id)
         return Caller(
             request_id=exchange.request_id,
