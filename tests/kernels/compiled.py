@@ -26,13 +26,9 @@ from quire_worker.ops.triton.kernels.top_p import top_p_kernel, top_p_mass_kerne
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = frozenset(
     [
-        "temperature",
-        "top_p",
-        "min_p",
-        "cutoff",
         "candidate",
+        "ranges",
         "maximum",
-        "largest",
         "part_mass",
         "part_score",
         "part_out",
@@ -44,7 +40,7 @@ FLOATS = frozenset(
     ]
 )
 BF16 = frozenset(["query", "pages", "out", "qkv", "query_norm_weight", "key_norm_weight", "logits"])
-WIDE = frozenset(("seed", "control", "part_key"))
+WIDE = frozenset(("control", "part_key"))
 SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
     (
         "window",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_common.credit import Finish
+from quire_worker.ops.triton.kernels.row import RANGE
 from quire_worker.ops.triton.kernels.sample import finish_kernel, sample_kernel
 from quire_worker.ops.triton.kernels.top_k_top_p import group_maxima_kernel, top_k_top_p_kernel
 from quire_worker.ops.triton.kernels.top_p import top_p_kernel, top_p_mass_kernel
@@ -73,15 +74,15 @@ def sample_rows(
     controlled = changed is not None
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     # Without them the kernels do not look at these.
-    maximum = largest = cutoff = part_score
+    maximum = ranges = part_score
     if filtered:
-        maximum, largest, cutoff = _cutoffs(logits, columns, control, replaced, controlled, pdl)
+        maximum, ranges = _search_ranges(logits, columns, control, replaced, controlled, pdl)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     sample_kernel[(rows, parts)](
         logits,
         columns.draws,
         maximum,
-        cutoff,
+        ranges,
         columns.position,
         columns.blocked,
         columns.stop_id,
@@ -100,7 +101,7 @@ def sample_rows(
         **options(pdl, num_warps=_SAMPLE_WARPS, maxnreg=_SAMPLE_REGISTERS),
     )
     if filtered:
-        _apply_top_p(logits, columns, (largest, cutoff, part_score, part_token), (control, replaced), controlled, pdl)
+        _apply_top_p(logits, columns, (ranges, part_score, part_token), (control, replaced), controlled, pdl)
     finish_kernel[(rows,)](
         part_score,
         part_token,
@@ -122,11 +123,10 @@ def sample_rows(
     )
 
 
-def _cutoffs(
+def _search_ranges(
     logits: Tensor, columns: DeviceSamplingColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """float32, of rows that ask: the largest logits of groups [N, G], the largest of all [N], and the least that is
-    kept [N]; -inf where nothing is asked."""
+) -> tuple[Tensor, Tensor]:
+    """float32: the largest logits of groups [N, G] of rows that ask, and what rows keep [N, RANGE]."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))
@@ -147,15 +147,14 @@ def _cutoffs(
         CONTROLLED=controlled,
         **options(pdl, num_warps=_GROUP_WARPS),
     )
-    largest, cutoff = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    ranges = torch.empty((rows, RANGE.value), dtype=torch.float32, device=logits.device)
     top_k_top_p_kernel[(rows,)](
         logits,
         *asked,
         maximum,
         torch.empty((rows, groups), dtype=torch.int32, device=logits.device),
         torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
-        largest,
-        cutoff,
+        ranges,
         control,
         replaced,
         vocab,
@@ -169,7 +168,7 @@ def _cutoffs(
         CONTROLLED=controlled,
         **options(pdl, num_warps=_SEARCH_WARPS),
     )
-    return maximum, largest, cutoff
+    return maximum, ranges
 
 
 def _apply_top_p(
@@ -180,14 +179,14 @@ def _apply_top_p(
     controlled: bool,
     pdl: bool,
 ) -> None:
-    """Draw again where top_p alone is asked for and the token is not in the nucleus. `drawn`: the largest logits, the
-    thresholds, and what the parts drew."""
+    """Draw again where top_p is still to be applied and drops the token. `sampled`: what rows keep, and what the parts
+    drew."""
     (rows, vocab), stops = logits.shape, columns.stop_id.shape[1]
-    largest, cutoff, part_score, part_token = sampled
+    ranges, part_score, part_token = sampled
     parts = part_score.shape[1]
     shares = -(-vocab // _SHARE)
     part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
-    asked = (columns.draws, columns.blocked, columns.stop_id, largest, cutoff)
+    asked = (columns.draws, columns.blocked, columns.stop_id, ranges)
     sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, "CONTROLLED": controlled}
     top_p_mass_kernel[(rows, shares)](
         logits,

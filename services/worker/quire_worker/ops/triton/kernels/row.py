@@ -17,6 +17,13 @@ TOP_K: tl.constexpr = tl.constexpr(draw_rows.word_of("top_k"))
 TOP_P: tl.constexpr = tl.constexpr(draw_rows.word_of("top_p"))
 MIN_P: tl.constexpr = tl.constexpr(draw_rows.word_of("min_p"))
 
+# What the search leaves of a row, RANGE numbers: the least and the largest logit that are kept, and the top_p that is
+# still to be applied to them, 1 being none.
+RANGE: tl.constexpr = tl.constexpr(3)
+LEAST_KEPT: tl.constexpr = tl.constexpr(0)
+MOST_KEPT: tl.constexpr = tl.constexpr(1)
+TOP_P_LEFT: tl.constexpr = tl.constexpr(2)
+
 
 @triton.jit
 def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED: tl.constexpr):
@@ -48,14 +55,6 @@ def has_filters(draws, row):
 
 
 @triton.jit
-def is_top_p_only(draws, row, vocab):
-    """Whether a row asks for top_p without top_k."""
-    k = tl.load(draws + row * WORDS + TOP_K)
-    unlimited = (k <= 0) | (k >= vocab)
-    return unlimited & (draw_number(draws, row, TOP_P) < 1.0) & (draw_number(draws, row, TEMPERATURE) >= GREEDY_BELOW)
-
-
-@triton.jit
 def draw_number(draws, row, WORD: tl.constexpr):
     """A number of a draw row in float32. draws: rows of sampling/draw_rows.py."""
     return tl.load(draws + row * WORDS + WORD).to(tl.float32, bitcast=True)
@@ -68,3 +67,11 @@ def random_key(draws, row):
     low = tl.load(start + SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(start + SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     return (high << 32) | low, tl.load(start + SAMPLE_INDEX)
+
+
+@triton.jit
+def store_range(ranges, row, least, most, top_p):
+    """Say what a row keeps. ranges [rows, RANGE] float32."""
+    tl.store(ranges + row * RANGE + LEAST_KEPT, least)
+    tl.store(ranges + row * RANGE + MOST_KEPT, most)
+    tl.store(ranges + row * RANGE + TOP_P_LEFT, top_p)

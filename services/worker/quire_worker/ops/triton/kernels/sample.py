@@ -1,6 +1,6 @@
 """From logits to tokens: Gumbel noise and argmax in one pass, then what the token means for its sequence.
 
-The token is the largest x / temperature + noise among the logits that the thresholds keep (threshold.py), the lowest id
+The token is the largest x / temperature + noise among the logits that the limits keep (top_k_top_p.py), the lowest id
 among equals: the definition of sampling/sampler.py, with float32 in place of float64.
 """
 
@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
-from quire_worker.ops.triton.kernels.row import GREEDY_BELOW, TEMPERATURE, draw_number, random_key, row_logits
+from quire_worker.ops.triton.kernels.row import (
+    GREEDY_BELOW,
+    LEAST_KEPT,
+    MOST_KEPT,
+    RANGE,
+    TEMPERATURE,
+    draw_number,
+    random_key,
+    row_logits,
+)
 
 # How far a rough score may lie from the exact one: that of its noise, and rounding in proportion to the score.
 _SLACK: tl.constexpr = tl.constexpr(1e-3)
@@ -25,7 +34,7 @@ def sample_kernel(
     logits,
     draws,
     maximum,
-    cutoff,
+    ranges,
     position,
     blocked,
     stop_id,
@@ -45,15 +54,15 @@ def sample_kernel(
 ):
     """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
 
-    position [rows] absolute index of the token that is drawn. FILTERED: threshold [rows] is looked
-    at, and where there is one maximum [rows, groups] too, of which GROUPS are a part's: where they do not reach it,
-    nothing else is. control and changed as in threshold_kernel."""
+    position [rows] absolute index of the token that is drawn. FILTERED: ranges [rows, RANGE] are
+    looked at, and where one begins maximum [rows, groups] too, of which GROUPS are a part's: where they do not reach
+    it, nothing else is. ranges, control and changed as in top_k_top_p_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
     cut = tl.full([], float("-inf"), tl.float32)
     if FILTERED:
-        cut = tl.load(cutoff + row)
+        cut = tl.load(ranges + row * RANGE + LEAST_KEPT)
         group = part * GROUPS + tl.arange(0, GROUPS)
         # Of rows without a threshold nobody knows them; and a NaN must be found.
         of_group = tl.load(maximum + row * groups + group, mask=cut > float("-inf"), other=float("inf"))
@@ -71,6 +80,8 @@ def sample_kernel(
     else:
         key, sample = random_key(draws, row)
         at = tl.load(position + row)
+        if FILTERED:
+            x = tl.where(x <= tl.load(ranges + row * RANGE + MOST_KEPT), x, float("-inf"))
         score, chosen = best_of(x, token, 1.0 / heat, cut, key, at, sample, FILTERED)
     score = tl.where(spoiled, float("nan"), score)
     tl.store(part_score + row * PARTS + part, score)

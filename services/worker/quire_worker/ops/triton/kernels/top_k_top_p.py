@@ -1,10 +1,10 @@
-"""Thresholds of top-k, top-p and min-p: the least logit that a row keeps, found by search.
+"""Thresholds of top-k, top-p and min-p: the range of logits that a row keeps, found by search.
 
 The definition is that of sampling/sampler.py, with float32 in place of float64: z = x / temperature; min_p and top_k
 cut first, top_p what remains. The vocabulary is never sorted. It is read once, for the largest logit of each group of
 neighbours; with a small top_k these say which few groups can hold what is kept, and the rest is done in registers.
 Otherwise a threshold is found by quartering the ordered integers of float32, each turn one pass over logits that lie
-in the L2 cache. Only rows that ask are searched, and none for top_p alone: see nucleus.py.
+in the L2 cache. Only rows that ask are searched, and none for top_p alone: see top_p.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from quire_worker.ops.triton.kernels.row import (
     draw_number,
     has_filters,
     row_logits,
+    store_range,
 )
 from quire_worker.ops.triton.kernels.search import heavy_key
 
@@ -69,8 +70,7 @@ def top_k_top_p_kernel(
     maximum,
     chosen,
     candidate,
-    largest,
-    cutoff,
+    ranges,
     control,
     changed,
     vocab,
@@ -84,15 +84,15 @@ def top_k_top_p_kernel(
     CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: threshold [rows], the least logit that a row keeps; -inf where nothing is asked. logits [rows,
-    vocab]; blocked [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. maximum [rows, groups], at
-    most LANES of them. Scratch: chosen [rows, groups] int32 and candidate [rows, CANDIDATES] float32. CONTROLLED: a row
+    """Grid [rows]: ranges [rows, RANGE], what a row keeps; all where nothing is asked. logits [rows, vocab]; blocked
+    [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. maximum [rows, groups], at most LANES of
+    them. Scratch: chosen [rows, groups] int32 and candidate [rows, CANDIDATES] float32. CONTROLLED: a row
     whose control [rows] is not 0 is drawn from changed [rows, vocab] instead, as it is."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
     if not has_filters(draws, row):
-        tl.store(cutoff + row, float("-inf"))
+        store_range(ranges, row, float("-inf"), float("inf"), 1.0)
         return
     heat = draw_number(draws, row, TEMPERATURE)
     k = tl.load(draws + row * WORDS + TOP_K)
@@ -106,7 +106,8 @@ def top_k_top_p_kernel(
         # exp((x - most) / heat) >= min_p
         cut = most + heat * tl.log(tl.minimum(least, 1.0))
     few = tl.zeros([], tl.int32)
-    if (k > 0) & (k < vocab) & (k <= LANES // 4):
+    by_k = (k > 0) & (k < vocab)
+    if by_k & (k <= LANES // 4):
         # At least k logits reach the k-th largest of the groups' maxima, and hardly more do; half its bits do as well.
         bound = heavy_key(ordered(of_group), tl.full([LANES], 1.0, tl.float32), k, 2, 8)
         floor = from_ordered(tl.maximum(bound, _LEAST))
@@ -133,14 +134,14 @@ def top_k_top_p_kernel(
         elif found <= CANDIDATES:
             cut = _among(kept, found, cut, most, heat, k, p, 2, CANDIDATES)
             few += 1
-    tl.store(largest + row, most)
-    # nucleus.py sees to the others' top_p.
-    if (few == 0) & (k > 0) & (k < vocab):
-        cut = _search_all(
-            logits, row, blocked, stop_id, control, changed, heat, k, p, most, cut, vocab, stops, BLOCK, CONTROLLED
-        )
-    # The largest itself is always kept.
-    tl.store(cutoff + row, tl.minimum(cut, most))
+    if (few == 0) & by_k:
+        cut = _top_k_cut(logits, row, blocked, stop_id, control, changed, k, cut, vocab, stops, BLOCK, CONTROLLED)
+        if p < 1.0:
+            cut = _top_p_cut(
+                logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK, CONTROLLED
+            )
+    # top_p.py sees to the others' top_p. The largest itself is always kept.
+    store_range(ranges, row, tl.minimum(cut, most), most, tl.where(by_k, 1.0, p))
 
 
 @triton.jit
@@ -158,11 +159,11 @@ def _among(candidate, found, cut, most, heat, k, p, BITS: tl.constexpr, LANES: t
 
 
 @triton.jit
-def _search_all(
-    logits, row, blocked, stop_id, control, changed, heat, k, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
+def _top_k_cut(
+    logits, row, blocked, stop_id, control, changed, k, cut, vocab, stops, BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """The same by passes over the whole vocabulary, of which k keeps less: a turn of the search is a pass."""
+    """A threshold by passes over the whole vocabulary, of which k keeps less: a turn of the search is a pass."""
     lane = tl.arange(0, BLOCK)
     low = tl.full([], -2147483648, tl.int64)
     width = tl.full([], 1073741824, tl.int64)
@@ -185,33 +186,40 @@ def _search_all(
         elif (total & 0x1FFFFF) >= k:
             low = one
         width = width // 4
-    cut = tl.maximum(cut, from_ordered(low.to(tl.int32)))
-    if p < 1.0:
-        mass = tl.zeros([BLOCK], tl.float32)
+    return tl.maximum(cut, from_ordered(low.to(tl.int32)))
+
+
+@triton.jit
+def _top_p_cut(
+    logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
+    CONTROLLED: tl.constexpr,
+):  # fmt: skip  # passed on as they are
+    """The threshold of top_p over what the cut leaves, likewise."""
+    mass = tl.zeros([BLOCK], tl.float32)
+    lane = tl.arange(0, BLOCK)
+    for start in range(0, vocab, BLOCK):
+        x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        mass += tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
+    wanted = p * tl.sum(mass, axis=0)
+    low = tl.full([], -2147483649, tl.int64)
+    width = tl.full([], 1073741824, tl.int64)
+    for _ in range(16):
+        one, two, three = low + width, low + 2 * width, low + 3 * width
+        mass1 = tl.zeros([BLOCK], tl.float32)
+        mass2 = tl.zeros([BLOCK], tl.float32)
+        mass3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-            mass += tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-        wanted = p * tl.sum(mass, axis=0)
-        low = tl.full([], -2147483649, tl.int64)
-        width = tl.full([], 1073741824, tl.int64)
-        for _ in range(16):
-            one, two, three = low + width, low + 2 * width, low + 3 * width
-            mass1 = tl.zeros([BLOCK], tl.float32)
-            mass2 = tl.zeros([BLOCK], tl.float32)
-            mass3 = tl.zeros([BLOCK], tl.float32)
-            for start in range(0, vocab, BLOCK):
-                x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-                key = ordered(x).to(tl.int64)
-                weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-                mass1 += tl.where(key > one, weight, 0.0)
-                mass2 += tl.where(key > two, weight, 0.0)
-                mass3 += tl.where(key > three, weight, 0.0)
-            if tl.sum(mass3, axis=0) >= wanted:
-                low = three
-            elif tl.sum(mass2, axis=0) >= wanted:
-                low = two
-            elif tl.sum(mass1, axis=0) >= wanted:
-                low = one
-            width = width // 4
-        cut = tl.maximum(cut, from_ordered(tl.minimum((low + 1).to(tl.int32), ordered(most))))
-    return cut
+            key = ordered(x).to(tl.int64)
+            weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
+            mass1 += tl.where(key > one, weight, 0.0)
+            mass2 += tl.where(key > two, weight, 0.0)
+            mass3 += tl.where(key > three, weight, 0.0)
+        if tl.sum(mass3, axis=0) >= wanted:
+            low = three
+        elif tl.sum(mass2, axis=0) >= wanted:
+            low = two
+        elif tl.sum(mass1, axis=0) >= wanted:
+            low = one
+        width = width // 4
+    return tl.maximum(cut, from_ordered(tl.minimum((low + 1).to(tl.int32), ordered(most))))

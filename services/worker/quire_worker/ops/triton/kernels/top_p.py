@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
-from quire_worker.ops.triton.kernels.row import TEMPERATURE, TOP_P, draw_number, is_top_p_only, random_key, row_logits
+from quire_worker.ops.triton.kernels.row import (
+    LEAST_KEPT,
+    MOST_KEPT,
+    RANGE,
+    TEMPERATURE,
+    TOP_P_LEFT,
+    draw_number,
+    random_key,
+    row_logits,
+)
 from quire_worker.ops.triton.kernels.sample import best_of, winner
 
 
@@ -22,8 +31,7 @@ def top_p_mass_kernel(
     draws,
     blocked,
     stop_id,
-    largest,
-    cutoff,
+    ranges,
     part_score,
     part_token,
     part_mass,
@@ -39,18 +47,20 @@ def top_p_mass_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] of BLOCK of the vocabulary: what is strictly larger than the
-    drawn token, and all that is kept. Arguments and rows as in nucleus_kernel."""
+    drawn token, and all that is kept. Arguments and rows as in top_p_kernel."""
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if not is_top_p_only(draws, row, vocab):
+    p = tl.load(ranges + row * RANGE + TOP_P_LEFT)
+    if p >= 1.0:
         return
     token = share * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = draw_number(draws, row, TEMPERATURE), tl.load(cutoff + row), tl.load(largest + row)
+    heat = draw_number(draws, row, TEMPERATURE)
+    cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
     out = part_mass + row * (2 * SHARES) + share
@@ -64,8 +74,7 @@ def top_p_kernel(
     draws,
     blocked,
     stop_id,
-    largest,
-    cutoff,
+    ranges,
     position,
     part_score,
     part_token,
@@ -82,20 +91,21 @@ def top_p_kernel(
     CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: the best of all parts in rows of top_p without top_k, replaced where it is not in the nucleus.
+    """Grid [rows]: the best of all parts in rows to which top_p is still to be applied, replaced where that drops it.
 
-    largest [rows] and threshold [rows] as threshold_kernel leaves them, part_score and part_token [rows, PARTS] as
-    draw_kernel does, part_mass as mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES."""
+    ranges [rows, RANGE] as top_k_top_p_kernel leaves them, part_score and part_token [rows, PARTS] as sample_kernel
+    does, part_mass as top_p_mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not is_top_p_only(draws, row, vocab):
+    p = tl.load(ranges + row * RANGE + TOP_P_LEFT)
+    if p >= 1.0:
         return
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = draw_number(draws, row, TEMPERATURE), tl.load(cutoff + row), tl.load(largest + row)
-    p = draw_number(draws, row, TOP_P)
+    heat = draw_number(draws, row, TEMPERATURE)
+    cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
     every = tl.load(part_mass + row * (2 * SHARES) + SHARES + share, mask=share < SHARES, other=0.0)
