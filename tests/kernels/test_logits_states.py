@@ -25,7 +25,7 @@ def test_a_state_counts_no_further_than_it_has_room() -> None:
     """A sequence that was given too few output tokens harms nobody's memory."""
     rows = Rows([LogitControls(presence_penalty=1.0)], 3, max_tokens=1)
     (held,) = rows.rows.values()
-    room = int(state_layout.packed_state(held.sequence, VOCAB)[state_layout.CAPACITY])
+    room = int(state_layout.packed_state(held.sequence, VOCAB)[state_layout.AT.capacity])
     logits = torch.zeros(1, VOCAB)
     rows.changed(logits, fed=False)
     for token in range(100, 110):
@@ -35,8 +35,8 @@ def test_a_state_counts_no_further_than_it_has_room() -> None:
     (kept,) = rows.states._held.values()
     state = kept.words
     assert (
-        int(state[state_layout.KNOWN]) == room
-        and int(state[state_layout.WRITTEN]) == len(held.sequence.output_ids) + 10
+        int(state[state_layout.AT.known]) == room
+        and int(state[state_layout.AT.written]) == len(held.sequence.output_ids) + 10
     )
 
 

@@ -17,10 +17,7 @@ import torch
 from quire_common.errors import Overloaded
 from quire_worker.cuda.memory import LOGITS_STATE_BYTES
 from quire_worker.sampling.state_layout import (
-    CAPACITY,
-    COUNTING,
-    IDS_AT,
-    KNOWN,
+    AT,
     forbidding_state,
     most_ids,
     packed_state,
@@ -106,10 +103,12 @@ class LogitsStates:
         words = packed_state(controls.sequence, self._vocab_size, self._room)
         if not self._has_room(words.nbytes):
             return None
-        known, capacity = int(words[KNOWN]), int(words[CAPACITY])
+        known, capacity = int(words[AT.known]), int(words[AT.capacity])
         most = most_ids(controls.sequence, known, self._vocab_size)
-        left = capacity - known if words[COUNTING] and capacity < most else None
-        held = self._held[slot] = _DeviceState(controls, self._upload(words), int(words[IDS_AT]), capacity, most, left)
+        left = capacity - known if words[AT.counting] and capacity < most else None
+        held = self._held[slot] = _DeviceState(
+            controls, self._upload(words), int(words[AT.ids_at]), capacity, most, left
+        )
         self._num_bytes += words.nbytes
         return held
 
@@ -123,7 +122,7 @@ class LogitsStates:
         words = torch.zeros(len(held.words) + added, dtype=torch.int32, device=self._device)
         words[: begin + before] = held.words[: begin + before]
         words[begin + after : begin + after + before] = held.words[begin + before :]
-        words[CAPACITY : CAPACITY + 1].fill_(after)
+        words[AT.capacity : AT.capacity + 1].fill_(after)
         held.words, held.capacity = words, after
         held.left = after - before - 1 if after < held.most else None
         self._num_bytes += added * _WORD

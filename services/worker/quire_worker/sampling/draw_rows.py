@@ -14,7 +14,7 @@ import numpy as np
 from quire_common.request_parameters import DRAW_NUMBERS, LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -41,16 +41,14 @@ _used = sum(np.dtype(kind).itemsize for _name, kind in _FIELDS)
 DRAW_ROW: Final = np.dtype([*_FIELDS, *([("unused", np.int32)] * (_used % 8 > 0))])
 """A row is whole seeds long, so that each seed is where 64 bits are read at once."""
 WORDS: Final = DRAW_ROW.itemsize // _WORD
+OFFSETS: Final[Mapping[str, int]] = {
+    name: offset // _WORD for name, (_kind, offset, *_title) in (DRAW_ROW.fields or {}).items()
+}
+"""Words of a row by name."""
 _NUMBERS: Final[Callable[[Sampling], tuple[Any, ...]]] = attrgetter(*(each.name for each in DRAW_NUMBERS))
 _LIMITS: Final[Callable[[Sampling], tuple[Any, ...]]] = attrgetter(*(each.name for each in LIMITS))
 _NEUTRAL: Final = tuple(each.default for each in LIMITS)
 _UNUSED: Final = (0,) * ("unused" in (DRAW_ROW.names or ()))
-
-
-def word_of(name: str) -> int:
-    """Where a number lies in a row."""
-    assert DRAW_ROW.fields is not None
-    return DRAW_ROW.fields[name][1] // _WORD
 
 
 def draw_rows(count: int, **columns: ArrayLike) -> DrawRows:

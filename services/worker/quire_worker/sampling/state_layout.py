@@ -1,6 +1,6 @@
 """What a sequence asks of its logits as one array of int32, which a device reads in place and keeps up to date itself.
 
-It says what `RowControls` says, for those who cannot run Python between two steps: a header, then sections at the
+It says what `LogitsState` says, for those who cannot run Python between two steps: a header, then sections at the
 offsets that the header names. Float32 values are stored by their bits. The device adds each token that it is fed to the
 known ids, to their counts, to the ring of the output's last tokens and to what it knows of the thinking; everything
 else stays as it was made.
@@ -8,57 +8,51 @@ else stays as it was made.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_common.request_parameters import PENALTIES
 from quire_worker.sampling.thinking_track import ThinkingTrack, fallbacks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_common.logit_controls import LogitControls
     from quire_common.sequence import Sequence
     from quire_worker.arrays import Int32
 
-# Places in the header.
-COUNTING: Final = 0
-"""1: penalties are asked, so tokens are counted."""
-KNOWN: Final = 1
-"""Distinct tokens of prompt and output; changes."""
-WRITTEN: Final = 2
-"""Tokens of the output; changes."""
-REPETITION: Final = 3
-FREQUENCY: Final = 4
-PRESENCE: Final = 5
-BIASES: Final = 6
-BIAS_AT: Final = 7
-"""BIASES ids, then as many amounts."""
-MASKED: Final = 8
-"""1: only tokens of the mask may be drawn."""
-MASK_AT: Final = 9
-"""A bit for every token of the vocabulary, the lowest of a word first."""
-WORDS: Final = 10
-WORDS_AT: Final = 11
-"""Where each bad word's ids begin, and where the last one's end: WORDS + 1 places in the sheet."""
-RING: Final = 12
-RING_AT: Final = 13
-"""The output's last RING tokens, token number n at n % RING: as many as the longest bad word has before its last."""
-CAPACITY: Final = 14
-IDS_AT: Final = 15
-"""CAPACITY ids, of which KNOWN are there, then as many counts of the output; both change."""
-BUDGET: Final = 16
-"""Tokens that it may think; -1: no budget."""
-SPENT: Final = 17
-"""Tokens since the start mark; -1: not thinking; changes, as the next two."""
-STARTED: Final = 18
-"""Tokens of the start mark with which the sequence ends."""
-ENDED: Final = 19
-"""The same of the end mark."""
-STARTS: Final = 20
-STARTS_AT: Final = 21
-"""STARTS tokens of the start mark, then as many fallbacks (see thinking_track)."""
-ENDS: Final = 22
-ENDS_AT: Final = 23
-HEADER: Final = 24
+_HEADER: Final[Mapping[str, str]] = {
+    "counting": "1: penalties are asked, so tokens are counted",
+    "known": "distinct tokens of prompt and output; changes",
+    "written": "tokens of the output; changes",
+    **{each.name: "the number, as float32" for each in PENALTIES},
+    "biases": "how many there are",
+    "bias_at": "the biases' ids, then as many amounts",
+    "masked": "1: only tokens of the mask may be drawn",
+    "mask_at": "a bit for every token of the vocabulary, the lowest of a word first",
+    "words": "how many bad words there are",
+    "words_at": "where in the state each bad word's ids begin, and where the last one's end: `words` + 1 offsets",
+    "ring": "as many tokens as the longest bad word has before its last",
+    "ring_at": "the output's last tokens, token number n at n % ring",
+    "capacity": "ids that there is room for",
+    "ids_at": "the ids, of which `known` are there, then as many counts of the output; both change",
+    "budget": "tokens that it may think; -1: no budget",
+    "spent": "tokens since the start mark; -1: not thinking; changes, as the next two",
+    "started": "tokens of the start mark with which the sequence ends",
+    "ended": "the same of the end mark",
+    "starts": "tokens of the start mark",
+    "starts_at": "these, then as many fallbacks (see thinking_track)",
+    "ends": "tokens of the end mark",
+    "ends_at": "these, then as many fallbacks",
+}
+"""The header's numbers, in order. A penalty is there because the table of request parameters has it."""
+OFFSETS: Final[Mapping[str, int]] = {name: offset for offset, name in enumerate(_HEADER)}
+AT: Final = SimpleNamespace(**OFFSETS)
+"""OFFSETS as attributes."""
+HEADER: Final = len(_HEADER)
 # A step that was launched before the end was known feeds one token more.
 _SPARE = 4
 
@@ -67,8 +61,7 @@ def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -
     """The state of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
     can count; None: all that may come. The ids and their counts are its last section."""
     controls = sequence.sampling.controls or NEUTRAL
-    penalties = (controls.repetition_penalty, controls.frequency_penalty, controls.presence_penalty)
-    counting = penalties != (1.0, 0.0, 0.0)
+    counting = any(getattr(controls, each.name) != each.default for each in PENALTIES)
     ids, counts, capacity = _known_tokens(sequence, vocab_size, room) if counting else (_NONE, _NONE, 0)
     ring = max((len(word) for word in controls.bad_words), default=1) - 1
     written = len(sequence.output_ids)
@@ -84,31 +77,34 @@ def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -
         end += sum(map(len, parts))
         return begin
 
-    header[COUNTING], header[KNOWN], header[WRITTEN] = counting, len(ids), written
-    header[REPETITION : PRESENCE + 1] = np.array(penalties, np.float32).view(np.int32)
-    header[BIASES], header[MASKED], header[WORDS] = len(controls.logit_bias), len(mask) > 0, len(controls.bad_words)
-    header[BIAS_AT] = place(
+    header[AT.counting], header[AT.known], header[AT.written] = counting, len(ids), written
+    _set_penalties(header, controls)
+    header[AT.biases], header[AT.words] = len(controls.logit_bias), len(controls.bad_words)
+    header[AT.masked] = len(mask) > 0
+    header[AT.bias_at] = place(
         np.array([token for token, _ in controls.logit_bias], np.int32),
         np.array([bias for _, bias in controls.logit_bias], np.float32).view(np.int32),
     )
-    header[MASK_AT] = place(mask)
+    header[AT.mask_at] = place(mask)
     lengths = np.cumsum([0, *map(len, controls.bad_words)], dtype=np.int32)
-    header[WORDS_AT] = place((end + len(lengths) + lengths).astype(np.int32))
+    header[AT.words_at] = place((end + len(lengths) + lengths).astype(np.int32))
     place(np.array([token for word in controls.bad_words for token in word], np.int32))
     last = np.zeros(ring, np.int32)
     for number in range(max(0, written - ring), written):
         last[number % ring] = sequence.output_ids[number]
-    header[RING], header[RING_AT] = ring, place(last)
-    header[BUDGET] = -1
+    header[AT.ring], header[AT.ring_at] = ring, place(last)
+    header[AT.budget] = -1
     if sequence.thinking is not None:
         budget = sequence.thinking
         track = ThinkingTrack(budget, sequence.prompt_ids, sequence.output_ids.tolist())
-        header[BUDGET : ENDED + 1] = budget.max_tokens, track.spent, track.started, track.ended
-        for count, begin, mark in ((STARTS, STARTS_AT, budget.start_ids), (ENDS, ENDS_AT, budget.end_ids)):
+        header[AT.budget], header[AT.spent] = budget.max_tokens, track.spent
+        header[AT.started], header[AT.ended] = track.started, track.ended
+        marks = (AT.starts, AT.starts_at, budget.start_ids), (AT.ends, AT.ends_at, budget.end_ids)
+        for count, begin, mark in marks:
             header[count] = len(mark)
             header[begin] = place(np.array((*mark, *fallbacks(mark)), np.int32))
     unused = np.zeros(capacity - len(ids), np.int32)
-    header[CAPACITY], header[IDS_AT] = capacity, place(ids, unused, counts, unused)
+    header[AT.capacity], header[AT.ids_at] = capacity, place(ids, unused, counts, unused)
     return np.concatenate(sections)
 
 
@@ -118,10 +114,16 @@ _NONE: Int32 = np.empty(0, np.int32)
 def forbidding_state(vocab_size: int) -> Int32:
     """One that leaves nothing to draw, whatever it is fed, and that any number of sequences may share."""
     header = np.zeros(HEADER, np.int32)
-    header[REPETITION : PRESENCE + 1] = np.array([1.0, 0.0, 0.0], np.float32).view(np.int32)
-    header[[BIAS_AT, MASK_AT, WORDS_AT, RING_AT, IDS_AT, STARTS_AT, ENDS_AT]] = HEADER
-    header[MASKED], header[BUDGET] = 1, -1
+    _set_penalties(header, NEUTRAL)
+    header[[AT.bias_at, AT.mask_at, AT.words_at, AT.ring_at, AT.ids_at, AT.starts_at, AT.ends_at]] = HEADER
+    header[AT.masked], header[AT.budget] = 1, -1
     return np.concatenate([header, np.zeros(-(-vocab_size // 32), np.int32)])
+
+
+def _set_penalties(header: Int32, controls: LogitControls) -> None:
+    numbers = header.view(np.float32)
+    for each in PENALTIES:
+        numbers[OFFSETS[each.name]] = getattr(controls, each.name)
 
 
 def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tuple[Int32, Int32, int]:

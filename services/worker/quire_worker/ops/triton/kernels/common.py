@@ -11,9 +11,29 @@ else. Each kernel must call it.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Offsets(tl.constexpr):  # type: ignore[misc]  # Triton's classes have no types
+    """Offsets by name, constants of kernels: `offsets.name` in a kernel is an integer of the compiled code, and of the
+    key by which compiled code is kept."""
+
+    def __init__(self, offsets: Mapping[str, int]) -> None:
+        super().__init__(SimpleNamespace(**offsets))
+
+    def __getattr__(self, name: str) -> int:
+        if name == "value" or name.startswith("__"):
+            raise AttributeError(name)  # of a copy that is not complete yet
+        found: int = getattr(self.value, name)
+        return found
+
 
 INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 

@@ -1,9 +1,8 @@
 """What requests ask of their logits, applied to the rows that ask: see sampling/logits_state.py for the definition.
 
 Each such row has a logits processor state (sampling/state_layout.py) on the device, found by its address. The row is
-copied in float32,
-changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not be drawn come after
-the rest, which brings nothing of -inf back; a token that is forced comes last, and is alone.
+copied in float32, changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not
+be drawn come after the rest, which brings nothing of -inf back; a token that is forced comes last, and is alone.
 """
 
 from __future__ import annotations
@@ -11,33 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import let_next_start, wait
+from quire_worker.ops.triton.kernels.common import Offsets, let_next_start, wait
 from quire_worker.sampling import state_layout
 
-COUNTING: tl.constexpr = tl.constexpr(state_layout.COUNTING)
-KNOWN: tl.constexpr = tl.constexpr(state_layout.KNOWN)
-WRITTEN: tl.constexpr = tl.constexpr(state_layout.WRITTEN)
-REPETITION: tl.constexpr = tl.constexpr(state_layout.REPETITION)
-FREQUENCY: tl.constexpr = tl.constexpr(state_layout.FREQUENCY)
-PRESENCE: tl.constexpr = tl.constexpr(state_layout.PRESENCE)
-BIASES: tl.constexpr = tl.constexpr(state_layout.BIASES)
-BIAS_AT: tl.constexpr = tl.constexpr(state_layout.BIAS_AT)
-MASKED: tl.constexpr = tl.constexpr(state_layout.MASKED)
-MASK_AT: tl.constexpr = tl.constexpr(state_layout.MASK_AT)
-WORDS: tl.constexpr = tl.constexpr(state_layout.WORDS)
-WORDS_AT: tl.constexpr = tl.constexpr(state_layout.WORDS_AT)
-RING: tl.constexpr = tl.constexpr(state_layout.RING)
-RING_AT: tl.constexpr = tl.constexpr(state_layout.RING_AT)
-CAPACITY: tl.constexpr = tl.constexpr(state_layout.CAPACITY)
-IDS_AT: tl.constexpr = tl.constexpr(state_layout.IDS_AT)
-BUDGET: tl.constexpr = tl.constexpr(state_layout.BUDGET)
-SPENT: tl.constexpr = tl.constexpr(state_layout.SPENT)
-STARTED: tl.constexpr = tl.constexpr(state_layout.STARTED)
-ENDED: tl.constexpr = tl.constexpr(state_layout.ENDED)
-STARTS: tl.constexpr = tl.constexpr(state_layout.STARTS)
-STARTS_AT: tl.constexpr = tl.constexpr(state_layout.STARTS_AT)
-ENDS: tl.constexpr = tl.constexpr(state_layout.ENDS)
-ENDS_AT: tl.constexpr = tl.constexpr(state_layout.ENDS_AT)
+AT: tl.constexpr = Offsets(state_layout.OFFSETS)
 LISTED: tl.constexpr = tl.constexpr(256)
 
 
@@ -96,16 +72,16 @@ def control_kernel(
 def _append(state, token):
     """The token is the output's last."""
     lane = tl.arange(0, LISTED)
-    written, known = tl.load(state + WRITTEN), tl.load(state + KNOWN)
-    ring, capacity = tl.load(state + RING), tl.load(state + CAPACITY)
-    counting = tl.load(state + COUNTING) != 0
+    written, known = tl.load(state + AT.written), tl.load(state + AT.known)
+    ring, capacity = tl.load(state + AT.ring), tl.load(state + AT.capacity)
+    counting = tl.load(state + AT.counting) != 0
     # Every thread has read before one of them writes.
     tl.debug_barrier()
     _think(state, token)
-    tl.store(state + WRITTEN, written + 1)
-    tl.store(state + tl.load(state + RING_AT) + written % tl.maximum(ring, 1), token, mask=ring > 0)
+    tl.store(state + AT.written, written + 1)
+    tl.store(state + tl.load(state + AT.ring_at) + written % tl.maximum(ring, 1), token, mask=ring > 0)
     if counting:
-        ids = state + tl.load(state + IDS_AT)
+        ids = state + tl.load(state + AT.ids_at)
         place = known
         for start in range(0, known, LISTED):
             at = start + lane
@@ -116,18 +92,18 @@ def _append(state, token):
         tl.debug_barrier()
         tl.store(ids + place, token, mask=room)
         tl.store(ids + capacity + place, before + 1, mask=room)
-        tl.store(state + KNOWN, tl.minimum(tl.maximum(known, place + 1), capacity))
+        tl.store(state + AT.known, tl.minimum(tl.maximum(known, place + 1), capacity))
 
 
 @triton.jit
 def _think(state, token):
     """One token more, of thinking or what may begin it: see sampling/thinking_track.py."""
-    if tl.load(state + BUDGET) >= 0:
-        spent = tl.load(state + SPENT)
+    if tl.load(state + AT.budget) >= 0:
+        spent = tl.load(state + AT.spent)
         inside = spent >= 0
-        length = tl.load(state + tl.where(inside, ENDS, STARTS))
-        matched = tl.load(state + tl.where(inside, ENDED, STARTED))
-        mark = state + tl.load(state + tl.where(inside, ENDS_AT, STARTS_AT))
+        length = tl.load(state + tl.where(inside, AT.ends, AT.starts))
+        matched = tl.load(state + tl.where(inside, AT.ended, AT.started))
+        mark = state + tl.load(state + tl.where(inside, AT.ends_at, AT.starts_at))
         while (matched > 0) & (tl.load(mark + matched) != token):
             matched = tl.load(mark + length + matched - 1)
         matched += (tl.load(mark + matched) == token).to(tl.int32)
@@ -135,16 +111,16 @@ def _think(state, token):
         now = tl.where(inside, tl.where(whole, -1, spent + 1), tl.where(whole, 0, -1))
         # Every thread has read before one of them writes.
         tl.debug_barrier()
-        tl.store(state + SPENT, now)
-        tl.store(state + tl.where(inside, ENDED, STARTED), tl.where(whole, 0, matched))
+        tl.store(state + AT.spent, now)
+        tl.store(state + tl.where(inside, AT.ended, AT.started), tl.where(whole, 0, matched))
 
 
 @triton.jit
 def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
     """Where the budget of thinking is used up, only the end mark's next token is left, with its raw logit."""
-    budget = tl.load(state + BUDGET)
-    if (budget >= 0) & (tl.load(state + SPENT) >= budget):
-        forced = tl.load(state + tl.load(state + ENDS_AT) + tl.load(state + ENDED))
+    budget = tl.load(state + AT.budget)
+    if (budget >= 0) & (tl.load(state + AT.spent) >= budget):
+        forced = tl.load(state + tl.load(state + AT.ends_at) + tl.load(state + AT.ended))
         lane = tl.arange(0, BLOCK)
         for start in range(0, vocab, BLOCK):
             token = start + lane
@@ -156,8 +132,8 @@ def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
 def _copy_allowed(logits, state, target, vocab, BLOCK: tl.constexpr):
     """The row in float32, -inf where the mask forbids a token; 0 where the logits are not numbers."""
     lane = tl.arange(0, BLOCK)
-    masked = tl.load(state + MASKED) != 0
-    mask = state + tl.load(state + MASK_AT)
+    masked = tl.load(state + AT.masked) != 0
+    mask = state + tl.load(state + AT.mask_at)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     spoiled = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
@@ -177,8 +153,8 @@ def _copy_allowed(logits, state, target, vocab, BLOCK: tl.constexpr):
 @triton.jit
 def _add_biases(state, target):
     lane = tl.arange(0, LISTED)
-    count = tl.load(state + BIASES)
-    ids = state + tl.load(state + BIAS_AT)
+    count = tl.load(state + AT.biases)
+    ids = state + tl.load(state + AT.bias_at)
     for start in range(0, count, LISTED):
         at = start + lane
         real = at < count
@@ -192,11 +168,11 @@ def _add_biases(state, target):
 def _penalise(state, target):
     """Not 0 where a penalty has made a logit infinite."""
     lane = tl.arange(0, LISTED)
-    known, capacity = tl.load(state + KNOWN), tl.load(state + CAPACITY)
-    repetition = tl.load(state + REPETITION).to(tl.float32, bitcast=True)
-    frequency = tl.load(state + FREQUENCY).to(tl.float32, bitcast=True)
-    presence = tl.load(state + PRESENCE).to(tl.float32, bitcast=True)
-    ids = state + tl.load(state + IDS_AT)
+    known, capacity = tl.load(state + AT.known), tl.load(state + AT.capacity)
+    repetition = tl.load(state + AT.repetition_penalty).to(tl.float32, bitcast=True)
+    frequency = tl.load(state + AT.frequency_penalty).to(tl.float32, bitcast=True)
+    presence = tl.load(state + AT.presence_penalty).to(tl.float32, bitcast=True)
+    ids = state + tl.load(state + AT.ids_at)
     infinite = tl.zeros([LISTED], tl.int32)
     for start in range(0, known, LISTED):
         at = start + lane
@@ -216,8 +192,8 @@ def _penalise(state, target):
 def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
     """Where a known token's logit is infinite that may be drawn, the request leaves nothing to draw."""
     lane = tl.arange(0, LISTED)
-    known = tl.load(state + KNOWN)
-    ids = state + tl.load(state + IDS_AT)
+    known = tl.load(state + AT.known)
+    ids = state + tl.load(state + AT.ids_at)
     infinite = tl.zeros([LISTED], tl.int32)
     for start in range(0, known, LISTED):
         at = start + lane
@@ -236,9 +212,9 @@ def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
 def _forbid_words(state, target):
     """A word's last token, where the output ends with those before it."""
     lane = tl.arange(0, LISTED)
-    words, written, ring = tl.load(state + WORDS), tl.load(state + WRITTEN), tl.load(state + RING)
-    begins = state + tl.load(state + WORDS_AT)
-    tail = state + tl.load(state + RING_AT)
+    words, written, ring = tl.load(state + AT.words), tl.load(state + AT.written), tl.load(state + AT.ring)
+    begins = state + tl.load(state + AT.words_at)
+    tail = state + tl.load(state + AT.ring_at)
     for start in range(0, words, LISTED):
         word = start + lane
         real = word < words

@@ -5,18 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire_worker.ops.triton.kernels.common import Offsets
 from quire_worker.sampling import draw_rows
 
 GREEDY_BELOW: tl.constexpr = tl.constexpr(draw_rows.GREEDY_BELOW)
 WORDS: tl.constexpr = tl.constexpr(draw_rows.WORDS)
-SEED: tl.constexpr = tl.constexpr(draw_rows.word_of("seed"))
-SAMPLE_INDEX: tl.constexpr = tl.constexpr(draw_rows.word_of("sample_index"))
-FILTERED: tl.constexpr = tl.constexpr(draw_rows.word_of("filtered"))
-TEMPERATURE: tl.constexpr = tl.constexpr(draw_rows.word_of("temperature"))
-TOP_K: tl.constexpr = tl.constexpr(draw_rows.word_of("top_k"))
-TOP_P: tl.constexpr = tl.constexpr(draw_rows.word_of("top_p"))
-MIN_P: tl.constexpr = tl.constexpr(draw_rows.word_of("min_p"))
-
+DRAW: tl.constexpr = Offsets(draw_rows.OFFSETS)
 # What the search leaves of a row, RANGE numbers: the least and the largest logit that are kept, and the top_p that is
 # still to be applied to them, 1 being none.
 RANGE: tl.constexpr = tl.constexpr(3)
@@ -51,7 +45,7 @@ def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, st
 @triton.jit
 def has_filters(draws, row):
     """Whether a row is drawn from less than all."""
-    return tl.load(draws + row * WORDS + FILTERED) != 0
+    return tl.load(draws + row * WORDS + DRAW.filtered) != 0
 
 
 @triton.jit
@@ -64,9 +58,9 @@ def draw_number(draws, row, WORD: tl.constexpr):
 def random_key(draws, row):
     """A row's seed, uint64, and its sibling index."""
     start = draws + row * WORDS
-    low = tl.load(start + SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(start + SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-    return (high << 32) | low, tl.load(start + SAMPLE_INDEX)
+    low = tl.load(start + DRAW.seed).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(start + DRAW.seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high << 32) | low, tl.load(start + DRAW.sample_index)
 
 
 @triton.jit

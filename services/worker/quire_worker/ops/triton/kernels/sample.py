@@ -11,11 +11,11 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
 from quire_worker.ops.triton.kernels.row import (
+    DRAW,
     GREEDY_BELOW,
     LEAST_KEPT,
     MOST_KEPT,
     RANGE,
-    TEMPERATURE,
     draw_number,
     random_key,
     row_logits,
@@ -72,7 +72,7 @@ def sample_kernel(
             return
     token = part * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-    heat = draw_number(draws, row, TEMPERATURE)
+    heat = draw_number(draws, row, DRAW.temperature)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
         score = tl.max(x, axis=0)

@@ -14,10 +14,7 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
 from quire_worker.ops.triton.kernels.row import (
-    MIN_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
+    DRAW,
     WORDS,
     draw_number,
     has_filters,
@@ -94,10 +91,10 @@ def top_k_top_p_kernel(
     if not has_filters(draws, row):
         store_range(ranges, row, float("-inf"), float("inf"), 1.0)
         return
-    heat = draw_number(draws, row, TEMPERATURE)
-    k = tl.load(draws + row * WORDS + TOP_K)
-    p = draw_number(draws, row, TOP_P)
-    least = draw_number(draws, row, MIN_P)
+    heat = draw_number(draws, row, DRAW.temperature)
+    k = tl.load(draws + row * WORDS + DRAW.top_k)
+    p = draw_number(draws, row, DRAW.top_p)
+    least = draw_number(draws, row, DRAW.min_p)
     lane = tl.arange(0, LANES)
     of_group = tl.load(maximum + row * groups + lane, mask=lane < groups, other=float("-inf"))
     most = tl.max(tl.where(of_group == of_group, of_group, float("-inf")), axis=0)

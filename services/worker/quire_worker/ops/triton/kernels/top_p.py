@@ -13,10 +13,10 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
 from quire_worker.ops.triton.kernels.row import (
+    DRAW,
     LEAST_KEPT,
     MOST_KEPT,
     RANGE,
-    TEMPERATURE,
     TOP_P_LEFT,
     draw_number,
     random_key,
@@ -59,7 +59,7 @@ def top_p_mass_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = draw_number(draws, row, TEMPERATURE)
+    heat = draw_number(draws, row, DRAW.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
@@ -104,7 +104,7 @@ def top_p_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = draw_number(draws, row, TEMPERATURE)
+    heat = draw_number(draws, row, DRAW.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
