@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import quire
-from quire.cli import registry, terminal
+from quire.cli import registry
+from quire.cli.output import terminal
 from quire.errors import QuireError
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

@@ -27,7 +27,7 @@ from bench.gpu.model import write_config
 from bench.gpu.shapes import SHAPES
 from bench.harness.bench_log import BenchLog, LogEntry
 from quire.bench.statistics import percentile
-from quire.cli.terminal import table
+from quire.cli.output.terminal import table
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model

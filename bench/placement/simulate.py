@@ -18,7 +18,7 @@ from bench.placement.figures import Figures, figures
 from bench.placement.fleet import Setup, simulate
 from bench.placement.replica import Speed
 from bench.placement.trace import TraceRequest, load_trace, make_trace, oracle_hits, scaled
-from quire_common.settled import settle
+from quire_common.serving.settled import settle
 from quire_router.placement.registry import PLACEMENTS, Weights
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.harness.busy_process import BusyProcess
 from bench.harness.cpu_quota import CpuQuota, Unavailable
 from bench.harness.steady_replica import SteadyReplica
-from quire.cli.terminal import table
+from quire.cli.output.terminal import table
 
 WANTED = 0.85
 

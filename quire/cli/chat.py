@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.cli.connection import add_connection_arguments, connect
-from quire.cli.terminal import paint, print_error
+from quire.cli.output.terminal import paint, print_error
 
 if TYPE_CHECKING:
     from quire.client import Client

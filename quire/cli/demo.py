@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 
-from quire.cli import terminal
+from quire.cli.output import terminal
 
 HELP = "start, answer a prompt, show where the time went, stop"
 PROMPT = """ROMEO:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ends by itself; leaves no process, no port and no file."""
-    from quire.cli.progress import ProgressLines
+    from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.spec import StackSpec
     from quire.local.stack import LocalStack
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _ask(client: object, prompt: str, max_tokens: int) -> str:
     """Stream the continuation, then draw its timings; returns its text."""
-    from quire.cli.timings import timing_table
+    from quire.cli.output.timings import timing_table
     from quire.client import Client
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

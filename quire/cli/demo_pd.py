@@ -11,11 +11,11 @@ import types
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from quire.cli import terminal
+from quire.cli.output import terminal
 
 if TYPE_CHECKING:
-    from quire.cli.page_flow import PageFlow
-    from quire.cli.page_watch import PageWatch
+    from quire.cli.output.page_flow import PageFlow
+    from quire.cli.output.page_watch import PageWatch
     from quire.client import Client
     from quire.local.private_network import PrivateNetwork
     from quire.local.spec import StackSpec
@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ends by itself; leaves no process, no namespace, no interface, no port and no file."""
-    from quire.cli.page_flow import flow_matrix, flow_table
-    from quire.cli.page_watch import PageWatch
-    from quire.cli.progress import ProgressLines
+    from quire.cli.output.page_flow import flow_matrix, flow_table
+    from quire.cli.output.page_watch import PageWatch
+    from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.private_network import PrivateNetwork
     from quire.local.stack import LocalStack

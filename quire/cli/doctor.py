@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from quire.cli.terminal import paint
+from quire.cli.output.terminal import paint
 
 HELP = "check ports, Redis, GPU, driver, disk, memory and clock"
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red")}

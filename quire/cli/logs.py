@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.cli import stack_arguments
-from quire.cli.terminal import paint
+from quire.cli.output.terminal import paint
 
 HELP = "read the services' logs"
 _POLL_S = 0.2

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from quire.cli import stack_arguments
-from quire.cli.terminal import table
+from quire.cli.output.terminal import table
 
 if TYPE_CHECKING:
     from quire.local.state import StackState

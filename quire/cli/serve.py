@@ -39,9 +39,9 @@ def serve(spec: StackSpec) -> int:
 
     A service that dies is started again; where that cannot be done, the cause is the headline and the exit code 1.
     """
-    from quire.cli.progress import ProgressLines
-    from quire.cli.terminal import print_error
-    from quire.cli.welcome import print_welcome
+    from quire.cli.output.progress import ProgressLines
+    from quire.cli.output.terminal import print_error
+    from quire.cli.output.welcome import print_welcome
     from quire.local.stack import LocalStack
 
     def interrupt(number: int, frame: types.FrameType | None) -> None:

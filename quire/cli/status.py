@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from quire.cli import stack_arguments
-from quire.cli.terminal import paint, table
+from quire.cli.output.terminal import paint, table
 
 HELP = "show what runs"
 _LEAST_WATCH_S = 0.1

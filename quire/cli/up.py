@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start, show progress, say where it is."""
-    from quire.cli.progress import ProgressLines
+    from quire.cli.output.progress import ProgressLines
+    from quire.cli.output.welcome import print_welcome
     from quire.cli.serve import serve
-    from quire.cli.welcome import print_welcome
     from quire.local.ports import is_free
     from quire.local.stack import LocalStack
     from quire.local.state import DEFAULT_NAME

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from bench.harness.busy_process import BusyProcess
-from quire.cli.terminal import table
+from quire.cli.output.terminal import table
 from tests.abuse.cpu_load import CpuLoad
 from tests.abuse.references import Heard, References
 from tests.chaos.rig import Rig

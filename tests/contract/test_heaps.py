@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from quire_common import server
 from quire_common.config import ServiceConfig
+from quire_common.serving import server
 
 THREADS = 8
 # Each thread takes memory of its own, which glibc makes a heap for while it may; malloc_info names the heaps.
 PROGRAM = f"""
 import ctypes, sys, threading
 if sys.argv[1] == "bounded":
-    from quire_common.heaps import bound_heaps
+    from quire_common.serving.heaps import bound_heaps
     print("bounded", bound_heaps())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -29,7 +29,7 @@ SERVICE = textwrap.dedent(
     from quire.v1 import kvstore_pb2_grpc
     from quire_common.config import ServiceConfig
     from quire_common.errors import ConfigError
-    from quire_common.server import {run}, service_main
+    from quire_common.serving.server import {run}, service_main
     from dataclasses import dataclass
 
     @dataclass(frozen=True)

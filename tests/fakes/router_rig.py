@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire.v1 import inference_pb2_grpc
-from quire_common.aio_health import AioHealth
-from quire_common.server import BoundServer, public_server
+from quire_common.serving.aio_health import AioHealth
+from quire_common.serving.server import BoundServer, public_server
 from quire_common.telemetry.interceptors import CallGate
 from quire_router.config import RouterConfig
 from quire_router.front.grpc.grpc_limits import grpc_limits

@@ -15,7 +15,7 @@ from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, s
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import from_message, from_rpc_error
 from quire_common.sequence import RequestContext, Sequence, context_to_pb, sequence_to_pb
-from quire_common.server import BoundServer
+from quire_common.serving.server import BoundServer
 from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_scheduler.config import SchedulerConfig

@@ -22,7 +22,7 @@ from quire_common.credit import (
 )
 from quire_common.credit.hello import scheduler_hello, worker_hello_from_pb
 from quire_common.errors import QuireError
-from quire_common.server import BoundServer
+from quire_common.serving.server import BoundServer
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_worker.config import WorkerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quire_common.server import run_sync, service_main
+from quire_common.serving.server import run_sync, service_main
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import KvstoreService, worker_threads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quire_common.server import run_aio, service_main
+from quire_common.serving.server import run_aio, service_main
 from quire_router.config import RouterConfig
 from quire_router.front.grpc.grpc_limits import grpc_limits
 from quire_router.server import RouterService

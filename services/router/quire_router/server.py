@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from quire_common.server import BoundServer
+    from quire_common.serving.server import BoundServer
     from quire_router.config import RouterConfig
     from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.sequence_state import SequenceState

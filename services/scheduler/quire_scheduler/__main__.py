@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quire_common.server import run_aio, service_main
+from quire_common.serving.server import run_aio, service_main
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.server import SchedulerService
 

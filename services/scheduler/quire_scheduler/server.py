@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from quire_common.server import BoundServer
+    from quire_common.serving.server import BoundServer
     from quire_scheduler.config import SchedulerConfig
 
 log = get_logger(__name__)

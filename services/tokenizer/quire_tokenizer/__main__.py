@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from quire_common.server import run_aio, service_main
+from quire_common.serving.server import run_aio, service_main
 from quire_tokenizer.config import TokenizerConfig
 from quire_tokenizer.server import TokenizerService
 

@@ -10,12 +10,12 @@ from quire.v1 import tokenizer_pb2 as pb
 from quire_common.columns import equal_lengths, i32, pack_i32, u8
 from quire_common.errors import to_message
 from quire_common.telemetry.tracing import extract
-from quire_tokenizer.chat_renderer import ChatRequest
-from quire_tokenizer.detokenizer import OpenRequest, StepRows
-from quire_tokenizer.long_answer import in_parts
+from quire_tokenizer.chat.chat_renderer import ChatRequest
+from quire_tokenizer.detokenize.detokenizer import OpenRequest, StepRows
+from quire_tokenizer.detokenize.long_answer import in_parts
 
 if TYPE_CHECKING:
-    from quire_tokenizer.detokenizer import StepText
+    from quire_tokenizer.detokenize.detokenizer import StepText
     from quire_tokenizer.vocabulary import Vocabulary
 
 

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.text_matcher import TextMatcher
+from quire_tokenizer.detokenize.text_matcher import TextMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

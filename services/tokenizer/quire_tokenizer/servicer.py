@@ -11,8 +11,8 @@ from quire.v1 import tokenizer_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import QuireError
 from quire_tokenizer import codec, statistics
-from quire_tokenizer.detokenizer import Detokenizer, StepText
-from quire_tokenizer.long_rows import TURN_TOKENS, step_in_turns
+from quire_tokenizer.detokenize.detokenizer import Detokenizer, StepText
+from quire_tokenizer.detokenize.long_rows import TURN_TOKENS, step_in_turns
 from quire_tokenizer.tokenize_stream import TokenizeStream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from quire_common.telemetry.tracing import record_span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quire_tokenizer.detokenizer import EndedRequest, StepText
+    from quire_tokenizer.detokenize.detokenizer import EndedRequest, StepText
 
 _encoded_tokens = counter("quire_tokenizer_encoded_tokens_total", "Tokens made from text.")
 _detokenized_tokens = counter("quire_tokenizer_detokenized_tokens_total", "Tokens of streams turned into text.")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import Overloaded, Unavailable
 from quire_tokenizer import statistics
-from quire_tokenizer.chat_renderer import ChatRenderer
-from quire_tokenizer.detokenizer import Detokenizer, StreamLimits
+from quire_tokenizer.chat.chat_renderer import ChatRenderer
+from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
+from quire_tokenizer.detokenize.detokenizer import Detokenizer, StreamLimits
+from quire_tokenizer.detokenize.whole_decoder import WholeDecoder
 from quire_tokenizer.encoder import Encoder
 from quire_tokenizer.model_folder import read_model_folder
-from quire_tokenizer.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.vocabulary import Vocabulary
-from quire_tokenizer.whole_decoder import WholeDecoder
 from quire_tokenizer.work_pool import WorkPool
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from quire_common.errors import ConfigError
+from quire_tokenizer.chat.thinking_marks import find_marks
+from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.detokenize.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
-from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
 from quire_tokenizer.text_cutter import may_cut
-from quire_tokenizer.thinking_marks import find_marks
-from quire_tokenizer.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

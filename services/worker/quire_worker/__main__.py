@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from quire_common.server import run_sync, service_main
+from quire_common.serving.server import run_sync, service_main
 from quire_worker.config import WorkerConfig
 from quire_worker.paced.service import PacedService
 from quire_worker.server import WorkerService

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from quire_common.server import BoundServer
+    from quire_common.serving.server import BoundServer
     from quire_worker.config import WorkerConfig
 
     Load = Callable[[WorkerConfig, Callable[[str, int, int], None]], ServedModel]
@@ -31,7 +31,7 @@ LAST_WORD_S = 1.0
 
 
 class WorkerService:
-    """See quire_common.server.SyncService. `load` is another in tests alone."""
+    """See quire_common.serving.server.SyncService. `load` is another in tests alone."""
 
     name = "worker"
 

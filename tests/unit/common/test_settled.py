@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from quire_common.settled import settle
+from quire_common.serving.settled import settle
 
 
 class Ring:

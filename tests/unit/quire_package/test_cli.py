@@ -10,9 +10,9 @@ import pytest
 from quire import LLM
 from quire.__main__ import main
 from quire.cli import registry
-from quire.cli.progress import ProgressLines
-from quire.cli.terminal import bar, table
-from quire.cli.timings import timing_table
+from quire.cli.output.progress import ProgressLines
+from quire.cli.output.terminal import bar, table
+from quire.cli.output.timings import timing_table
 from quire.local import events
 from quire.local.spec import SERVICES
 from quire.local.state import StateDirectory

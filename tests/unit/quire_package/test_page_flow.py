@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cli.page_flow import PageFlow, find, flow_matrix, flow_table, spell_bytes
+from quire.cli.output.page_flow import PageFlow, find, flow_matrix, flow_table, spell_bytes
 from quire.outputs import HopTiming
 
 

@@ -22,9 +22,9 @@ from quire_router.front.http.formats.messages_format import MessagesFormat
 from quire_router.front.http.parsing.parse import ParsedRequest
 from quire_router.requests.generation import Generation
 from quire_router.sequences.delta import LENGTH, LogprobEntry
+from quire_tokenizer.detokenize.stop_matcher import stop_strings
+from quire_tokenizer.detokenize.text_stream import StopRules, TextStream
 from quire_tokenizer.model_folder import read_model_folder
-from quire_tokenizer.stop_matcher import stop_strings
-from quire_tokenizer.text_stream import StopRules, TextStream
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.unit.router.makers import make_generation, make_job
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire_common.errors import QuireError
-from quire_tokenizer.chat_renderer import ChatRenderer, ChatRequest
-from quire_tokenizer.provenance import Rendering
-from quire_tokenizer.render_child import run_job
+from quire_tokenizer.chat.chat_renderer import ChatRenderer, ChatRequest
+from quire_tokenizer.chat.provenance import Rendering
+from quire_tokenizer.chat.render_child import run_job
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders

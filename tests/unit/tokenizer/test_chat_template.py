@@ -8,7 +8,7 @@ import pytest
 from jinja2 import TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 
-from quire_tokenizer.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
+from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
 
 PLENTY = 1 << 20
 MESSAGES = [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire_common.errors import QuireError, Unsupported
-from quire_tokenizer.conversation import Conversation, parse_conversation
+from quire_tokenizer.chat.conversation import Conversation, parse_conversation
 
 
 def parse(messages: Any, tools: Any = None, kwargs: Any = None) -> Conversation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire_tokenizer.chat_renderer import ChatRenderer, ChatRequest
+from quire_tokenizer.chat.chat_renderer import ChatRenderer, ChatRequest
 from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool

@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, QuireError
-from quire_tokenizer import long_rows
-from quire_tokenizer.detokenizer import Detokenizer, EndedRequest, OpenRequest, StepRows, StepText, StreamLimits
-from quire_tokenizer.long_answer import MOST_CHARS, in_parts
+from quire_tokenizer.detokenize import long_rows
+from quire_tokenizer.detokenize.detokenizer import (
+    Detokenizer,
+    EndedRequest,
+    OpenRequest,
+    StepRows,
+    StepText,
+    StreamLimits,
+)
+from quire_tokenizer.detokenize.long_answer import MOST_CHARS, in_parts
 from quire_tokenizer.vocabulary import Vocabulary
 
 Row = tuple[int, list[int], int]

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
 from quire_tokenizer.model_folder import ModelFolder
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.unit.tokenizer import folders

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quire_common.errors import ConfigError
-from quire_tokenizer.chat_renderer import ChatRenderer
+from quire_tokenizer.chat.chat_renderer import ChatRenderer
+from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.model_folder import read_model_folder
-from quire_tokenizer.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.provenance import Provenance, Rendering
+from quire_tokenizer.chat.provenance import Provenance, Rendering
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<｜end▁of▁turn｜>", "madeupword0000", "[INST]"]
 FRAGMENTS = st.sampled_from(

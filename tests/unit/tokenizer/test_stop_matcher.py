@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_tokenizer.stop_matcher import StopMatcher, StopStrings, stop_strings
+from quire_tokenizer.detokenize.stop_matcher import StopMatcher, StopStrings, stop_strings
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

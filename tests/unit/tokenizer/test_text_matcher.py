@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from quire_tokenizer import text_matcher
-from quire_tokenizer.text_matcher import TextMatcher
+from quire_tokenizer.detokenize import text_matcher
+from quire_tokenizer.detokenize.text_matcher import TextMatcher
 
 # As Mistral's and Llama 3's vocabularies have them.
 CONTROLS = [f"[control_{i}]" for i in range(700)] + ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.stop_matcher import stop_strings
-from quire_tokenizer.text_stream import FINISH_NONE, FINISH_STOP, StopRules, TextStream
+from quire_tokenizer.detokenize.stop_matcher import stop_strings
+from quire_tokenizer.detokenize.text_stream import FINISH_NONE, FINISH_STOP, StopRules, TextStream
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.unit.tokenizer import folders
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from quire_common.errors import ConfigError
-from quire_tokenizer.thinking_marks import ThinkingMarks, find_marks
+from quire_tokenizer.chat.thinking_marks import ThinkingMarks, find_marks
 from tests.unit.tokenizer.folders import byte_level, metaspace
 
 

@@ -10,7 +10,7 @@ from quire_worker.paced.served import load_paced
 from quire_worker.server import WorkerService
 
 if TYPE_CHECKING:
-    from quire_common.server import BoundServer
+    from quire_common.serving.server import BoundServer
     from quire_worker.config import WorkerConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quire_common.errors import QuireError
-from quire_common.server import service_main
+from quire_common.serving.server import service_main
 from quire_worker.profile.profile_config import ProfileConfig
 
 _EXIT_FAILED = 2

@@ -12,10 +12,10 @@ from typing import Any
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.json_bounds import MAX_STRUCTURE, check_structure
+from quire_tokenizer.chat.provenance import strings_of
+from quire_tokenizer.chat.stand_ins import CONTINUATION_MARK
 from quire_tokenizer.encoder import invalid_unicode
 from quire_tokenizer.model_folder import TOKEN_VARIABLES
-from quire_tokenizer.provenance import strings_of
-from quire_tokenizer.stand_ins import CONTINUATION_MARK
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Levels of lists and objects in messages, tools and arguments.

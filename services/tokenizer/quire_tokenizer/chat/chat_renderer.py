@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jinja2 import TemplateSyntaxError
 
 from quire_common.errors import ConfigError, FailedPrecondition, InvalidArgument, PermissionDenied, TooLarge
-from quire_tokenizer.chat_template import ChatTemplate
-from quire_tokenizer.conversation import Conversation, parse_conversation
+from quire_tokenizer.chat.chat_template import ChatTemplate
+from quire_tokenizer.chat.conversation import Conversation, parse_conversation
+from quire_tokenizer.chat.provenance import Provenance, Rendering
+from quire_tokenizer.chat.stand_ins import CONTINUATION_MARK
 from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
-from quire_tokenizer.provenance import Provenance, Rendering
-from quire_tokenizer.stand_ins import CONTINUATION_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_tokenizer.provenance import Disguise
-    from quire_tokenizer.render_pool import RenderPool
+    from quire_tokenizer.chat.provenance import Disguise
+    from quire_tokenizer.chat.render_pool import RenderPool
     from quire_tokenizer.vocabulary import Vocabulary
     from quire_tokenizer.work_pool import WorkPool
 

@@ -5,7 +5,7 @@ What a row counts, and how it ended, is told with the last part of its text. Kno
 
 from __future__ import annotations
 
-from quire_tokenizer.detokenizer import StepText
+from quire_tokenizer.detokenize.detokenizer import StepText
 
 # Most characters of a part; a character takes 4 bytes at most.
 MOST_CHARS = 64 * 1024

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from quire_tokenizer.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
+from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
 
 LENGTH = struct.Struct(">I")
 _CACHED_TEMPLATES = 16

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quire.cli.terminal import paint, table
+from quire.cli.output.terminal import paint, table
 from quire.outputs import HopTiming
 
 _HEADER = (

@@ -22,13 +22,13 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from quire_common.aio_health import AioHealth
 from quire_common.config import ServiceConfig, explain_config, load_config, split_address
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
-from quire_common.heaps import bound_heaps
-from quire_common.settled import settle
+from quire_common.serving.aio_health import AioHealth
+from quire_common.serving.heaps import bound_heaps
+from quire_common.serving.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics

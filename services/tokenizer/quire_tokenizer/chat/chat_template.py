@@ -15,7 +15,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire_tokenizer import stand_ins
+from quire_tokenizer.chat import stand_ins
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from quire.cli.terminal import bar, paint
+from quire.cli.output.terminal import bar, paint
 from quire.local import events
 
 _BAR_WIDTH = 16

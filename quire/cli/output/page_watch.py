@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quire.cli.page_flow import PageFlow, find
+from quire.cli.output.page_flow import PageFlow, find
 
 if TYPE_CHECKING:
     from quire.local.stack import LocalStack

@@ -14,8 +14,8 @@ import numpy as np
 
 from quire_common.columns import NO_I32
 from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge, Unavailable
-from quire_tokenizer.stop_matcher import stop_strings
-from quire_tokenizer.text_stream import StopRules, TextStream
+from quire_tokenizer.detokenize.stop_matcher import stop_strings
+from quire_tokenizer.detokenize.text_stream import StopRules, TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

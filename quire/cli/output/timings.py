@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.cli.terminal import bar, paint, table
+from quire.cli.output.terminal import bar, paint, table
 from quire.outputs import HopTiming
 
 # A hop's own account of the whole request holds all other rows: it would be a bar that says nothing.

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.stop_matcher import StopMatcher
+from quire_tokenizer.detokenize.stop_matcher import StopMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_tokenizer.incremental_decoder import TextDecoder
-    from quire_tokenizer.stop_matcher import StopStrings
+    from quire_tokenizer.detokenize.incremental_decoder import TextDecoder
+    from quire_tokenizer.detokenize.stop_matcher import StopStrings
 
 FINISH_NONE, FINISH_STOP = 0, 1
 

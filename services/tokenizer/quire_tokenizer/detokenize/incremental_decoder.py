@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-    from quire_tokenizer.token_pieces import TokenPieces
+    from quire_tokenizer.detokenize.token_pieces import TokenPieces
 
 REPLACEMENT = "\ufffd"
 _EACH_BYTE = "quire.replace_each_byte"

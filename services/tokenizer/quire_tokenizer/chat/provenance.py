@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.stand_ins import BLOCK, FIRST, LAST
-from quire_tokenizer.text_matcher import TextMatcher
+from quire_tokenizer.chat.stand_ins import BLOCK, FIRST, LAST
+from quire_tokenizer.detokenize.text_matcher import TextMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from quire_tokenizer.text_matcher import Span
+    from quire_tokenizer.detokenize.text_matcher import Span
 
 # Where special tokens leave a choice, take what chat templates are least likely to look for in a message.
 _PREFERRED = "|｜▁[]<>"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_tokenizer.detokenizer import StepRows, bad_rows
+from quire_tokenizer.detokenize.detokenizer import StepRows, bad_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quire_tokenizer.detokenizer import StepText
+    from quire_tokenizer.detokenize.detokenizer import StepText
 
 # Of one turn: 2 ms, or some 50 where the tokenizer's own decoder must be asked.
 TURN_TOKENS = 2048

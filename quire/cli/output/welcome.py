@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from quire.cli.terminal import paint
+from quire.cli.output.terminal import paint
 from quire.client import Client
 from quire.local.events import Ready
 from quire.local.spec import StackSpec

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge, Unavailable
 from quire_common.telemetry.logs import get_logger
-from quire_tokenizer.render_child import LENGTH
+from quire_tokenizer.chat.render_child import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,7 @@ class _Child:
         # Of the environment, only what Python needs: no keys, no addresses.
         environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "quire_tokenizer.render_child"),
+            *(sys.executable, "-m", "quire_tokenizer.chat.render_child"),
             *(str(limits.memory_bytes), str(limits.timeout_s * _ALARM_FACTOR)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""The life of a service process: its server, health, memory and drain."""
