@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidArgument
 from quire.local.gpus import gpu_environment
-from quire.local.kv_endpoints import kv_events_of
 from quire.local.page_cache import kvstore_environment
 
 if TYPE_CHECKING:
     from quire.local.private_network import PrivateNetwork
+
+_KV_EVENTS_ENDPOINT = "tcp://127.0.0.1:5557"
+_TCP = re.compile(r"(tcp://.+):(\d+)")
+
 
 # Dependencies first: the order in which a failure is blamed, and the reverse of the order in which they are stopped.
 SERVICES = ("worker", "kvstore", "tokenizer", "scheduler", "router")
@@ -247,3 +251,30 @@ def _worker_threads(replicas: int) -> int:
 def join(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def kv_events_of(text: str, replica: int) -> str:
+    """--kv-events-config as replica number `replica`, from 0 on, is to have it. As in vLLM for its data-parallel ranks,
+    ports are the first replica's, and grow by one with each that follows. An endpoint that a consumer binds is the same
+    for all. Text that is not understood is left as it is: the scheduler says what is wrong with it."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(config, dict) or not replica:
+        return text
+    endpoint, bind = config.get("endpoint", _KV_EVENTS_ENDPOINT), config.get("bind")
+    if not isinstance(endpoint, str):
+        return text
+    if bind is None:
+        bind = "*" in endpoint or "::" in endpoint or endpoint == _KV_EVENTS_ENDPOINT
+    if bind:
+        config |= {"endpoint": _shifted(endpoint, replica), "bind": True}
+    if isinstance(replay := config.get("replay_endpoint"), str):
+        config["replay_endpoint"] = _shifted(replay, replica)
+    return json.dumps(config)
+
+
+def _shifted(endpoint: str, by: int) -> str:
+    found = _TCP.fullmatch(endpoint)
+    return f"{found[1]}:{int(found[2]) + by}" if found else endpoint

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from quire.local.restart_policy import RestartPolicy
+from quire.local.keeper import RestartPolicy
 
 
 def test_an_ordered_end_is_followed_at_once() -> None:
