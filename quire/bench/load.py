@@ -89,7 +89,7 @@ class Load:
             else:
                 connection.close()
         except OSError as error:
-            outcome.error = f"no connection: {error}"
+            outcome.fail(f"no connection: {error}")
         finally:
             if self._gate is not None:
                 self._gate.release()

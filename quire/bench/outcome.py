@@ -23,6 +23,30 @@ class Outcome:
     events: list[str] = field(default_factory=list)
     """The events themselves, where they were asked for."""
 
+    def fail(self, error: str) -> None:
+        """It has no whole answer."""
+        self.error = error
+
+    def add_event(self, now_s: float) -> None:
+        """An event with a choice has come."""
+        if self.frames:
+            self.gaps_s.append(now_s - self.last_s)
+        else:
+            self.first_s = now_s
+        self.frames += 1
+        self.last_s = now_s
+
+    def set_usage(self, prompt_tokens: int, output_tokens: int) -> None:
+        """As the server counts."""
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+
+    def end(self) -> None:
+        """The answer is complete; a server that tells no usage is counted by its events."""
+        if not self.frames and not self.error:
+            self.error = "the answer has no token"
+        elif not self.output_tokens:
+            self.output_tokens = sum(self.told_tokens) or self.frames
+
     @property
     def ok(self) -> bool:
         """Whether it has an answer."""

@@ -61,7 +61,8 @@ class StreamConnection(asyncio.Protocol):
             if self._left == -2 and not self._in_head:
                 self._end()
                 return
-            self._outcome.error = self._outcome.error or f"connection lost: {exc or 'closed by the server'}"
+            if self._outcome.ok:
+                self._outcome.fail(f"connection lost: {exc or 'closed by the server'}")
             self._done.set_result(None)
 
     def data_received(self, data: bytes) -> None:
@@ -77,7 +78,7 @@ class StreamConnection(asyncio.Protocol):
             else:
                 self._plain(data, now_s)
         except (ValueError, IndexError) as error:
-            self._outcome.error = f"not HTTP: {error}"
+            self._outcome.fail(f"not HTTP: {error}")
             self.close()
 
     def _head(self, data: bytes) -> bytes:
@@ -137,30 +138,23 @@ class StreamConnection(asyncio.Protocol):
             if b'"choices":[{' in event or b'"choices": [{' in event:
                 if b'"content":""' in event and b'"role"' in event:
                     continue  # a chat's opening says who speaks, and nothing yet
-                if outcome.frames:
-                    outcome.gaps_s.append(now_s - outcome.last_s)
-                else:
-                    outcome.first_s = now_s
-                outcome.frames += 1
-                outcome.last_s = now_s
+                outcome.add_event(now_s)
                 if b'"token_ids"' in event and (ids := _TOKEN_IDS.search(event)) is not None:
                     outcome.told_tokens.append(ids[1].count(b",") + 1 if ids[1] else 0)
             if b'"usage":{' in event or b'"usage": {' in event:
                 usage = json.loads(event[5:])["usage"]
-                outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                outcome.set_usage(usage["prompt_tokens"], usage["completion_tokens"])
             elif event.startswith((b'data: {"error"', b"event: error")):
-                outcome.error = event[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+                outcome.fail(event[:_MAX_ERROR_BYTES].decode("utf-8", "replace"))
             if self._keep_events and event != b"data: [DONE]":
                 outcome.events.append(event.decode("utf-8", "replace"))
 
     def _end(self) -> None:
         outcome = self._outcome
         if self._status != 200:
-            outcome.error = f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}"
-        elif not outcome.frames and not outcome.error:
-            outcome.error = "the answer has no token"
-        elif not outcome.output_tokens:
-            outcome.output_tokens = sum(outcome.told_tokens) or outcome.frames  # a server that tells no usage
+            outcome.fail(f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}")
+        else:
+            outcome.end()
         self.reusable = self._keep
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

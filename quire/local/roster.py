@@ -62,10 +62,10 @@ class Roster:
         """The first processes."""
         for name in self._spec.members:
             self._spawn(name, again=False)
-        self.state.http = (
-            f"{'https' if self._tls else 'http'}://{join(self._spec.reached_at('http'), self._ports['http'])}"
+        self.state.set_addresses(
+            f"{'https' if self._tls else 'http'}://{join(self._spec.reached_at('http'), self._ports['http'])}",
+            join(self._spec.reached_at("router"), self._ports["router"]),
         )
-        self.state.grpc = join(self._spec.reached_at("router"), self._ports["router"])
         self._write()
         for name in self._spec.members:
             self._progress(name, "starting")
@@ -102,12 +102,13 @@ class Roster:
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
         """Its process is gone; below 0, none will follow. `asked`: it was told to end, and did."""
         state = self.state.services[name]
-        state.phase = "exited" if restart_in_s >= 0 else "failed"
+        phase = "exited" if restart_in_s >= 0 else "failed"
         if asked:
+            state.enter_phase(phase, state.detail)
             self._write()
             return
         cause = self.cause_of_end(name)
-        state.detail = f"{cause.code}: {cause.message}"
+        state.enter_phase(phase, f"{cause.code}: {cause.message}")
         self._write()
         log = str(self.children[name].log)
         self._emit(Died(name, cause.code, cause.message, cause.fix, log, round(restart_in_s, 3)))
@@ -138,7 +139,7 @@ class Roster:
 
     def set_phase(self, phase: str) -> None:
         """Of the whole stack."""
-        self.state.phase = phase
+        self.state.enter_phase(phase)
         self._write()
 
     def seconds(self) -> float:
@@ -166,8 +167,7 @@ class Roster:
         state = self.state.services[name]
         if state.phase == "ready":
             return  # a last word of the loading that came late
-        changed = (state.phase, state.detail) != (phase, detail)
-        state.phase, state.detail = phase, detail
+        changed = state.enter_phase(phase, detail)
         seconds = self.seconds()
         if changed:
             self._write()

@@ -34,6 +34,12 @@ class ServiceState:
     # How often another process has taken its place.
     restarts: int = 0
 
+    def enter_phase(self, phase: str, detail: str = "") -> bool:
+        """Returns whether anything has changed."""
+        changed = (self.phase, self.detail) != (phase, detail)
+        self.phase, self.detail = phase, detail
+        return changed
+
     @property
     def process(self) -> ProcessId:
         """The very process."""
@@ -52,6 +58,14 @@ class StackState:
     http: str = ""
     grpc: str = ""
     services: dict[str, ServiceState] = field(default_factory=dict)
+
+    def set_addresses(self, http: str, grpc: str) -> None:
+        """Where clients reach the stack."""
+        self.http, self.grpc = http, grpc
+
+    def enter_phase(self, phase: str) -> None:
+        """Of the whole stack."""
+        self.phase = phase
 
     @classmethod
     def from_json(cls, text: str) -> StackState:

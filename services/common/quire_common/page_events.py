@@ -49,7 +49,7 @@ def _add(frame: pb.PageEvents, change: pb.PageEvents) -> None:
     frame.first_sequence = frame.first_sequence or frame.sequence
     frame.sequence = change.sequence
     for chain in change.stored:
-        last = frame.stored[-1] if frame.stored else None
+        last: pb.StoredPages | None = frame.stored[-1] if frame.stored else None
         if last is not None and chain.parent and chain.parent == last.hashes[-1] and _pool(chain) == _pool(last):
             last.hashes.extend(chain.hashes)
             last.token_ids += chain.token_ids

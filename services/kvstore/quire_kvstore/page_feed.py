@@ -66,6 +66,10 @@ class Watcher:
             self._closed = True
             self._feed.changed.notify_all()
 
+    def lose_place(self) -> None:
+        """What it has heard is of no use: a snapshot comes next."""
+        self.at = -1
+
     def start_snapshot(self) -> int:
         """A snapshot is taken now; returns the number that it stands for."""
         self.at = self._feed.sequence

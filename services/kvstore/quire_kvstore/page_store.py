@@ -120,8 +120,7 @@ class PageStore:
                     self._ram.unpin(held)
             found = len(held) if lease else 0
             self._lookup_counts.count(prefetch, found)
-            self._counts.hits += found
-            self._counts.misses += len(keys) - found
+            self._counts.add_lookup(found, len(keys))
             return found, lease
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:

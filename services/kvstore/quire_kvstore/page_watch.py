@@ -45,7 +45,7 @@ def watch_pages(
                 # They came after the last frame: that is all that is known, and little is waited beyond `interval_s`.
                 age_us = int(min(sent_s - since_s, interval_s) * 1e6)
                 yield from joined(_change(epoch, change, age_us) for change in changes)
-            watcher.at = -1
+            watcher.lose_place()
     finally:
         store.close_watch(watcher)
 

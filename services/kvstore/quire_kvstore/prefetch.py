@@ -48,6 +48,15 @@ class Prefetch:
         """Whether waiting brings no more."""
         return self.ready >= self._limit
 
+    def advance(self, *, loading: bool) -> None:
+        """The page at the cursor has been looked at; `loading`: a load will bring it."""
+        self.cursor += 1
+        self.outstanding += loading
+
+    def finish_load(self) -> None:
+        """A load that it waited for has ended."""
+        self.outstanding -= 1
+
     def wants(self, index: int) -> bool:
         """Whether this page would still be of use."""
         return not self.closed and index < self._limit
@@ -86,6 +95,14 @@ class PageLoad(PageJob):
     def wanted(self) -> bool:
         """Whether any lookup still has a use for it."""
         return any(prefetch.wants(index) for prefetch, index in self.waiters)
+
+    def use_buffer(self, offset: int, view: memoryview) -> None:
+        """It is read to that memory."""
+        self.offset, self.view = offset, view
+
+    def go_to_tier(self, tier: int) -> None:
+        """That tier is asked for it."""
+        self.tier = tier
 
     def release_buffer(self) -> tuple[int, int]:
         """Let go of the memory that it was given; returns its place and size."""

@@ -47,6 +47,10 @@ class PageBuffer:
     checksum: int | None = None
     """Of the whole page, by who wrote it at once and summed what it wrote (`pages.copy_body`)."""
 
+    def set_checksum(self, checksum: int) -> None:
+        """The whole page has been written and summed."""
+        self.checksum = checksum
+
 
 class PutManager:
     """`find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
@@ -90,7 +94,7 @@ class PutManager:
         """A put of as many of the missing pages as there may be; None for none. Wants the lock."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
-        self._counts.refused += len(missing) - len(offsets)
+        self._counts.add_put(0, len(missing) - len(offsets))
         self._tier_manager.publish_evictions()
         if not offsets:
             return None
@@ -127,7 +131,7 @@ class PutManager:
                 put.end(index, received)
                 if intact:
                     put.intact.add(index)
-                self._counts.corrupt += intact is False
+                self._counts.add_put(0, 0, int(intact is False))
                 if self._orphans.pop(put.offsets[index], None) is not None:
                     self._ram.cancel(put.offsets[index])
                 self._writers -= 1
@@ -154,8 +158,7 @@ class PutManager:
                 self._ram.publish(put.run.key(index), put.offsets[index], put.framed_bytes)
         if intact:
             self._ram.refresh(put.run.keys())  # all of it, since the head may have been here before
-        self._counts.stored += len(intact)
-        self._counts.refused += len(put.offsets) - len(intact)
+        self._counts.add_put(len(intact), len(put.offsets) - len(intact))
         parents = [put.run.hashes[index - 1] if index else b"" for index in intact]
         self._tier_manager.stored([put.run.key(index) for index in intact], parents)
         return len(intact)

@@ -34,6 +34,10 @@ class RamPage:
     hits: int = 0
     dropped: bool = False
 
+    def add_hit(self) -> None:
+        """Another lookup has found it."""
+        self.hits += 1
+
 
 class RamTier:
     """Pages by key, in an arena that holds pages under way too."""

@@ -25,6 +25,17 @@ class StoreCounts:
     refused: int = 0
     corrupt: int = 0
 
+    def add_lookup(self, found: int, asked: int) -> None:
+        """A lookup was answered."""
+        self.hits += found
+        self.misses += asked - found
+
+    def add_put(self, stored: int, refused: int, corrupt: int = 0) -> None:
+        """Pages of a put have become visible, or have not."""
+        self.stored += stored
+        self.refused += refused
+        self.corrupt += corrupt
+
 
 @dataclass(frozen=True)
 class TierStats:

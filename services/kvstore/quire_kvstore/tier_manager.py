@@ -61,7 +61,7 @@ class TierManager:
         pages, beyond = prefetch.close()
         self._ram.unpin(beyond)
         for page in pages:
-            page.hits += 1
+            page.add_hit()
         for tier in self._tiers:
             tier.touch(prefetch.keys[: len(pages)])
             self._offer_pages(tier, [page.key for page in pages if page.hits == tier.write_at])
@@ -125,8 +125,9 @@ class TierManager:
                 self._fail_load(load)
                 return None
             self._load_buffers[offset] = size
-            load.offset, load.view = offset, self._ram.reserved(offset, size)
-            return load.view
+            view = self._ram.reserved(offset, size)
+            load.use_buffer(offset, view)
+            return view
 
     def on_page_read(self, job: PageJob) -> None:
         load = cast("PageLoad", job)
@@ -187,26 +188,25 @@ class TierManager:
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor
-            key = prefetch.keys[index]
+            key, loading = prefetch.keys[index], True
             if (page := self._ram.get(key)) is not None:
                 self._ram.pin([page])
                 prefetch.add_page(index, page, RAM)
+                loading = False
             elif not load_missing:
                 prefetch.truncate(index)
                 return
             elif (load := self._loading.get(key)) is not None:
                 load.waiters.append((prefetch, index))
-                prefetch.outstanding += 1
             elif (number := self._find_tier(key, 0)) is not None:
                 parent = prefetch.keys[index - 1].hash if index else b""
                 load = PageLoad(key, prefetch.stamp_ns - index, parent, number, [(prefetch, index)])
                 self._loading[key] = load
-                prefetch.outstanding += 1
                 loads.setdefault(number, []).append(load)
             else:
                 prefetch.truncate(index)
                 break
-            prefetch.cursor += 1
+            prefetch.advance(loading=loading)
         for number, of_tier in loads.items():
             for refused in self._tiers[number].request_reads(of_tier):
                 self._try_next_tier(cast("PageLoad", refused))
@@ -216,7 +216,7 @@ class TierManager:
             number = self._find_tier(load.key, load.tier + 1)
             if number is None:
                 break
-            load.tier = number
+            load.go_to_tier(number)
             if not self._tiers[number].request_reads([load]):
                 return
         self._fail_load(load)
@@ -226,7 +226,7 @@ class TierManager:
         if self._loading.get(load.key) is load:
             del self._loading[load.key]
         for prefetch, index in load.waiters:
-            prefetch.outstanding -= 1
+            prefetch.finish_load()
             prefetch.truncate(index)
         load.waiters.clear()
 
@@ -234,7 +234,7 @@ class TierManager:
         del self._loading[load.key]
         tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:
-            prefetch.outstanding -= 1
+            prefetch.finish_load()
             if prefetch.wants(index):
                 self._ram.pin([page])
                 prefetch.add_page(index, page, tier_name)

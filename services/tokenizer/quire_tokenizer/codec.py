@@ -76,7 +76,7 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
 
 def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeResponse]:
     """The same in as many messages as its texts need."""
-    responses = []
+    responses: list[pb.DetokenizeResponse] = []
     for part, cut in in_parts(answer):
         responses.append(encode_step(part, 0))
         responses[-1].more, responses[-1].cut = True, cut

@@ -81,7 +81,8 @@ class TextService:
                 retry_after_s=1.0,
             )
         detokenizer = Detokenizer(vocabulary, self._limits, statistics.ended)
-        detokenizer.draining = self._draining
+        if self._draining:
+            detokenizer.drain()
         self._streams.add(detokenizer)
         try:
             with statistics.streaming():
@@ -93,7 +94,7 @@ class TextService:
         """Let no further request start on a stream."""
         self._draining = True
         for detokenizer in self._streams:
-            detokenizer.draining = True
+            detokenizer.drain()
 
     @property
     def open_requests(self) -> int:

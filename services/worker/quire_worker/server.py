@@ -64,7 +64,7 @@ class WorkerService:
 
     def drain(self, timeout_s: float) -> None:
         """Take no other scheduler, tell the present one, and let its sequences end."""
-        self._servicer.draining = True
+        self._servicer.drain()
         if self._replica is not None:
             self._replica.loop.drain()
             self._replica.loop.wait_vacant(timeout_s)

@@ -26,7 +26,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._watch = watch
         self._replica = replica
         self._names = names
-        self.draining = False
+        self._draining = False
+
+    def drain(self) -> None:
+        """No scheduler may attach any more."""
+        self._draining = True
 
     def Load(self, request: worker_pb2.LoadRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.LoadProgress]:
         if request.model and request.model not in self._names:
@@ -40,7 +44,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         replica = self._replica()
         if replica is None:
             raise self._watch.state.error or _still_loading()
-        if self.draining:
+        if self._draining:
             raise Unavailable("DRAINING", "The worker is about to stop.", "Attach to another worker.")
         yield from RunStream(replica.loop, replica.expect_peers, request_iterator, context).reports()
 

@@ -27,8 +27,8 @@ class ScriptedBackend:
 
     def __init__(self, *, free: bool = True, blind: bool = False) -> None:
         self.counts = TierCounts()
-        self.on_pages_removed: PagesRemoved = lambda keys: None
-        self.on_pages_found: PagesFound = lambda: None
+        self._on_pages_removed: PagesRemoved = lambda keys: None
+        self._on_pages_found: PagesFound = lambda: None
         self.held: dict[PageKey, bytes] = {}
         self.reads: list[PageKey] = []
         self.begun = threading.Semaphore(0)
@@ -37,6 +37,9 @@ class ScriptedBackend:
         self._blind = blind
         self.local = not blind
         self.broken = False
+
+    def call_back(self, on_pages_removed: PagesRemoved, on_pages_found: PagesFound) -> None:
+        self._on_pages_removed, self._on_pages_found = on_pages_removed, on_pages_found
 
     @property
     def pages(self) -> int:
@@ -92,7 +95,7 @@ class ScriptedBackend:
 
     def discard(self, key: PageKey) -> None:
         if self.held.pop(key, None) is not None:
-            self.on_pages_removed([key])
+            self._on_pages_removed([key])
 
     def close(self) -> None:
         pass

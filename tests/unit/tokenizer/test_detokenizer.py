@@ -144,7 +144,7 @@ def test_handles_are_bounded(stream: Stream) -> None:
 
 def test_draining_lets_the_open_finish_and_no_other_start(stream: Stream) -> None:
     stream.open(1)
-    stream.detokenizer.draining = True
+    stream.detokenizer.drain()
     with pytest.raises(QuireError, match="TOKENIZER_DRAINING"):
         stream.open(2)
     assert stream.step((1, stream.ids("hello"), LENGTH)).text == ["hello"]

@@ -64,6 +64,35 @@ class Report:
     heartbeat: bool = False
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
+    def set_state(
+        self,
+        *,
+        retired: int,
+        in_flight: int,
+        running: int,
+        spare: int,
+        stalled_slot: NDArray[np.int32],
+        grant_arrival_us: int,
+        draining: bool,
+    ) -> None:
+        """What every Report says of the worker."""
+        self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
+        self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
+
+    def set_errors(self, errors: list[tuple[int, QuireError]]) -> None:
+        """Errors of slots without a row, which travel without a step."""
+        self.error = errors
+
+    def set_moves(
+        self,
+        move_id: NDArray[np.int64],
+        status: NDArray[np.uint8],
+        pages: NDArray[np.int32],
+        us: NDArray[np.int32],
+    ) -> None:
+        """Moves that have ended; `status` 0: with all pages."""
+        self.moved_id, self.moved_status, self.moved_pages, self.moved_us = move_id, status, pages, us
+
     @property
     def steps(self) -> int:
         """Number of steps that it tells of."""

@@ -71,7 +71,7 @@ class BoundServer:
     def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
         """Before an asyncio server reads a call's first message, `check(path, metadata)` may refuse the call with a
         QuireError. It sees every call, of health and reflection too."""
-        self._gate.check = check
+        self._gate.guard(check)
 
 
 class AioService(Protocol):

@@ -140,6 +140,6 @@ class DataSession(ServedSession[bytes]):
             raise DataConnectionError("garbage", "a page of no memory")
         with self._store.page_buffer(lease, head.page) as buffer:
             buffer.view[:HEADER_BYTES] = head.page_header
-            buffer.checksum = client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:])
+            buffer.set_checksum(client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:]))
             self._metrics.bytes_in.inc(len(buffer.view))
         self._connection.send(Head(FrameKind.TAKEN, head.handle, head.page), seals)

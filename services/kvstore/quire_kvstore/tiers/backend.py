@@ -72,10 +72,9 @@ class TierBackend(Protocol):
     read_batch: int
     write_batch: int
     counts: TierCounts
-    on_pages_removed: PagesRemoved
-    """Told of pages that it no longer has; set by the tier."""
-    on_pages_found: PagesFound
-    """Told when it has found pages of an earlier life; set by the tier."""
+
+    def call_back(self, on_pages_removed: PagesRemoved, on_pages_found: PagesFound) -> None:
+        """Before `open`: who is told of pages that it no longer has, and when it has found pages of an earlier life."""
 
     @property
     def available(self) -> bool:

@@ -44,8 +44,8 @@ class DiskBackend:
 
     def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float, keep_free_bytes: int = 0) -> None:
         self.counts = TierCounts()
-        self.on_pages_removed: PagesRemoved = lambda keys: None
-        self.on_pages_found: PagesFound = lambda: None
+        self._on_pages_removed: PagesRemoved = lambda keys: None
+        self._on_pages_found: PagesFound = lambda: None
         self._files = DiskFiles(root)
         self._path = str(root)
         self._index = DiskIndex(capacity_bytes, policy)
@@ -53,6 +53,9 @@ class DiskBackend:
         self._write_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1)
         self._keep_free_bytes = keep_free_bytes
         self._is_open = False
+
+    def call_back(self, on_pages_removed: PagesRemoved, on_pages_found: PagesFound) -> None:
+        self._on_pages_removed, self._on_pages_found = on_pages_removed, on_pages_found
 
     @property
     def available(self) -> bool:
@@ -109,7 +112,7 @@ class DiskBackend:
                 self._index.finish_write(page.key, written=True)
         self.counts.add(foreign=figures.foreign, corrupt=figures.removed)
         if self.pages:
-            self.on_pages_found()
+            self._on_pages_found()
         self._is_open = True
         log.info(
             "the disk tier is open",
@@ -147,7 +150,7 @@ class DiskBackend:
     def discard(self, key: PageKey) -> None:
         self._remove([key])  # before it is forgotten: until then nobody writes it anew
         if self._index.forget(key):
-            self.on_pages_removed([key])
+            self._on_pages_removed([key])
 
     def close(self) -> None:
         self._is_open = False
@@ -191,7 +194,7 @@ class DiskBackend:
             self._remove(victims)
             self._index.finish_removal(victims)
             self.counts.add(evictions=len(victims))
-            self.on_pages_removed(victims)
+            self._on_pages_removed(victims)
 
     def _remove(self, keys: Sequence[PageKey]) -> None:
         for key in keys:

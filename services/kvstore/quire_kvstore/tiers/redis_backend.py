@@ -55,8 +55,8 @@ class RedisBackend:
 
     def __init__(self, url: str, ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int) -> None:
         self.counts = TierCounts()
-        self.on_pages_removed: PagesRemoved = lambda keys: None
-        self.on_pages_found: PagesFound = lambda: None
+        self._on_pages_removed: PagesRemoved = lambda keys: None
+        self._on_pages_found: PagesFound = lambda: None
         self._address = RedisAddress.parse(url)
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
@@ -68,6 +68,9 @@ class RedisBackend:
         self._pending_deletes: deque[PageKey] = deque()
         # Connections of before the last outage are not tried.
         self._generation = 0
+
+    def call_back(self, on_pages_removed: PagesRemoved, on_pages_found: PagesFound) -> None:
+        self._on_pages_removed, self._on_pages_found = on_pages_removed, on_pages_found
 
     @property
     def available(self) -> bool:

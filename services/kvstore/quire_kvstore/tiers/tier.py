@@ -101,10 +101,7 @@ class Tier:
 
     def start(self, callbacks: TierCallbacks) -> None:
         """Open the backend and begin."""
-        self.backend.on_pages_removed, self.backend.on_pages_found = (
-            callbacks.on_pages_removed,
-            callbacks.on_pages_found,
-        )
+        self.backend.call_back(callbacks.on_pages_removed, callbacks.on_pages_found)
         self.backend.open()
         name, settings = self.backend.name, self._settings
         loops: list[tuple[str, Callable[[TierCallbacks], None], int]] = [

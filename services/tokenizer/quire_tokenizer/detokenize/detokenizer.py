@@ -84,6 +84,17 @@ class StepText:
     """Those rows' handles."""
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
 
+    def add_row(self, handle: int, text: str, stop_index: int, used: int) -> None:
+        """Of one request."""
+        self.handle.append(handle)
+        self.text.append(text)
+        self.stop_index.append(stop_index)
+        self.used.append(used)
+
+    def add_offsets(self, offsets: Sequence[int]) -> None:
+        """Of the row that was added last."""
+        self.offsets += offsets
+
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
@@ -117,7 +128,11 @@ class Detokenizer:
         # Their next texts are long, though their rows are not.
         self._owing: set[int] = set()
         # Set when the process is about to end: what is open may finish, nothing new may start.
-        self.draining = False
+        self._draining = False
+
+    def drain(self) -> None:
+        """No further request starts."""
+        self._draining = True
 
     def __len__(self) -> int:
         return len(self._open) + len(self._replaying)
@@ -222,7 +237,7 @@ class Detokenizer:
 
     def _check(self, request: OpenRequest) -> None:
         limits = self._limits
-        if self.draining:
+        if self._draining:
             raise Unavailable(
                 "TOKENIZER_DRAINING", "This tokenizer is about to stop.", "Use another.", retry_after_s=1.0
             )

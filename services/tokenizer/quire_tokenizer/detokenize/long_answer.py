@@ -20,19 +20,12 @@ def in_parts(answer: StepText) -> list[tuple[StepText, bool]]:
         while chars + len(text) - at > MOST_CHARS:
             room = MOST_CHARS - chars
             if room:
-                _add(part, handle, text[at : at + room], -1, 0)
+                part.add_row(handle, text[at : at + room], -1, 0)
             parts.append((part, room > 0))
             part, chars, at = StepText(), 0, at + room
-        _add(part, handle, text[at:], stop_index, used)
+        part.add_row(handle, text[at:], stop_index, used)
         chars += len(text) - at
         if handle in asked:
-            part.offsets += answer.offsets[offsets_told : offsets_told + used]
+            part.add_offsets(answer.offsets[offsets_told : offsets_told + used])
             offsets_told += used
     return [*parts, (part, False)]
-
-
-def _add(part: StepText, handle: int, text: str, stop_index: int, used: int) -> None:
-    part.handle.append(handle)
-    part.text.append(text)
-    part.stop_index.append(stop_index)
-    part.used.append(used)

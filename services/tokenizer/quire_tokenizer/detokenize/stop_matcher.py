@@ -92,6 +92,11 @@ class StopMatcher:
         self.stop_index = -1
         self.stop_length = 0
 
+    def take_held(self) -> str:
+        """What was held back, which no longer is."""
+        held, self.held = self.held, ""
+        return held
+
     def feed(self, text: str, armed: bool = True) -> int:
         """Characters of `text` up to the end of the first match, or -1. Unarmed, a match that ends here is no match."""
         stops, held = self._stops, self.held

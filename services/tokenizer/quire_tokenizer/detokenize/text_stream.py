@@ -183,8 +183,7 @@ class TextStream:
         if self._matcher is None:
             return text
         text = self._release(text) if text else ""
-        held, self._matcher.held = self._matcher.held, ""
-        return text + held
+        return text + self._matcher.take_held()
 
     def _hides(self, token_id: int) -> bool:
         return token_id in self._rules.hidden_ids and not self._rules.include_stop

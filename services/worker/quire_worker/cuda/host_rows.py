@@ -63,11 +63,11 @@ class HostRows:
             if batch.fed[sequence]:
                 own.fed(int(sampled[slot]))
             own.apply(row, batch.blocked.get(sequence))
-            # Kept over later steps: one may be launched before this one's failure is seen.
-            told.failure = told.failure or own.failure
+            if own.failure is not None:
+                told.fail(own.failure)
         except Exception as error:
             log.exception("a row's logits could not be changed", slot=slot)
-            told.failure = told.failure or as_slot_error(error)
+            told.fail(as_slot_error(error))
             row.fill(-np.inf)
 
     def _own(self, slot: int, told: LogitsState) -> LogitsState:

@@ -156,6 +156,4 @@ def _attend_by_hand(
 def _few_layers(decoder: Decoder[TritonPlan]) -> Decoder[TritonPlan]:
     """The first layers, up to one of each window: between them they have all kernels."""
     windows = [decoder.spec.window(layer) for layer in range(len(decoder.layers))]
-    few = copy.copy(decoder)
-    few.layers = decoder.layers[: max(2, *(windows.index(each) + 1 for each in windows))]
-    return few
+    return decoder.first_layers(max(2, *(windows.index(each) + 1 for each in windows)))

@@ -84,11 +84,11 @@ def load_cuda_model(
         pages = CudaPages(group, options.page_size, capacity, device)
     progress("pages", capacity, capacity)
     gemm_configs = gemm_configs_for(torch.cuda.get_device_name(device), batch_invariant=cuda.batch_invariant)
-    ops = TritonOps(HeadShape.of(spec), device, gemm_configs)
-    ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
+    pdl = torch.cuda.get_device_capability(device)[0] >= 9
     with torch.inference_mode():
         rows = cuda.max_num_seqs + MOST_CHUNKS
-        ops.kept_logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
+        logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
+        ops = TritonOps(HeadShape.of(spec), device, gemm_configs, pdl=pdl, kept_logits=logits)
         decoder = Decoder(spec, store, ops, source.max_model_len)
     return LoadedCudaModel(
         CudaModel(decoder, pages.tensor, attention),

@@ -77,7 +77,7 @@ class LogitsStates:
                 fed = bool(batch.fed[sequence])
                 state = self._state(int(batch.slot[sequence]), controls, fed=fed)
                 if state is None:
-                    controls.failure = controls.failure or _no_room()
+                    controls.fail(_no_room())
                     state = self._forbid()
                 found[sequence] = state.data_ptr()
         return found

@@ -89,7 +89,7 @@ class Engine:
         self._in_flight.clear()
         self._outcomes.clear()
         self._moves.cancel()
-        self.residents.settled = self._launched
+        self.residents.settle(self._launched)
         self.residents.clear()
         self._draft.clear()
         self.epoch = Epoch(self.epoch.boot_id, self.epoch.run + 1)
@@ -199,16 +199,20 @@ class Engine:
         if self._errors_are_due():
             retired = min(retired, self._draft.first_error() or 0)
             if not report.steps:
-                report.error = self._draft.take_errors(retired)
+                report.set_errors(self._draft.take_errors(retired))
         self._draft.put_moves(report)
         held = self.residents.table.started()
-        report.retired = self._acknowledged = retired
-        report.in_flight = len(self._in_flight)
-        report.running = min(held, self.spec.max_num_seqs)
-        report.spare = held - report.running
-        report.stalled_slot = stalled_slots(self._view(), self.spec.max_num_seqs)
-        report.grant_arrival_us = self._arrival_us
-        report.draining, self._to_announce = self._draining, False
+        running = min(held, self.spec.max_num_seqs)
+        report.set_state(
+            retired=retired,
+            in_flight=len(self._in_flight),
+            running=running,
+            spare=held - running,
+            stalled_slot=stalled_slots(self._view(), self.spec.max_num_seqs),
+            grant_arrival_us=self._arrival_us,
+            draining=self._draining,
+        )
+        self._acknowledged, self._to_announce = retired, False
         if report.steps:
             self._observer.step_done(
                 report.timing[0], int(report.step_prefill_tokens[0]), len(report.token), report.running, report.spare

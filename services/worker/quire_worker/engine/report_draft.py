@@ -51,10 +51,12 @@ class ReportDraft:
         """Move the moves into a Report."""
         if not self.moves:
             return
-        report.moved_id = np.array([m.id for m in self.moves], np.int64)
-        report.moved_status = np.array([not m.ok for m in self.moves], np.uint8)
-        report.moved_pages = np.array([m.pages for m in self.moves], np.int32)
-        report.moved_us = np.array([min(m.us, 2**31 - 1) for m in self.moves], np.int32)
+        report.set_moves(
+            np.array([m.id for m in self.moves], np.int64),
+            np.array([not m.ok for m in self.moves], np.uint8),
+            np.array([m.pages for m in self.moves], np.int32),
+            np.array([min(m.us, 2**31 - 1) for m in self.moves], np.int32),
+        )
         self.moves = []
 
 

@@ -38,6 +38,10 @@ class ResidentSlots:
         self._waiting = WaitingSlots(self.table, self.states)
         self._late: dict[int, int] = {}
 
+    def settle(self, step: int) -> None:
+        """That step, and all before it, have ended."""
+        self.settled = step
+
     def holds(self, slot: int) -> bool:
         """Whether the slot exists and is not idle."""
         return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE

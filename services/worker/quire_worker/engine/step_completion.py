@@ -25,7 +25,7 @@ _NOBODY = np.empty(0, np.int32)
 
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Bring the slots up to date with a step that has ended."""
-    residents.settled = in_flight.step
+    residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation
     end = in_flight.position + in_flight.count

@@ -145,7 +145,7 @@ class AgentProcess:
     def offer_pages(self, move_id: int, pages: int) -> None:
         number = self._number_of.get(move_id)
         if number is not None:
-            self._open[number].offered = pages
+            self._open[number].offer(pages)
             if self._setup.shares_memory:
                 self._send(Frame.of(AgentFrameKind.OFFERED, self._generation, number, [pages]))
 
@@ -155,11 +155,9 @@ class AgentProcess:
             return
         opened = self._open[number]
         self._send_cancellation(Frame(AgentFrameKind.CUT, self._generation, number))
-        opened.cut, opened.ended = True, 0
-        opened.wanted.clear()
         dropped = [copy.slot for copy in self._received if copy.open is opened]
         self._received = deque(copy for copy in self._received if copy.open is not opened)
-        opened.in_ring -= len(dropped)
+        opened.cut_off(len(dropped))
         self._return_slots(dropped)
         self._end_if_finished(opened)
 
@@ -228,7 +226,7 @@ class AgentProcess:
             for index, slot in pairs:
                 if not opened.fills_pool or not opened.in_ring == index < len(opened.move.device_page):
                     raise WireError(f"page {index} after {opened.in_ring} pages")
-                opened.in_ring += 1
+                opened.record_arrival()
                 self._received.append(_Copy(opened, index, slot))
         elif frame.kind == AgentFrameKind.WANTED:
             if opened is not None:
@@ -248,8 +246,7 @@ class AgentProcess:
             if opened is not None:
                 self._count(opened.move.kind, pages, transport_name(code))
                 self._device_fetches.end(opened, pages)
-                opened.ended = max(0, min(pages, len(opened.move.device_page)))
-                opened.wanted.clear()
+                opened.end(pages)
                 self._end_if_finished(opened)
         else:
             raise WireError(f"{frame.kind.name} is none of the mover's")
@@ -305,7 +302,7 @@ class AgentProcess:
             log.exception("a page could not be copied")
             self._give_up("a page could not be copied")
             return False
-        copy.open.copies_in_flight += 1
+        copy.open.begin_copy()
         return True
 
     def _record_copies(self, copies: list[_Copy], *, to_ring: bool) -> None:
@@ -322,8 +319,7 @@ class AgentProcess:
             else:
                 self._emptied_slots += [copy.slot for copy in copies]
             for copy in copies:
-                copy.open.copies_in_flight -= 1
-                copy.open.in_pool += not to_ring
+                copy.open.finish_copy(to_ring=to_ring)
                 self._end_if_finished(copy.open)
         for opened in self._device_fetches.finish_fetches():
             self._end_if_finished(opened)
@@ -341,7 +337,7 @@ class AgentProcess:
         self._drop_copies()
         self._device_fetches.drop()
         for opened in list(self._open.values()):
-            opened.ended, opened.in_ring = opened.in_pool, opened.in_pool
+            opened.lose_process()
             self._end_if_finished(opened)
         self._wanting.clear()
         self._received.clear()
@@ -353,8 +349,7 @@ class AgentProcess:
     def _drop_copies(self) -> None:
         for _, to_ring, copies in self._copying:
             for copy in copies:
-                copy.open.copies_in_flight -= 1
-                copy.open.in_pool += not to_ring
+                copy.open.finish_copy(to_ring=to_ring)
         self._copying.clear()
 
     def _tell_fetched(self, opened: OpenMove, pages: int) -> None:

@@ -53,7 +53,7 @@ class DeviceFetches:
         if ticket is None:
             self._answer(opened, _CANNOT)
             return
-        opened.fetching = len(source)
+        opened.begin_fetch(len(source))
         self._under_way.append((ticket, opened, len(source)))
 
     def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
@@ -73,9 +73,7 @@ class DeviceFetches:
         """All pages that were fetched count, or none. Raises WireError."""
         if pages not in (0, opened.fetched):
             raise WireError(f"{pages} pages to be kept of {opened.fetched}")
-        opened.fetched = 0
-        opened.in_ring += pages
-        opened.in_pool += pages
+        opened.keep_fetched(pages)
 
     def end(self, opened: OpenMove, pages: int) -> None:
         """The move is over with so many pages: those that were fetched last are among them, or do not count."""
@@ -86,8 +84,7 @@ class DeviceFetches:
         settled = []
         while self._under_way and self._copier.is_complete(self._under_way[0][0]):
             _, opened, pages = self._under_way.popleft()
-            opened.fetching = 0
-            opened.fetched += pages
+            opened.finish_fetch(pages)
             self._answer(opened, pages)
             settled.append(opened)
         return settled
@@ -95,5 +92,5 @@ class DeviceFetches:
     def drop(self) -> None:
         """The copier was drained, and nobody waits for an answer: what is not kept is lost."""
         for _, opened, _ in self._under_way:
-            opened.fetching = 0
+            opened.drop_fetch()
         self._under_way.clear()

@@ -48,6 +48,57 @@ class OpenMove:
         """Whether it fills pages of the pool."""
         return self.move.kind in POOL_FILLING
 
+    def offer(self, pages: int) -> None:
+        """So many of an export's pages, from the first on, are filled."""
+        self.offered = pages
+
+    def record_arrival(self) -> None:
+        """The next page lies in the ring."""
+        self.in_ring += 1
+
+    def begin_copy(self) -> None:
+        """One of its pages is being copied, either way."""
+        self.copies_in_flight += 1
+
+    def finish_copy(self, *, to_ring: bool) -> None:
+        """A copy has ended."""
+        self.copies_in_flight -= 1
+        self.in_pool += not to_ring
+
+    def begin_fetch(self, pages: int) -> None:
+        """The device reads so many pages from the peer's memory."""
+        self.fetching = pages
+
+    def finish_fetch(self, pages: int) -> None:
+        """They are in the pool, and nobody's yet."""
+        self.fetching = 0
+        self.fetched += pages
+
+    def drop_fetch(self) -> None:
+        """What the device was reading is lost."""
+        self.fetching = 0
+
+    def keep_fetched(self, pages: int) -> None:
+        """So many of the pages that were fetched count; the others are lost."""
+        self.fetched = 0
+        self.in_ring += pages
+        self.in_pool += pages
+
+    def cut_off(self, dropped: int) -> None:
+        """The scheduler has ended it; so many pages are taken back from the ring."""
+        self.cut, self.ended = True, 0
+        self.wanted.clear()
+        self.in_ring -= dropped
+
+    def end(self, pages: int) -> None:
+        """The process is done with it: so many pages are whole."""
+        self.ended = max(0, min(pages, len(self.move.device_page)))
+        self.wanted.clear()
+
+    def lose_process(self) -> None:
+        """The process is gone: what is in the pool is all that there will be."""
+        self.ended = self.in_ring = self.in_pool
+
     def add_wanted(self, indices: Sequence[int]) -> None:
         """The process asks for these. Pages of an export are asked for again when a peer comes again, so the next to be
         filled may be asked for last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
@@ -56,6 +57,12 @@ class Decoder(Generic[P]):
         self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]
         for weight in (self.head, *(each for layer in self.layers for each in layer.products)):
             ops.prepare(weight)
+
+    def first_layers(self, count: int) -> Decoder[P]:
+        """A decoder of so many of its layers, with the same weights."""
+        few = copy.copy(self)
+        few.layers = self.layers[:count]
+        return few
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
         """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`.

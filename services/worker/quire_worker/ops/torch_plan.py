@@ -86,6 +86,12 @@ class TorchPlan:
     rotation: tuple[Tensor, Tensor] | None = None
     """Cosines and sines of the rows, filled by the first layer."""
 
+    def rotate_by(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows' cosines and sines out of tables [positions, dim]: those of the first call."""
+        if self.rotation is None:
+            self.rotation = (cos[self.position][:, None], sin[self.position][:, None])
+        return self.rotation
+
 
 def plan_step(
     pages: Tensor,

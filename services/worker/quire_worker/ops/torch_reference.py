@@ -117,9 +117,7 @@ class TorchOps:
         if norm is not None:
             parts[:, :heads] = self.rms_norm(parts[:, :heads], norm.query, norm.eps)
             parts[:, heads:rotated_heads] = self.rms_norm(parts[:, heads:rotated_heads], norm.key, norm.eps)
-        if plan.rotation is None:
-            plan.rotation = (rope.cos[plan.position][:, None], rope.sin[plan.position][:, None])
-        cos, sin = plan.rotation
+        cos, sin = plan.rotate_by(rope.cos, rope.sin)
         first, second = parts[:, :rotated_heads, :half], parts[:, :rotated_heads, half:]
         rotated = torch.empty(plan.rows, rotated_heads, shape.head_dim)
         torch.mul(first, cos, out=rotated[:, :, :half]).sub_(second * sin)

@@ -49,9 +49,7 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
         parts, other = (ATTENTION_KERNELS, PREFILL_ATTENTION) if name == ATTENTION else (KERNELS_BEHIND, OUTSIDE)
         for kernel, of_kernel in spent.kernels.items():
             part = found.setdefault(parts.get(kernel, other), Times())
-            part.us += of_kernel.us
-            part.count += of_kernel.count
-            part.kernels[kernel] = of_kernel
+            part.add_kernel(kernel, of_kernel)
     return found
 
 

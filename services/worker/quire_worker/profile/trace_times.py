@@ -26,6 +26,12 @@ class Times:
     kernels: dict[str, Times] = field(default_factory=dict)
     """Within a range, by name."""
 
+    def add_kernel(self, name: str, spent: Times) -> None:
+        """All that a kernel took."""
+        self.us += spent.us
+        self.count += spent.count
+        self.kernels[name] = spent
+
     def add(self, us: float) -> None:
         """One more."""
         self.us += us

@@ -75,6 +75,11 @@ class LogitsState:
         asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
         return cls(sequence, processors) if any(asks) else None
 
+    def fail(self, error: QuireError) -> None:
+        """The sequence cannot go on; its first failure is kept over later steps, which may be launched before that is
+        seen."""
+        self.failure = self.failure or error
+
     def fed(self, token: int) -> None:
         """The token that was drawn last is part of the output, and is computed now."""
         if self._track is not None:

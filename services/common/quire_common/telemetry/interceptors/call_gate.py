@@ -27,6 +27,10 @@ class CallGate(grpc.aio.ServerInterceptor):
         self.check: Check | None = None
         self._refusing: dict[str, Handler] = {}
 
+    def guard(self, check: Check) -> None:
+        """From now on calls are checked."""
+        self.check = check
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],

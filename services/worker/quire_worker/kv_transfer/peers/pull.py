@@ -55,7 +55,7 @@ class Pull:
     ) -> None:
         self.job = job
         self.last_used = ""
-        self.undelivered: list[int] = []
+        self._undelivered: list[int] = []
         """Index and slot of pages that have landed and are not told of."""
         setup, move = context.setup, job.move
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
@@ -84,6 +84,16 @@ class Pull:
     def is_cancelled(self) -> bool:
         """Whether nobody wants its pages any more."""
         return self._cancelled.is_set()
+
+    def add_undelivered(self, index: int, slot: int) -> int:
+        """A page has landed; returns how many have that the engine was not told of."""
+        self._undelivered += (index, slot)
+        return len(self._undelivered) // 2
+
+    def take_undelivered(self) -> list[int]:
+        """Index and slot of those, which are told of now."""
+        undelivered, self._undelivered = self._undelivered, []
+        return undelivered
 
     def cancel(self) -> None:
         """End it."""

@@ -86,8 +86,7 @@ class PullManager:
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
         """Pages are told of together, where they come together: each frame wakes the engine."""
         pull = self._pulls[job.number]
-        pull.undelivered += (index, slot)
-        if len(pull.undelivered) >= 2 * self._batch:
+        if pull.add_undelivered(index, slot) >= self._batch:
             self._deliver(pull)
 
     def flush(self, job: Job) -> None:
@@ -95,9 +94,8 @@ class PullManager:
 
     def _deliver(self, pull: Pull) -> None:
         """Called by the pull's thread alone."""
-        if pull.undelivered:
-            self._send(Frame.of(AgentFrameKind.ARRIVED, pull.job.generation, pull.job.number, pull.undelivered))
-            pull.undelivered = []
+        if undelivered := pull.take_undelivered():
+            self._send(Frame.of(AgentFrameKind.ARRIVED, pull.job.generation, pull.job.number, undelivered))
 
     def _cancel_where(self, which: Callable[[Pull], bool]) -> None:
         with self._changed:

@@ -65,6 +65,10 @@ class TritonPlan:
     turned: Tensor | None = None
     """Of the layer at hand, where something may be fresh: qkv with its keys turned."""
 
+    def keep_turned(self, qkv: Tensor) -> None:
+        """For what is fresh of this layer."""
+        self.turned = qkv if self.fresh is not None else None
+
     def addressing(self, pages: Tensor, layer: int) -> tuple[Tensor, int, int, int, int]:
         """What kernels find keys and values by: table_width, and the strides of a page and of a KV head, the offset of
         the layer and that of values, in elements of the pool."""

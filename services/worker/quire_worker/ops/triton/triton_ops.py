@@ -39,17 +39,25 @@ class TritonOps:
 
     row_multiple = 1
 
-    def __init__(self, shape: HeadShape, device: torch.device, gemm_configs: GemmConfigs) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        device: torch.device,
+        gemm_configs: GemmConfigs,
+        *,
+        pdl: bool = False,
+        kept_logits: Tensor | None = None,
+    ) -> None:
         self._shape = shape
         self._group = shape.heads // shape.kv_heads
         self._device = device
         self._gemm_configs = gemm_configs
         self.batch_invariant = gemm_configs.batch_invariant
         """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
-        self.kept_logits: Tensor | None = None
+        self.kept_logits = kept_logits
         """[rows, V] where the logits of steps of so many rows lie, each over the last one's. Without it every captured
         graph has memory of its own for them."""
-        self.pdl = False
+        self.pdl = pdl
         """Whether kernels overlap with those before them, from the next call on."""
 
     def prepare(self, weight: Weight) -> None:
@@ -119,7 +127,7 @@ class TritonOps:
             KEPT=plan.fresh is not None,
             **options(self.pdl, num_warps=2 if together == 1 else 1),
         )
-        plan.turned = qkv if plan.fresh is not None else None
+        plan.keep_turned(qkv)
         return query
 
     def paged_attention(
