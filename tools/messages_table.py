@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2, kvstore_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
+from quire_common.kv.page_events import FRAME_PAGES
 from quire_common.kv_data.frame import BODY_BYTES, FRAME_BYTES, MAX_PAYLOAD_BYTES, FrameKind
-from quire_common.page_events import FRAME_PAGES
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_kvstore.puts import MAX_FRAME_BYTES as PUT_FRAME_BYTES
 from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES

@@ -30,7 +30,7 @@ import numpy as np
 from bench.harness.processes import Service
 from bench.kvstore.thread_mover import ThreadAgent
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import KvClient
+from quire_common.kv.kv_client import KvClient
 from quire_common.pages import PageRun
 from quire_worker.engine.transfer_agent import KvTransferAgent
 from quire_worker.kv_transfer.agent_process import AgentProcess

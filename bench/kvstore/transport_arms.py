@@ -19,7 +19,7 @@ from bench.harness.plain_pages import PlainPageSink, PlainPageSource, ids
 from bench.kvstore.pages import NAMESPACE
 from bench.kvstore.tier_arms import LIMIT_S
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import KvClient
+from quire_common.kv.kv_client import KvClient
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector

@@ -11,7 +11,7 @@ import grpc
 
 from bench.harness.plain_pages import PlainPageSink, PlainPageSource, ids
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import KvClient
+from quire_common.kv.kv_client import KvClient
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector

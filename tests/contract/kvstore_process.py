@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc
-from quire_common.kv_client import KvClient
+from quire_common.kv.kv_client import KvClient
 
 
 class KvstoreProcess:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.harness.plain_pages import PlainPageSink, PlainPageSource
-from quire_common.kv_client import LeaseAccess
+from quire_common.kv.kv_client import LeaseAccess
 from quire_common.kv_data.connection import DataConnection, ReceivedFrame
 from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import NONCE_BYTES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quire_common.errors import Unavailable
-from quire_common.kv_client import StartedPut, TransferCancelled
+from quire_common.kv.kv_client import StartedPut, TransferCancelled
 from quire_common.pages import HEADER_BYTES
 from quire_kvstore.arena import Arena
 from quire_worker.kv_transfer.transports.registry import Traffic, names

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import common_pb2
-from quire_common.kv_client import KvClient
+from quire_common.kv.kv_client import KvClient
 from quire_common.telemetry import tracing
 from quire_common.telemetry.interceptors import sync_client_interceptors
 from tests.contract.kvstore_process import KvstoreProcess

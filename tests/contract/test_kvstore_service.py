@@ -15,7 +15,7 @@ import pytest
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import pack_i32
 from quire_common.errors import InvalidArgument, NotFound, Overloaded, QuireError, TooLarge, from_rpc_error
-from quire_common.kv_client import AioKvClient, KvClient
+from quire_common.kv.kv_client import AioKvClient, KvClient
 from quire_common.pages import PageRun, check_page
 from quire_common.telemetry.interceptors import sync_client_interceptors, sync_server_interceptors
 from quire_common.telemetry.metrics import render

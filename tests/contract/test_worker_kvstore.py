@@ -18,7 +18,7 @@ import pytest
 
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import KvClient, TransferCancelled
+from quire_common.kv.kv_client import KvClient, TransferCancelled
 from quire_common.pages import PageRun, chain_hashes
 from quire_common.sequence import RequestContext
 from quire_common.telemetry.interceptors import sync_server_interceptors

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from quire_common.errors import QuireError
-from quire_common.kv_client import KvClient, LeaseAccess, TransferCancelled
+from quire_common.kv.kv_client import KvClient, LeaseAccess, TransferCancelled
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
 from quire_worker.kv_transfer.transports.grpc_transport import GrpcTransport
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Unavailable
-from quire_common.kv_client import LeaseAccess, PutOutcome, StartedPut
+from quire_common.kv.kv_client import LeaseAccess, PutOutcome, StartedPut
 from quire_common.pages import HEADER_BYTES, PageKey, PageRun, frame_page
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore

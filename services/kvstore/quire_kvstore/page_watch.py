@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2
-from quire_common.page_events import FRAME_PAGES, joined
+from quire_common.kv.page_events import FRAME_PAGES, joined
 from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.v1 import common_pb2 as pb
-from quire_common.page_events import count_pages, joined
+from quire_common.kv.page_events import count_pages, joined
 
 NS = b"n" * 32
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quire.v1 import common_pb2
-from quire_common.page_events import FRAME_PAGES
+from quire_common.kv.page_events import FRAME_PAGES
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.servicer import KvStoreServicer
 from quire_kvstore.stream_limiter import StreamLimiter

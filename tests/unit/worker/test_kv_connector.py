@@ -12,7 +12,7 @@ import pytest
 from bench.harness.plain_pages import PlainPageSink, PlainPageSource, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound, QuireError, Unavailable, Unsupported
-from quire_common.kv_client import KvClient, LeaseAccess, PutOutcome, StartedPut
+from quire_common.kv.kv_client import KvClient, LeaseAccess, PutOutcome, StartedPut
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.kv_transfer.job_queue import Job
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector

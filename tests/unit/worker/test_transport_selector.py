@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire_common.errors import NotFound, Unavailable
-from quire_common.kv_client import LeaseAccess, TransferCancelled
+from quire_common.kv.kv_client import LeaseAccess, TransferCancelled
 from quire_common.pages import PageRun
 from quire_common.sequence import RequestContext
 from quire_worker.kv_transfer.transports.fallback import STORE_RULES

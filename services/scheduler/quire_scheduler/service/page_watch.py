@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.v1 import common_pb2
 from quire_common.credit.hello import epoch_from_pb, epoch_to_pb
 from quire_common.errors import FailedPrecondition, Overloaded
-from quire_common.page_events import joined
+from quire_common.kv.page_events import joined
 from quire_scheduler import metrics
 from quire_scheduler.kv.page_names import DEVICE_TIER, PageEvent, Stored
 

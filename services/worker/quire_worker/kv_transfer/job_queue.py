@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError
-from quire_common.kv_client import TransferCancelled
+from quire_common.kv.kv_client import TransferCancelled
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_common.telemetry.tracing import extract, record_span

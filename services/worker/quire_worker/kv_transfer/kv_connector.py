@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire_common.channel import sync_channel
 from quire_common.errors import QuireError, Unsupported
-from quire_common.kv_client import KvClient, LeaseAccess
+from quire_common.kv.kv_client import KvClient, LeaseAccess
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger

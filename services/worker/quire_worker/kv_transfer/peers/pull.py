@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.errors import NotFound, QuireError
-from quire_common.kv_client import TransferCancelled
+from quire_common.kv.kv_client import TransferCancelled
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.kvstore_queues import RingPageSink

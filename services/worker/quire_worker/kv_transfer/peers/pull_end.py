@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.kv_client import TransferCancelled
+from quire_common.kv.kv_client import TransferCancelled
 from quire_worker.kv_transfer.transports.transport import TransportError
 from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quire_common.kv_client import TransferCancelled
+from quire_common.kv.kv_client import TransferCancelled
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.job_queue import BATCH_BYTES, ended_frame, trace_move
 from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool

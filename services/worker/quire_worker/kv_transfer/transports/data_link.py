@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.errors import NotFound
-from quire_common.kv_client import TransferCancelled
+from quire_common.kv.kv_client import TransferCancelled
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import NO_KEY, handle_of

@@ -10,7 +10,7 @@ from quire_common.pages import PageCorrupt, check_page
 from quire_common.sequence import context_to_pb
 
 if TYPE_CHECKING:
-    from quire_common.kv_client import KvClient, LeaseAccess
+    from quire_common.kv.kv_client import KvClient, LeaseAccess
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 
 

@@ -16,7 +16,7 @@ from quire_common.pages import PageCorrupt, check_parts, frame_page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.kv_client import LeaseAccess
+    from quire_common.kv.kv_client import LeaseAccess
     from quire_common.kv_data.connection import ReceivedFrame
     from quire_worker.kv_transfer.transports.data_link import Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer

@@ -25,7 +25,7 @@ from quire_worker.kv_transfer.transports.transport import TransportError
 if TYPE_CHECKING:
     import socket
 
-    from quire_common.kv_client import LeaseAccess
+    from quire_common.kv.kv_client import LeaseAccess
     from quire_worker.kv_transfer.transports.data_link import Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 

@@ -14,7 +14,7 @@ from quire_worker.kv_transfer.transports.page_frames import receive_parts, send_
 from quire_worker.kv_transfer.transports.transport import TransportError
 
 if TYPE_CHECKING:
-    from quire_common.kv_client import LeaseAccess
+    from quire_common.kv.kv_client import LeaseAccess
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 
 

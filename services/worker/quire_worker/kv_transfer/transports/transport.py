@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_common.kv_client import KvClient, LeaseAccess
+    from quire_common.kv.kv_client import KvClient, LeaseAccess
     from quire_common.pages import PageRun
     from quire_common.sequence import RequestContext
 

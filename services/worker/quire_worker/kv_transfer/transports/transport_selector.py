@@ -17,7 +17,7 @@ from quire_worker.kv_transfer.transports.transport import StoreEnd
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_common.kv_client import KvClient, LeaseAccess
+    from quire_common.kv.kv_client import KvClient, LeaseAccess
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, Transport
 
 log = get_logger(__name__)
