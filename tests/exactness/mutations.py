@@ -85,14 +85,14 @@ def step_fence_off_by_the_depth(patch: MonkeyPatch) -> None:
 
 def attribution_by_report_time(patch: MonkeyPatch) -> None:
     """A token is taken for that of whoever holds the slot when the Report comes."""
-    take = SlotTable.take
+    take = SlotTable.take_slot
 
     def taken(self: SlotTable, *args: Any) -> int:
         slot = take(self, *args)
         self.start_seq[slot] = 0
         return slot
 
-    patch.setattr(SlotTable, "take", taken)
+    patch.setattr(SlotTable, "take_slot", taken)
 
 
 def requeued_before_the_stop_retired(patch: MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Crowd:
             request = self.replica.requests[0, handle]
             hashes = tuple(bytes([handle, index]) for index in range(len(request.tables[0])))
             move = Move(MoveKind.STORE, 0, list(request.tables[0]), hashes, request)
-            self.replica.moves.begin(move, RequestContext("store"), self.rig.now)
+            self.replica.moves.begin_move(move, RequestContext("store"), self.rig.now)
 
     def step(self, turns: int = 1) -> None:
         for _ in range(turns):

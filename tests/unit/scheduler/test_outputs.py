@@ -22,9 +22,9 @@ def rows(session: np.ndarray, count: np.ndarray, token: np.ndarray, logprobs: Lo
 def test_single_session_gets_columns_without_a_copy() -> None:
     buffer, token = OutputBuffer(), ids(7, 8)
     buffer.add_rows(rows(ids(3, 3), ids(1, 1), token))
-    (out,) = buffer.take()
+    (out,) = buffer.take_outputs()
     assert out.session == 3 and out.token is token
-    assert buffer.take() == []
+    assert buffer.take_outputs() == []
 
 
 def test_sessions_are_split_with_their_tokens_and_logprobs() -> None:
@@ -38,7 +38,7 @@ def test_sessions_are_split_with_their_tokens_and_logprobs() -> None:
     )
     buffer = OutputBuffer()
     buffer.add_rows(rows(ids(1, 2, 1), ids(2, 1, 2), ids(100, 101, 200, 102, 103), logprobs))
-    first, second = sorted(buffer.take(), key=lambda out: out.session)
+    first, second = sorted(buffer.take_outputs(), key=lambda out: out.session)
     assert first.handle.tolist() == [10, 12] and first.token.tolist() == [100, 101, 102, 103]
     assert second.handle.tolist() == [11] and second.token.tolist() == [200]
     assert first.logprobs is not None and second.logprobs is not None
@@ -55,7 +55,7 @@ def test_steps_and_notes_join_in_order() -> None:
     buffer.add_rows(rows(ids(1, 1), ids(1, 1), ids(7, 8), one))
     buffer.aborted(1, FinishedNote(99, 1, 0, 0, -1, []))
     buffer.failed(2, FailedNote(4, Internal("X", "", "")))
-    first, second = sorted(buffer.take(), key=lambda out: out.session)
+    first, second = sorted(buffer.take_outputs(), key=lambda out: out.session)
     assert first.handle.tolist() == [10, 11, 10, 11, 99]
     assert first.count.tolist() == [1, 1, 1, 1, 0]
     assert first.finish.tolist() == [0, 0, 0, 0, FinishReason.ABORT]
@@ -69,4 +69,4 @@ def test_a_session_that_left_is_forgotten() -> None:
     buffer = OutputBuffer()
     buffer.aborted(1, FinishedNote(99, 1, 0, 0, -1, []))
     buffer.forget(1)
-    assert buffer.take() == []
+    assert buffer.take_outputs() == []

@@ -13,17 +13,17 @@ def ids(*values: int) -> np.ndarray:
 
 def test_tokens_stay_with_their_slots_while_the_batch_changes() -> None:
     matrix = TokenMatrix(4, width=8)
-    matrix.put(ids(0, 2), np.array([[1, 10], [2, 20]], np.int32))
-    matrix.put(ids(2, 3), np.array([[30, 100]], np.int32))
+    matrix.put_tokens(ids(0, 2), np.array([[1, 10], [2, 20]], np.int32))
+    matrix.put_tokens(ids(2, 3), np.array([[30, 100]], np.int32))
     assert matrix.count.tolist() == [2, 0, 3, 1]
-    assert np.frombuffer(matrix.take(2), "<i4").tolist() == [10, 20, 30]
-    assert matrix.take(2) == b"" and matrix.count.tolist() == [2, 0, 0, 1]
-    matrix.put(ids(2), np.array([[40]], np.int32))
-    assert np.frombuffer(matrix.take(2), "<i4").tolist() == [40]
+    assert np.frombuffer(matrix.take_tokens(2), "<i4").tolist() == [10, 20, 30]
+    assert matrix.take_tokens(2) == b"" and matrix.count.tolist() == [2, 0, 0, 1]
+    matrix.put_tokens(ids(2), np.array([[40]], np.int32))
+    assert np.frombuffer(matrix.take_tokens(2), "<i4").tolist() == [40]
 
 
 def test_full_slot_is_reported() -> None:
     matrix = TokenMatrix(3, width=4)
-    matrix.put(ids(1), np.array([[1], [2], [3]], np.int32))
-    assert matrix.full(ids(0, 1), 1).tolist() == []
-    assert matrix.full(ids(0, 1), 2).tolist() == [1]
+    matrix.put_tokens(ids(1), np.array([[1], [2], [3]], np.int32))
+    assert matrix.full_slots(ids(0, 1), 1).tolist() == []
+    assert matrix.full_slots(ids(0, 1), 2).tolist() == [1]

@@ -35,7 +35,7 @@ class Admission:
         self._replica = replica
         self._policy = policy
 
-    def plan(self, now: float, *, may_start: bool) -> list[Start]:
+    def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
         """Move requests on in the pending queue, then start those that have room; returns their Starts."""
         if not len(self._replica.waiting):
             return []
@@ -43,7 +43,7 @@ class Admission:
         self._make_ready(most, now)
         if not may_start:
             return []
-        self._replica.pulls.recall()
+        self._replica.pulls.recall_set_aside()
         return self._start(most, now)
 
     def _most_started(self) -> int:
@@ -67,7 +67,7 @@ class Admission:
             spared = wants and kv.is_spared(request, local) and not self._replica.handovers.had_ticket(request)
             if wants and not spared:
                 waiting.look_up(request, now)
-                kv.ask(request, local)
+                kv.look_up(request, local)
             else:
                 if spared:
                     self._replica.stats.lookup_spared()
@@ -89,7 +89,7 @@ class Admission:
                 break
             if request.state is State.READY and replica.kv.must_ask(request, hit.pages):
                 waiting.look_up(request, now)
-                replica.kv.ask(request, hit.pages)
+                replica.kv.look_up(request, hit.pages)
                 continue
             left_bytes -= start_bytes(request.resumed_sequence(), request.context, count * replica.pools.groups)
             controls = request.sequence.sampling.controls
@@ -108,7 +108,7 @@ class Admission:
         where it waits for them, and all others with it."""
         replica = self._replica
         # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
-        hit, pages = replica.cache.match(request).whole(), replica.pulls.pages(request)
+        hit, pages = replica.cache.match(request).whole(), replica.pulls.pages_needed(request)
         if not replica.pulls.has_share(pages):
             replica.waiting.set_aside(request)
             return True
@@ -116,7 +116,7 @@ class Admission:
         if pages > left:
             self._stuck(pages - left, request, now)
             return False
-        replica.pulls.take(request, hit, now)
+        replica.pulls.take_pages(request, hit, now)
         replica.holdings.moved_on()
         return True
 
@@ -176,7 +176,7 @@ class Admission:
         # Shared first, lest the others be made of them.
         replica.pools.share(request, hit.tables)
         replica.pools.give(request, count - hit.pages)
-        loaded = replica.kv.load(request, hit.pages)
+        loaded = replica.kv.load_pages(request, hit.pages)
         replica.cache.begin(request, hit, loaded)
         cached = loaded * replica.page_size
         request.took_pages(hit.pages * replica.page_size, cached, cached)
@@ -187,7 +187,7 @@ class Admission:
         replica.pools.give(request, count - hit.pages)
         local, came = replica.pulls.hand_over(request)
         whole = came // size
-        replica.kv.load(request, whole)
+        replica.kv.load_pages(request, whole)
         replica.cache.begin(request, Hit(tuple(table[:whole] for table in request.tables), whole), whole)
         request.took_pages(local * size, came, whole * size)
         replica.kv.offload.skip(request, whole)
@@ -197,9 +197,9 @@ class Admission:
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)
         capacity = len(request.tables[0]) * replica.page_size
-        slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
+        slot = replica.slots.take_slot(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
-        ticket = replica.transfers.begin(request, now) if request.prefill_only else None
+        ticket = replica.transfers.begin_transfer(request, now) if request.prefill_only else None
         if not request.admitted:
             request.admit()
             note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens, ticket)

@@ -49,7 +49,7 @@ class Growth:
     def __bool__(self) -> bool:
         return bool(len(self._slot))
 
-    def plan(self, now: float) -> bool:
+    def plan_growth(self, now: float) -> bool:
         """Give pages to the slots that are near the end of theirs; False where there are too few for the lead: then
         nothing may be started in this Grant."""
         slots, pools = self._replica.slots, self._replica.pools
@@ -78,7 +78,7 @@ class Growth:
             self._preempt(starving, now)
         return enough
 
-    def take(self) -> Grown:
+    def take_growth(self) -> Grown:
         """The planned columns, once."""
         if not self:
             return _NOTHING

@@ -25,18 +25,18 @@ class Planner:
         self._growth = Growth(replica, lifecycle, policy)
         self._admission = Admission(replica, policy)
 
-    def plan(self, now: float) -> Grant | None:
+    def plan_grant(self, now: float) -> Grant | None:
         """The next Grant; None where none may be sent, or none would change anything."""
         replica, policy, growth = self._replica, self._policy, self._growth
         if not policy.may_grant():
             return None
         replica.kv.tick(now)
-        plenty = growth.plan(now)
-        starts = self._admission.plan(now, may_start=plenty)
+        plenty = growth.plan_growth(now)
+        starts = self._admission.plan_starts(now, may_start=plenty)
         changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None
-        grown = growth.take()
+        grown = growth.take_growth()
         grant = Grant(
             replica.hello.epoch,
             replica.next_seq,
@@ -48,7 +48,7 @@ class Planner:
             grow_slot=grown.page_slot,
             grow_group=grown.page_group,
             grow_page=grown.page,
-            move=replica.moves.take(),
+            move=replica.moves.take_moves(),
             budget=policy.budget(),
             cancel_move=np.array(replica.moves.take_cancelled(), np.int64),
         )

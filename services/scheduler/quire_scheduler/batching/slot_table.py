@@ -68,7 +68,7 @@ class SlotTable:
         """Slots that a Grant may start a sequence in."""
         return len(self._free)
 
-    def take(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
+    def take_slot(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
         """Give the request a slot from Grant `seq` on. The caller has checked `num_free`."""
         slot = self._free.pop()
         self.holder[slot] = request
@@ -124,17 +124,17 @@ class SlotTable:
         wanted = np.minimum(self.known_len[slots] + reach, self.ceiling[slots])
         return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
 
-    def append(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+    def append_tokens(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
         """Rows of tokens (step, slot) for the slots, which are distinct and held."""
-        for full in self.tokens.full(slot, len(token)).tolist():
-            self.settle(full)
-        self.tokens.put(slot, token)
+        for full in self.tokens.full_slots(slot, len(token)).tolist():
+            self.settle_output(full)
+        self.tokens.put_tokens(slot, token)
         self.known_len[slot] += len(token)
 
-    def settle(self, slot: int) -> None:
+    def settle_output(self, slot: int) -> None:
         """Bring the output of the slot's request up to date."""
         if self.tokens.count[slot]:
-            self.held(slot).output.frombytes(self.tokens.take(slot))
+            self.held(slot).output.frombytes(self.tokens.take_tokens(slot))
 
     def held_since(self, slot: NDArray[np.int32], applied: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows are of the slots' present holders; the array form of `held_at`."""
@@ -188,7 +188,7 @@ class SlotTable:
                 require(self.known_len[slot] == known, f"slot {slot} lost count of its tokens")
 
     def _vacate(self, slot: int) -> None:
-        self.settle(slot)
+        self.settle_output(slot)
         self.held(slot).leave_slot()
         self.start_seq[slot] = FREE
         self.holder[slot] = None

@@ -28,18 +28,18 @@ class TokenMatrix:
         """Tokens of a slot that `put` can take at once."""
         return self._width
 
-    def full(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
+    def full_slots(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
         """Those of the slots that have no room for so many more tokens: `take` theirs first."""
         full = self.count[slot] > self._width - more
         return slot[full]
 
-    def put(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+    def put_tokens(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
         """Rows of tokens (step, slot) for the slots, which are distinct and have room."""
         place = self.count[slot]
         self._token[slot, place + self._steps[: len(token)]] = token
         self.count[slot] = place + len(token)
 
-    def take(self, slot: int) -> bytes:
+    def take_tokens(self, slot: int) -> bytes:
         """The slot's tokens, as little-endian int32, once."""
         tokens = self._token[slot, : self.count[slot]].tobytes()
         self.count[slot] = 0

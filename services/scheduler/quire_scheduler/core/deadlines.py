@@ -17,7 +17,7 @@ class Deadlines:
         self._heap: list[tuple[float, int, Request]] = []
         self._sweep_at = _SWEEP
 
-    def add(self, request: Request, deadline_s: float) -> None:
+    def watch_deadline(self, request: Request, deadline_s: float) -> None:
         """Watch the request's deadline, on the core's clock; infinity is none."""
         if deadline_s < math.inf:
             heapq.heappush(self._heap, (deadline_s, request.uid, request))
@@ -26,7 +26,7 @@ class Deadlines:
                 heapq.heapify(self._heap)
                 self._sweep_at = 2 * len(self._heap) + _SWEEP
 
-    def expired(self, now: float) -> list[Request]:
+    def take_expired(self, now: float) -> list[Request]:
         """Requests that live still though their deadline has passed; each is returned once."""
         found = list[Request]()
         while self._heap and self._heap[0][0] <= now:

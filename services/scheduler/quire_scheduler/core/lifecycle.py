@@ -85,7 +85,7 @@ class Lifecycle:
         `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
         quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
         """
-        self._replica.transfers.suspend(request)
+        self._replica.transfers.suspend_transfer(request)
         swapped = self._stop(request, swaps=swaps, stores=stores)
         request.preempt(now, counts=not spare)
         if spare:
@@ -103,7 +103,7 @@ class Lifecycle:
             self.fail(request, error, now, fence)
             return
         if request.state is State.STARTED:
-            self._replica.transfers.suspend(request)
+            self._replica.transfers.suspend_transfer(request)
             self._vacated(request, fence, None if awaited else 0)
             request.preempt(now, counts=False)
             self._replica.waiting.make_ready(request)
@@ -140,11 +140,11 @@ class Lifecycle:
             case State.PREEMPTED:
                 request.move_to(State.FINISHED)
             case _:
-                replica.pulls.abandon(request)
+                replica.pulls.abandon_pull(request)
                 replica.waiting.discard(request)
         replica.kv.forget(request)
         replica.pulls.forget(request)
-        replica.transfers.abandon(request)
+        replica.transfers.abandon_transfer(request)
         replica.handovers.forget(request)
         if not late_steps:
             replica.cache.forget(request)
@@ -164,7 +164,7 @@ class Lifecycle:
         replica.stop_slot(slot)
         replica.slots.stop(slot, replica.next_seq)
         replica.cache.leave(request, computed)
-        swapped = swaps and stores and replica.kv.swap(request)
+        swapped = swaps and stores and replica.kv.swap_pages(request)
         if not swapped:
             replica.kv.offload.leaves(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))

@@ -90,7 +90,7 @@ class OutputProcessor:
         slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
         if slot is None:
             return
-        slots.settle(slot)
+        slots.settle_output(slot)
         request, computed = slots.held(slot), slots.ready_len(slot)
         slots.named[slot] = computed
         identify(request, self._replica.page_size)
@@ -147,10 +147,10 @@ class OutputProcessor:
         if 1 < steps <= slots.tokens.most and rows * steps == len(report.slot):
             grid = report.slot.reshape(steps, rows)
             if (grid[1:] == grid[0]).all():
-                slots.append(grid[0], report.token.reshape(steps, rows))
+                slots.append_tokens(grid[0], report.token.reshape(steps, rows))
                 return
         for rows in report.step_rows.tolist():
-            slots.append(report.slot[at : at + rows], report.token[None, at : at + rows])
+            slots.append_tokens(report.slot[at : at + rows], report.token[None, at : at + rows])
             at += rows
 
     def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
@@ -161,7 +161,7 @@ class OutputProcessor:
             mine, at = tokens[at : at + count], at + count
             if index not in owners:
                 if count:
-                    slots.settle(slot)
+                    slots.settle_output(slot)
                     slots.held(slot).output.extend(mine)
                     slots.known_len[slot] += count
                 continue

@@ -161,7 +161,7 @@ class OutputBuffer:
         self._outputs.pop(session, None)
         self._ends.pop(session, None)
 
-    def take(self) -> list[SessionOutputs]:
+    def take_outputs(self) -> list[SessionOutputs]:
         """Everything since the last call, session by session."""
         if not self._outputs:
             return []

@@ -92,7 +92,7 @@ class PendingQueue:
         request.move_to(State.LOOKUP)
         self._lookups[request.uid] = request, now
 
-    def answered(self, uid: int) -> Request | None:
+    def end_lookup(self, uid: int) -> Request | None:
         """The kvstore has answered; None if the request has left."""
         self._looked_up_again.discard(uid)
         request, _ = self._lookups.pop(uid, (None, 0.0))

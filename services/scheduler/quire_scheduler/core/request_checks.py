@@ -42,7 +42,7 @@ class RequestChecks:
         """Refuse every request from now on."""
         self.draining = True
 
-    def check(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
+    def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
         """Raise what refuses the request; return if it may wait. `deadline_s` is on the clock of `now`."""
         if self.draining:
             raise draining_error()

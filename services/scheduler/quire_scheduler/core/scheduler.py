@@ -105,14 +105,14 @@ class Scheduler:
         transfer.check()
         if deadline_s is None:
             deadline_s = context.deadline_unix_ms / 1000 or math.inf
-        replica.admission.check(context, sequence, deadline_s, now)
+        replica.admission.check_request(context, sequence, deadline_s, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer, held_tokens)
         self._next_uid += 1
         if replica.identifies:
             identify(request, replica.page_size)
         replica.requests[session, handle] = request
         replica.waiting.enter(request, aside=self._handovers.submitted(request))
-        replica.deadlines.add(request, deadline_s)
+        replica.deadlines.watch_deadline(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
         """To a request that awaits it: a ticket, tokens, or that there is nothing to wait for. Others need none."""
@@ -140,7 +140,7 @@ class Scheduler:
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)
-        self._replica.transfers.leave(session)
+        self._replica.transfers.end_session(session)
         self._replica.outputs.forget(session)
         return len(handles)
 
@@ -150,41 +150,41 @@ class Scheduler:
         if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
             self._output_processor.update_from_report(report, now)
-        return self._replica.outputs.take()
+        return self._replica.outputs.take_outputs()
 
     def next_grant(self, now: float) -> Grant | None:
         """The next Grant, or None while there is nothing to say. Call after every other call, until None."""
         self.expire(now)
-        return self._planner.plan(now)
+        return self._planner.plan_grant(now)
 
     def on_lookup(self, uid: int, result: LookupResult) -> None:
         """The kvstore's answer to a Lookup; a failure is a result without pages."""
-        request = self._replica.waiting.answered(uid)
-        self._replica.kv.answered(request, result)
+        request = self._replica.waiting.end_lookup(uid)
+        self._replica.kv.take_answer(request, result)
         if request is not None:
             self._replica.waiting.make_ready(request)
 
     def ticket(self, transfer_id: bytes) -> Ticket | None:
         """The ticket of a transfer that is open."""
-        return self._replica.transfers.find(transfer_id)
+        return self._replica.transfers.find_ticket(transfer_id)
 
     def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
         """Somebody waits still to pull these; unknown ones are of no concern."""
-        self._replica.transfers.renew(transfer_ids, now)
+        self._replica.transfers.renew_leases(transfer_ids, now)
 
     def release(self, transfer_ids: Iterable[bytes]) -> None:
         """Nobody will pull these any more; unknown ones are of no concern."""
-        self._replica.transfers.release(transfer_ids)
+        self._replica.transfers.release_transfers(transfer_ids)
 
     def expire(self, now: float) -> None:
         """Fail what has passed its deadline, and end transfers that nobody renews."""
-        self._replica.transfers.expire(now)
-        for request in self._replica.deadlines.expired(now):
+        self._replica.transfers.expire_leases(now)
+        for request in self._replica.deadlines.take_expired(now):
             self._lifecycle.fail(request, deadline_error(), now)
 
     def take_outputs(self) -> list[SessionOutputs]:
         """What sessions must be told since the last Report: admissions, aborts, failures."""
-        return self._replica.outputs.take()
+        return self._replica.outputs.take_outputs()
 
     def take_effects(self) -> Effects:
         """Lookups and releases to carry out; call after every other call."""
@@ -221,7 +221,7 @@ class Scheduler:
         self.end_all(error, now)
         self._replica.kv.lost()
         self._replica.pulls.lost()
-        return self._replica.outputs.take()
+        return self._replica.outputs.take_outputs()
 
     def count(self, session: int) -> int:
         """Requests of a session that have not ended."""

@@ -58,16 +58,16 @@ class Handovers:
             return
         self._records.take_ticket(request)
         if ticket is not None and refusal is None:
-            refusal = self._replica.pulls.refusal(request, ticket)
+            refusal = self._replica.pulls.ticket_refusal(request, ticket)
         if ticket is None or refusal is not None:
-            self._replica.pulls.refused(request, refusal)
+            self._replica.pulls.ticket_refused(request, refusal)
         else:
-            self._replica.pulls.accept(request, ticket)
+            self._replica.pulls.accept_ticket(request, ticket)
 
     def _go_on(self, request: Request) -> None:
         waiting = self._replica.waiting
         if request.state is State.PULLING:
-            self._replica.pulls.settle(request)
+            self._replica.pulls.settle_pull(request)
         elif request.state is State.ASIDE:
             if self._replica.pulls.has_pull(request):
                 # A request that was set aside waits for room, not for a handover.

@@ -38,9 +38,9 @@ class Holdings:
     def give_back(self, lacking: int, sparing: Request | None = None) -> int:
         """Free so many pages before long, if possible; returns how many."""
         freed = 0
-        while freed < lacking and (request := self._pulls.newest(sparing)):
+        while freed < lacking and (request := self._pulls.newest_holder(sparing)):
             freed += self._pulls.give_back(request)
-        while freed < lacking and (transfer := self._transfers.newest()):
+        while freed < lacking and (transfer := self._transfers.newest_prefill()):
             freed += self._pools.unheld(transfer.tables)
             self._transfers.give_back(transfer)
         return freed
@@ -62,4 +62,4 @@ class Holdings:
         self._stuck_since_s = None
 
     def _kept(self) -> int:
-        return sum(self._pools.unheld(transfer.tables) for transfer in self._transfers.left())
+        return sum(self._pools.unheld(transfer.tables) for transfer in self._transfers.finished_prefills())

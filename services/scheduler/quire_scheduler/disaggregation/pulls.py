@@ -126,7 +126,7 @@ class Pulls:
             self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
             self._stats.pulled(carried.amount)
 
-    def refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
+    def ticket_refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
         """Why the ticket's pages are of no use to the request, if they are not."""
         try:
             check_compatible(ticket.geometry, self._geometry)
@@ -148,7 +148,7 @@ class Pulls:
             "TICKET_OF_OTHERS", "The ticket's pages hold other tokens than the request's.", "Hand over its own ticket."
         )
 
-    def accept(self, request: Request, ticket: Ticket) -> None:
+    def accept_ticket(self, request: Request, ticket: Ticket) -> None:
         """The request may pull these pages when it is its turn."""
         self._pulls[request.uid] = Pull(ticket)
 
@@ -156,7 +156,7 @@ class Pulls:
         """Whether the request waits for pages that another engine has, or holds such pages without a slot."""
         return request.uid in self._pulls
 
-    def refused(self, request: Request, error: QuireError | None) -> None:
+    def ticket_refused(self, request: Request, error: QuireError | None) -> None:
         """The request's ticket is of no use."""
         self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, error))
 
@@ -165,18 +165,18 @@ class Pulls:
         held = sum(len(request.tables[0]) for request in self._holding.values())
         return not held or held + pages <= self._pools.capacity // _SHARE
 
-    def pages(self, request: Request) -> int:
+    def pages_needed(self, request: Request) -> int:
         """Pages that the request takes before it starts: for all that is known, and the token that follows."""
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
-    def take(self, request: Request, hit: Hit, now: float) -> None:
+    def take_pages(self, request: Request, hit: Hit, now: float) -> None:
         """The request, the queue's head, takes its pages: those found, all of which are whole, and others to be
         pulled. The caller has checked that there are so many."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
         self._pools.share(request, hit.tables)
-        self._pools.give(request, self.pages(request) - hit.pages)
+        self._pools.give(request, self.pages_needed(request) - hit.pages)
         pull.first = hit.pages
         self._cache.restart(request, pull.first)
         pull.arrived = pull.wanted
@@ -186,10 +186,10 @@ class Pulls:
             if names:
                 pages = table[pull.first : ticket.pages]
                 move = Move(MoveKind.PULL, group, pages, names, request, pull.first, ticket=ticket, near=near)
-                pull.flying.add(self._moves.begin(move, request.context, now))
-        self.settle(request)
+                pull.flying.add(self._moves.begin_move(move, request.context, now))
+        self.settle_pull(request)
 
-    def settle(self, request: Request) -> None:
+    def settle_pull(self, request: Request) -> None:
         """Something came for a request that holds pages: if all moves have ended it is told of, and if its tokens are
         there too it waits for a slot alone."""
         pull = self._pulls[request.uid]
@@ -217,7 +217,7 @@ class Pulls:
         if pull is None:
             return
         if request.state in (State.PULLING, State.PULLED):
-            self._moves.cancel(pull.flying)
+            self._moves.cancel_moves(pull.flying)
             return
         self._forget(request, pull)
 
@@ -228,7 +228,7 @@ class Pulls:
         self._delivered.add(request.uid)
         return pull.first, min(pull.tokens(), request.known_len - 1)
 
-    def newest(self, sparing: Request | None = None) -> Request | None:
+    def newest_holder(self, sparing: Request | None = None) -> Request | None:
         """The request with the largest order key among those that hold pages."""
         held = [request for request in self._holding.values() if request is not sparing]
         return max(held, key=lambda request: request.order_key, default=None)
@@ -246,7 +246,7 @@ class Pulls:
                 self._waiting.recall(request)
         return freed
 
-    def abandon(self, request: Request) -> None:
+    def abandon_pull(self, request: Request) -> None:
         """The request leaves."""
         pull = self._pulls.pop(request.uid, None)
         if pull is not None and request.uid in self._holding:
@@ -264,11 +264,11 @@ class Pulls:
         """The worker is gone: no move will be reported."""
         self._dropped.clear()
 
-    def recall(self) -> None:
+    def recall_set_aside(self) -> None:
         """Requests that were set aside are READY again, as far as they may hold pages."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
-            if pull is None or not self.has_share(self.pages(request)):
+            if pull is None or not self.has_share(self.pages_needed(request)):
                 continue
             if not any(move in self._dropped for move in pull.flying):
                 pull.flying.clear()
@@ -298,11 +298,11 @@ class Pulls:
             return
         pull.flying.discard(moved.id)
         pull.arrived, pull.us = min(pull.arrived, moved.pages), max(pull.us, moved.us)
-        self.settle(request)
+        self.settle_pull(request)
 
     def _let_go(self, request: Request, pull: Pull) -> None:
         self._dropped |= dict.fromkeys(pull.flying, pull.wanted)
-        self._moves.cancel(pull.flying)
+        self._moves.cancel_moves(pull.flying)
         self._pools.take_back(request, NO_FENCE)
         self._cache.restart(request, 0)
         del self._holding[request.uid]

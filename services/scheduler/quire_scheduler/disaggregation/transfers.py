@@ -80,7 +80,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, request: Request, now: float) -> Ticket | None:
+    def begin_transfer(self, request: Request, now: float) -> Ticket | None:
         """The request has taken its pages and will fill them: let them be pulled. None where the worker serves none, or
         its last export is not over yet."""
         transfer = self._computing.get(request.uid)
@@ -95,7 +95,7 @@ class Transfers:
         transfer.tables = tuple(table[: ticket.pages] for table in request.tables)
         for group, table in enumerate(transfer.tables):
             move = Move(MoveKind.EXPORT, group, table, ticket.handles, ticket=ticket)
-            export = self._moves.begin(move, request.context, now)
+            export = self._moves.begin_move(move, request.context, now)
             transfer.exports.add(export)
             self._by_export[export] = transfer
         return ticket
@@ -115,44 +115,44 @@ class Transfers:
             else:
                 self._end(transfer, End.RELEASED)
 
-    def suspend(self, request: Request) -> None:
+    def suspend_transfer(self, request: Request) -> None:
         """The request loses its slot and pages, and will start again."""
         if transfer := self._computing.get(request.uid):
             transfer.suspended = True
-            self._moves.cancel(transfer.exports)
+            self._moves.cancel_moves(transfer.exports)
 
-    def abandon(self, request: Request) -> None:
+    def abandon_transfer(self, request: Request) -> None:
         """The request leaves. What it has not filled by now nobody will."""
         if transfer := self._computing.get(request.uid):
             self._end(transfer, End.FAILED)
 
-    def find(self, transfer_id: bytes) -> Ticket | None:
+    def find_ticket(self, transfer_id: bytes) -> Ticket | None:
         """The ticket of one that is open."""
         transfer = self._open.get(transfer_id)
         return None if transfer is None else transfer.ticket
 
-    def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
+    def renew_leases(self, transfer_ids: Iterable[bytes], now: float) -> None:
         """Somebody waits still to pull these."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 transfer.expires_s = max(transfer.expires_s, now + transfer.lease_s)
 
-    def release(self, transfer_ids: Iterable[bytes]) -> None:
+    def release_transfers(self, transfer_ids: Iterable[bytes]) -> None:
         """Nobody will pull these (any more)."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 self._end(transfer, End.RELEASED)
 
-    def leave(self, session: int) -> None:
+    def end_session(self, session: int) -> None:
         """The session has ended: nobody renews what it asked for."""
         for transfer in [t for t in self._open.values() if t.session == session and not t.detached]:
             self._end(transfer, End.RELEASED)
 
-    def left(self) -> list[Transfer]:
+    def finished_prefills(self) -> list[Transfer]:
         """Those whose request is gone, the earliest first."""
         return [transfer for transfer in self._open.values() if transfer.request is None]
 
-    def newest(self) -> Transfer | None:
+    def newest_prefill(self) -> Transfer | None:
         """The last of these."""
         return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
 
@@ -160,11 +160,11 @@ class Transfers:
         """Its pages are needed here."""
         self._end(transfer, End.FAILED)
 
-    def expire(self, now: float) -> None:
+    def expire_leases(self, now: float) -> None:
         """End those whose lease is over. One whose request still computes is not waited for yet."""
         if now < self._next_expiry_s:
             return
-        waiting = self.left()
+        waiting = self.finished_prefills()
         for transfer in waiting:
             if transfer.expires_s <= now:
                 self._end(transfer, End.EXPIRED)
@@ -233,5 +233,5 @@ class Transfers:
             del self._computing[transfer.request.uid]
         for export in transfer.exports:
             del self._by_export[export]
-        self._moves.cancel(transfer.exports)
+        self._moves.cancel_moves(transfer.exports)
         self._stats.transfers[end.value] = self._stats.transfers.get(end.value, 0) + 1

@@ -167,7 +167,7 @@ class KvTraffic:
             and not self.offload.knows(request.hashes[local])
         )
 
-    def ask(self, request: Request, local: int) -> None:
+    def look_up(self, request: Request, local: int) -> None:
         """Look up what follows the local pages."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
@@ -176,7 +176,7 @@ class KvTraffic:
         compute_s = self._cost.compute_s(len(hashes))
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
-    def answered(self, request: Request | None, result: LookupResult) -> None:
+    def take_answer(self, request: Request | None, result: LookupResult) -> None:
         """The kvstore answered, or did not in time; the request may have left meanwhile."""
         if result.failed:
             self._breaker.failed()
@@ -221,7 +221,7 @@ class KvTraffic:
         self._searches.pop(request.uid, None)
         self.offload.forget_request(request)
 
-    def load(self, request: Request, local: int) -> int:
+    def load_pages(self, request: Request, local: int) -> int:
         """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
         many pages it need not compute."""
         if search := self._searches.get(request.uid):
@@ -235,10 +235,10 @@ class KvTraffic:
         for group, lease in enumerate(found.leases):
             pages = request.tables[group][local:end]
             move = Move(MoveKind.LOAD, group, pages, hashes, request, local, lease, found.medium)
-            self._moves.begin(move, request.context, self._now)
+            self._moves.begin_move(move, request.context, self._now)
         return end
 
-    def swap(self, request: Request) -> bool:
+    def swap_pages(self, request: Request) -> bool:
         """A request is preempted and still holds its pages: whether they are loaded when it resumes, rather than
         computed. If so, what the kvstore lacks of them is stored now."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))

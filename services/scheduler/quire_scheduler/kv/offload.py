@@ -271,7 +271,7 @@ class Offload:
             cut = slice(max(start - 1, 0), start + _MOVE_PAGES)
             for group, table in enumerate(chain.tables):
                 move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
-                self._moves.begin(move, context, self._now)
+                self._moves.begin_move(move, context, self._now)
         self.remember(chain.hashes)
         for digest in chain.hashes if self._doubted else ():
             self._doubted.pop(digest, None)

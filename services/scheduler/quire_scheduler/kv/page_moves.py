@@ -96,7 +96,7 @@ class PageMoves:
         """Whether a store takes so long that nobody should wait for its pages."""
         return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
 
-    def begin(self, move: Move, context: RequestContext, now: float) -> int:
+    def begin_move(self, move: Move, context: RequestContext, now: float) -> int:
         """With the next Grant; returns the move's id."""
         move_id, self._next = self._next, self._next + 1
         if move.kind in _WRITES:
@@ -110,12 +110,12 @@ class PageMoves:
         self._outgoing.append(_to_carry(move_id, move, context))
         return move_id
 
-    def take(self) -> list[PageMove]:
+    def take_moves(self) -> list[PageMove]:
         """Moves for the next Grant."""
         moves, self._outgoing = self._outgoing, []
         return moves
 
-    def cancel(self, move_ids: Iterable[int]) -> None:
+    def cancel_moves(self, move_ids: Iterable[int]) -> None:
         """End these early: with the next Grant, and still to be reported."""
         self._cancelled += [move_id for move_id in move_ids if move_id in self._moves]
 
