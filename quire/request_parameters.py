@@ -105,6 +105,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         description="Keeps tokens at least this many times as likely as the likeliest; 0 keeps all.",
     ),
     Parameter(
+        name="typical_p", group="limit", kind="number", wire="sampling.typical_p", cost="token",
+        default=1.0, low=0, high=1, above_low=True, instead_of_low="1 keeps all", always_sent=False,
+        also_in=("responses",), bench_flag=True,
+        description="Keeps the tokens whose logprobs are nearest to the mean, until their mass reaches this share; 1 "
+        "keeps all.",
+    ),
+    Parameter(
         name="presence_penalty", group="penalty", kind="number", wire="sampling.presence_penalty", cost="token",
         default=0.0, low=-2, high=2, engine_bounds="from -2 to 2", also_in=("responses",),
         description="Taken off the logit of each token that the output has.",

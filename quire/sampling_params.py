@@ -105,6 +105,8 @@ class SamplingParams:
     logits_processors: Sequence[str] | None = None
     # Known, but not served yet.
     structured_outputs: Any = None
+    # Locally typical sampling; 1: all.
+    typical_p: float = 1.0
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, _MAX_U32)

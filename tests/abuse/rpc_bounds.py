@@ -34,6 +34,7 @@ _MOST: dict[str, float] = {
     "temperature": 100,
     "top_p": 1,
     "min_p": 1,
+    "typical_p": 1,
     "presence_penalty": 2,
     "frequency_penalty": 2,
     "repetition_penalty": 2,

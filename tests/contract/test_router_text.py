@@ -124,6 +124,7 @@ FIELDS = {
     "top_p": 0.75,
     "top_k": 5,
     "min_p": 0.25,
+    "typical_p": 0.9375,
     "seed": 11,
     "min_tokens": 2,
     "presence_penalty": 0.5,

@@ -359,10 +359,12 @@ def _a_sampling(rng: np.random.Generator) -> Sampling:
     logprobs = int(rng.choice([-1, -1, 0, 2]))
     if rng.random() < 0.4:
         return Sampling(logprobs=logprobs)
-    return Sampling(
+    sampling = Sampling(
         temperature=float(rng.choice([0.7, 1.0, 1.5])),
         top_k=int(rng.choice([0, 0, 5, 40])),
         top_p=float(rng.choice([1.0, 1.0, 0.9])),
         seed=int(rng.choice([1, 2, 2**63 + 11])),
         logprobs=logprobs,
     )
+    # Of a third, whichever the other parameters are.
+    return replace(sampling, typical_p=0.8) if sampling.seed == 2 else sampling

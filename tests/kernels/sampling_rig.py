@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.request_parameters import LIMITS
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.draw_rows import draw_rows, mark_filtered
@@ -26,11 +27,18 @@ def make(rows: int, seed: int) -> tuple[Tensor, SamplingColumns]:
             top_k=rng.choice([0, 1, 5, 50, 1400, VOCAB], rows),
             top_p=rng.choice([1.0, 1.0, 0.1, 0.9, 0.99], rows),
             min_p=rng.choice([0.0, 0.0, 0.05, 0.5], rows),
+            typical_p=np.random.default_rng(seed + 1).choice([1.0, 1.0, 0.95, 0.5, 0.1], rows),
             seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
             sample_index=rng.integers(0, 4, rows),
         ),
         position=rng.integers(1, 5000, rows).astype(np.int64),
     )
+
+
+def without_limits(columns: SamplingColumns) -> None:
+    """Let all rows be drawn from all tokens."""
+    for each in LIMITS:
+        columns.draws[each.name] = each.default
 
 
 def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> DeviceSamplingColumns:

@@ -25,6 +25,7 @@ ROWS = {
     "embedding", "norm", "add and norm", "qkv 128 x 48", "o 48 x 64", "gate_up 160 x 48", "down 48 x 80",
     "head 97 x 48", "rope and page write", "decode attention 2 x 40", "silu", "feed tokens", "sampling, greedy",
     "sampling, temperature", "sampling, top_k 50, top_p 0.95", "sampling, top_p 0.95", "sampling, min_p 0.05",
+    "sampling, typical_p 0.95",
     "sampling, controls", "logprobs, 5 alternatives", "gated product 160 x 48, 40 rows",
     "prefill attention 2 x 40, tiles",
 }  # fmt: skip  # a list of names
@@ -38,7 +39,7 @@ def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyP
     assert set(found) - ROWS == {"prefill attention 2 x 40, torch"} and found.keys() >= ROWS
     assert all(case.cost.bytes > 0 for case in found.values())
     drawn = [case.cost for name, case in found.items() if name.startswith("sampling, ") and "controls" not in name]
-    assert drawn == [Cost(1, 2 * 97 * 4)] * 5, "however a token is drawn, its logits are read once"
+    assert drawn == [Cost(1, 2 * 97 * 4)] * 6, "however a token is drawn, its logits are read once"
     assert found["gated product 160 x 48, 40 rows"].cost == Cost(1, 4 * (160 * 48 + 40 * (48 + 80)), 2 * 40 * 48 * 160)
     tiled, by_torch = (found[f"prefill attention 2 x 40, {config}"] for config in ("tiles", "torch"))
     assert tiled.cost == by_torch.cost and tiled.cost.flops == 2 * 4 * 4 * 16 * 40 * 41 // 2

@@ -11,7 +11,7 @@ from quire_worker.ops.triton import sampling
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.gumbel import noise_of_rows
 from quire_worker.sampling.sampler import sample
-from tests.kernels.sampling_rig import VOCAB, make, on_device, run
+from tests.kernels.sampling_rig import VOCAB, make, on_device, run, without_limits
 from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -26,12 +26,13 @@ LIMITED = {
 
 
 def asking(
-    rows: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    rows: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0
 ) -> tuple[Tensor, SamplingColumns]:
     """All rows ask for the same, with seeds of their own."""
     logits, columns = make(rows, 6)
     draws = columns.draws
-    draws["temperature"], draws["top_k"], draws["top_p"], draws["min_p"] = temperature, top_k, top_p, 0.0
+    without_limits(columns)
+    draws["temperature"], draws["top_k"], draws["top_p"], draws["typical_p"] = temperature, top_k, top_p, typical_p
     return logits, columns
 
 
@@ -77,6 +78,31 @@ def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
     assert token == sample(logits, columns).tolist()
     columns.draws["top_p"][:], columns.draws["min_p"][:] = 1.0, 0.0
     assert sum(a != b for a, b in zip(token, sample(logits, columns).tolist(), strict=True)) >= 2
+
+
+@pytest.mark.parametrize("typical_p", deep_after(2, [0.5, 0.05, 0.9, 1e-6]))
+@pytest.mark.parametrize(("top_k", "top_p"), deep_after(2, [(0, 1.0), (0, 0.8), (5, 1.0), (50, 0.7), (1400, 0.9)]))
+def test_what_is_untypical_is_not_drawn(top_k: int, top_p: float, typical_p: float) -> None:
+    logits, columns = asking(6, temperature=1.7, top_k=top_k, top_p=top_p, typical_p=typical_p)
+    columns.draws["min_p"][::2], columns.draws["typical_p"][5] = 0.01, 1.0
+    logits[4, :] = float("-inf")
+    logits[4, [3, 1300]] = torch.tensor([-2.0, -3.0])
+    assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
+
+
+def test_equals_are_as_typical_as_one_another() -> None:
+    _, columns = asking(4, typical_p=0.3)
+    logits = tied(4)
+    logits[0, :1400], logits[0, 1400:] = -1.0, 2.0
+    logits[1] = 0.0
+    assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
+
+
+def test_of_a_damaged_row_nothing_is_typical() -> None:
+    logits, columns = asking(4, typical_p=0.5)
+    wanted = sample(logits, columns).tolist()
+    logits[1, 700], logits[2, 9], logits[3, :] = float("nan"), float("inf"), float("-inf")
+    assert run(logits, on_device(columns))[0] == [wanted[0], -1, -1, -1]
 
 
 @pytest.mark.deep

@@ -25,7 +25,7 @@ from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
 from tests.kernels.control_rows import ALPHABET, DEVICE, ON_GPU, SLOTS, VOCAB, Rows, some_controls
-from tests.kernels.sampling_rig import make, on_device
+from tests.kernels.sampling_rig import make, on_device, without_limits
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -211,7 +211,7 @@ def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: b
     logits[2, 1400] = float("nan")
     columns.controls = rows.rows
     if not filtered:
-        columns.draws["top_k"][:], columns.draws["top_p"][:], columns.draws["min_p"][:] = 0, 1.0, 0.0
+        without_limits(columns)
     token, finish = (torch.full((5,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     changed = rows.changed(logits, False)

@@ -7,7 +7,7 @@ import pytest
 
 from quire_common.credit import Finish
 from quire_worker.sampling.sampler import sample
-from tests.kernels.sampling_rig import ON_GPU, make, on_device, run
+from tests.kernels.sampling_rig import ON_GPU, make, on_device, run, without_limits
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -25,7 +25,7 @@ def test_the_tokens_are_those_of_the_reference(seed: int) -> None:
 
 def test_without_filters_the_search_may_be_left_out() -> None:
     logits, columns = make(8, 5)
-    columns.draws["top_k"][:], columns.draws["top_p"][:], columns.draws["min_p"][:] = 0, 1.0, 0.0
+    without_limits(columns)
     assert run(logits, on_device(columns), filtered=False)[0] == sample(logits, columns).tolist()
 
 

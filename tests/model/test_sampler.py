@@ -16,7 +16,7 @@ from tests.tiers import deep_after
 
 
 def distribution(
-    logits: NDArray[Any], temperature: float, top_k: int, top_p: float, min_p: float
+    logits: NDArray[Any], temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
 ) -> NDArray[np.float64]:
     """The plain reading of the definition, in float64 and with a full sort."""
     z = logits.astype(np.float64) / temperature
@@ -30,7 +30,37 @@ def distribution(
         keep &= larger < max(top_p, 1e-300) * mass.sum()
     kept = np.where(keep, weight, 0.0)
     probability: NDArray[np.float64] = kept / kept.sum()
-    return probability
+    return typical(probability, typical_p) if typical_p < 1 else probability
+
+
+def typical(p: NDArray[np.float64], typical_p: float) -> NDArray[np.float64]:
+    """The least set of tokens by |-log p - H| whose mass reaches typical_p, all equals of the last included."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(p)
+    entropy = (p[p > 0] * surprise[p > 0]).sum()
+    shifted = np.abs(surprise - entropy)
+    reached = np.array([p[shifted <= each].sum() for each in shifted])
+    kept = np.where(shifted <= shifted[reached >= typical_p * (1 - 1e-12)].min(), p, 0.0)
+    found: NDArray[np.float64] = kept / kept.sum()
+    return found
+
+
+def test_typical_p_drops_what_is_likelier_than_typical() -> None:
+    """A token of three tenths of the mass, and many that share the rest: nearest to the entropy are the many."""
+    logits = torch.zeros(1, 33)
+    logits[0, 4] = float(np.log(32 * 3 / 7))
+    found = sample(logits.expand(200, -1), columns(200, typical_p=0.4, seed=np.arange(200)))
+    assert 4 not in found and len(set(found.tolist())) > 20
+
+
+def test_typical_p_keeps_a_token_however_small() -> None:
+    logits = torch.tensor([[0.0, 9.0, 1.0, -3.0]])
+    assert set(sample(logits.expand(50, -1), columns(50, typical_p=1e-6, seed=np.arange(50))).tolist()) == {1}
+
+
+def test_typical_p_treats_equals_alike() -> None:
+    logits = torch.zeros(300, 4096)
+    assert len(set(sample(logits, columns(300, typical_p=0.01, seed=np.arange(300))).tolist())) > 250
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -75,6 +105,7 @@ row_settings = st.fixed_dictionaries(
         "top_k": st.sampled_from([-1, 0, 1, 3, 40, 500]),
         "top_p": st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
         "min_p": st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+        "typical_p": st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.1]),
         "seed": st.integers(0, 2**64 - 1),
         "sample_index": st.integers(0, 3),
         "position": st.integers(0, 10_000),
@@ -106,6 +137,7 @@ def test_a_row_is_what_it_is_alone_and_by_definition(
             row["top_k"],
             float(np.float32(row["top_p"])),
             float(np.float32(row["min_p"])),
+            float(np.float32(row["typical_p"])),
         )
         noise = noise_of_rows(
             np.array([row["seed"]], np.uint64),
@@ -126,12 +158,29 @@ def _near_an_edge(logits: NDArray[Any], row: dict[str, Any]) -> bool:
     kept = {
         tuple(
             distribution(
-                logits, row["temperature"], row["top_k"], row["top_p"] * scale, min(1.0, row["min_p"] * scale)
+                logits,
+                row["temperature"],
+                row["top_k"],
+                row["top_p"] * scale,
+                min(1.0, row["min_p"] * scale),
+                row["typical_p"] * (scale if row["typical_p"] < 1 else 1),
             ).nonzero()[0]
         )
         for scale in (1 - 1e-5, 1 + 1e-5)
     }
-    return len(kept) > 1
+    return len(kept) > 1 or _distances_meet(logits, row)
+
+
+def _distances_meet(logits: NDArray[Any], row: dict[str, Any]) -> bool:
+    """Whether a token on either side of the entropy is about as far from it as one that typical_p cuts at."""
+    if row["typical_p"] == 1:
+        return False
+    p = distribution(logits, row["temperature"], row["top_k"], row["top_p"], row["min_p"])
+    p = p[p > 0]
+    shifted = np.abs(-np.log(p) + (p * np.log(p)).sum())
+    below = shifted[-np.log(p) < -(p * np.log(p)).sum()]
+    above = shifted[-np.log(p) >= -(p * np.log(p)).sum()]
+    return bool(len(below) and len(above) and np.abs(below[:, None] - above[None, :]).min() < 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +194,8 @@ def _near_an_edge(logits: NDArray[Any], row: dict[str, Any]) -> bool:
             {"top_k": 5},
             {"top_p": 0.8},
             {"min_p": 0.1},
+            {"typical_p": 0.6},
+            {"temperature": 1.2, "top_p": 0.9, "typical_p": 0.5},
         ],
     ),
 )

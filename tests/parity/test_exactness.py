@@ -25,6 +25,7 @@ SAMPLINGS = (
     Sampling(temperature=0.8, seed=1),
     Sampling(temperature=1.0, top_k=50, top_p=0.95, seed=2**63 + 11, sample=3),
     Sampling(temperature=1.3, min_p=0.05, seed=5, logprobs=2),
+    Sampling(temperature=1.1, top_p=0.97, typical_p=0.8, seed=7),
 )
 
 

@@ -30,6 +30,7 @@ async def draw(
         top_k=asked.top_k,
         top_p=asked.top_p,
         min_p=asked.min_p,
+        typical_p=asked.typical_p,
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         repetition_penalty=asked.repetition_penalty,

@@ -28,6 +28,7 @@ class Asked:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -57,7 +58,8 @@ class ReferenceModel:
 
 
 def distribution(logits: Float64, asked: Asked, prompt: Sequence[int], output: Sequence[int]) -> Float64:
-    """Probabilities of the next token, in vLLM's order: controls, temperature, min_p, top_k, top_p."""
+    """Probabilities of the next token, in vLLM's order: controls, temperature, min_p, top_k, top_p,
+    then typical_p."""
     x = logits.astype(np.float64).copy()
     if asked.allowed_token_ids:
         allowed = np.zeros(len(x), bool)
@@ -79,6 +81,19 @@ def distribution(logits: Float64, asked: Asked, prompt: Sequence[int], output: S
         before = np.cumsum(weights[order]) - weights[order]
         weights[order[before >= asked.top_p * weights.sum()]] = 0
     found: Float64 = weights / weights.sum()
+    if asked.typical_p < 1:
+        found = _typical(found, asked.typical_p)
+    return found
+
+
+def _typical(p: Float64, typical_p: float) -> Float64:
+    """Locally typical sampling, by its definition."""
+    surprise = -np.log(np.where(p > 0, p, 1.0))
+    shifted = np.where(p > 0, np.abs(surprise - (p * surprise).sum()), np.inf)
+    order = np.argsort(shifted, kind="stable")
+    last = int((np.cumsum(p[order]) < typical_p).sum())
+    kept = np.where(shifted <= shifted[order[min(last, len(p) - 1)]], p, 0.0)
+    found: Float64 = kept / kept.sum()
     return found
 
 

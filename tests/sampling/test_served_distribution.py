@@ -24,6 +24,7 @@ CASES = {
     "top_k": (Asked(top_k=7), []),
     "top_p": (Asked(top_p=0.6), []),
     "min_p": (Asked(min_p=0.05), []),
+    "typical_p": (Asked(typical_p=0.6), []),
     "all filters": (Asked(temperature=1.3, top_k=40, top_p=0.8, min_p=0.02), []),
     "bias": (Asked(logit_bias={11: 4.0, 300: 6.5, 87: -3.0}, top_p=0.9), []),
     "allowed": (Asked(temperature=1.5, allowed_token_ids=[3, 41, 99, 300, 700, 4000]), []),

@@ -31,6 +31,7 @@ _DRAWS = {
     "top_k 50, top_p 0.95": Sampling(temperature=0.8, top_k=50, top_p=0.95),
     "top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
     "min_p 0.05": Sampling(temperature=0.8, min_p=0.05),
+    "typical_p 0.95": Sampling(temperature=0.8, typical_p=0.95),
 }
 # The draw and its settling; with thresholds the groups' maxima and the search before, and the nucleus between.
 _LAUNCHES, _FILTERED = 2, 4

@@ -58,6 +58,7 @@ class Sampling:
     prompt_logprobs: int = -1
     processors: tuple[str, ...] = ()
     """Logits processors, by name."""
+    typical_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from quire import SamplingParams
+from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2
+from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import NEUTRAL
-from quire_common.request_parameters import DRAW_NUMBERS, LIMITS, PARAMETERS, PENALTIES, Parameter
-from quire_common.sequence import Sampling
+from quire_common.request_parameters import (
+    DRAW_NUMBERS,
+    LIMITS,
+    PARAMETERS,
+    PENALTIES,
+    NumberCodec,
+    Parameter,
+    check_fields_above_low,
+)
+from quire_common.sequence import Sampling, check_sampling
 from tools import parameters_table
 
 NAMES = [each.name for each in PARAMETERS]
@@ -55,3 +65,25 @@ def test_a_name_is_there_once() -> None:
     records = [{field.name for field in dataclasses.fields(each)} for each in (Sampling, NEUTRAL)]
     assert {each.name for each in DRAW_NUMBERS} <= records[0]
     assert {each.name for each in PENALTIES} <= records[1]
+
+
+def test_a_limit_that_may_be_absent_is_sent_where_it_is_asked_for() -> None:
+    codec, message = NumberCodec(DRAW_NUMBERS), pb.SamplingParams()
+    codec.into_pb(Sampling(), message)
+    assert not message.HasField("typical_p") and codec.from_pb(message)["typical_p"] == 1.0
+    codec.into_pb(Sampling(typical_p=0.5), message)
+    assert codec.from_pb(message)["typical_p"] == 0.5
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, float("nan")])
+def test_an_engine_refuses_a_limit_out_of_bounds(value: float) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_sampling(Sampling(typical_p=value))
+    assert (refused.value.param, refused.value.fix) == ("typical_p", "Choose a value above 0 and at most 1.")
+
+
+def test_a_body_with_a_limit_at_an_open_bound_is_refused() -> None:
+    values = {each.name: each.default for each in PARAMETERS} | {"typical_p": 0.0}
+    with pytest.raises(InvalidArgument, match=r"typical_p is 0\.") as refused:
+        check_fields_above_low(values)
+    assert refused.value.fix == "Choose a value above 0; 1 keeps all."

@@ -62,6 +62,7 @@ def test_every_parameter_travels(fake: Fake) -> None:
         top_p=0.25,
         top_k=-1,
         min_p=0.125,
+        typical_p=0.75,
         seed=2**63,
         stop="s",
         stop_token_ids=[1, 2],
@@ -83,6 +84,7 @@ def test_every_parameter_travels(fake: Fake) -> None:
     sampling = request.sampling
     assert (request.n, request.model, request.priority, request.timeout_ms) == (2, "m", -1, 1500)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 0, 0.125)
+    assert sampling.typical_p == 0.75
     assert (sampling.seed, sampling.logprobs, list(request.stop)) == (2**63, 0, ["s"])
     assert sampling.HasField("logprobs")
     assert (unpack_i32(request.token_ids.ids), unpack_i32(request.stop_token_ids)) == ([5, 6], [1, 2])

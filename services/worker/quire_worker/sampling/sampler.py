@@ -8,9 +8,12 @@ Exact definition for a row of logits x, changed as the request asked (see logits
       top_k              keeps z >= the k-th largest z (all equals of the k-th)
       top_p              of the sum (float64) of what is kept so far, keeps the tokens whose strictly larger ones sum to
                          less than top_p
+      typical_p          of the distribution of what is kept so far (float64), keeps the tokens whose -log p differs
+                         from its entropy by at most t, t being the least with which their sum reaches typical_p
       token              the largest z + noise (float64) among the kept, the lowest id among equals; see `gumbel`
 
-The order is vLLM's: min_p, then top_k, then top_p over what remains (the first two commute). A row's token depends on
+The order is vLLM's: min_p, then top_k, then top_p over what remains (the first two commute); typical_p is last, as in
+transformers and TGI. A row's token depends on
 that row alone, bit for bit. The vocabulary is never sorted: top_p sorts only tokens that are too likely to lie wholly
 in the tail of mass 1 - top_p. Noise is evaluated for the kept tokens alone where they are few.
 """
@@ -23,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_worker.arrays import Float32, Int32, Int64
+from quire_worker.arrays import Bool, Float32, Int32, Int64
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.draw_rows import GREEDY_BELOW, asks_limits
 from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
@@ -32,6 +35,7 @@ DAMAGED = -1
 NOTHING_LEFT = -2
 _NONE = np.float32(0.0)
 _BLOCK_ELEMENTS = 1 << 16
+_NEAR = 256
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
@@ -99,7 +103,7 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
 
 
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
-    """Apply min_p, top_k and top_p; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
+    """Apply the limits; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
     vocab_size = scaled.shape[1]
     draws = columns.draws[rows]
     asked = asks_limits(draws)
@@ -134,7 +138,27 @@ def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
     if 0 < top_k < scaled.size:
         least = np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
         mass = np.where(scaled >= least, mass, _NONE)
-    return np.flatnonzero(mass >= _top_p_mass(mass, top_p) if top_p < 1.0 else mass > _NONE)
+    kept = np.flatnonzero(mass >= _top_p_mass(mass, top_p) if top_p < 1.0 else mass > _NONE)
+    typical_p = float(draw["typical_p"])
+    return kept[_typical(scaled[kept], weight[kept], typical_p)] if typical_p < 1.0 else kept
+
+
+def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
+    """Which tokens locally typical sampling keeps (Meister et al. 2022): -log p differs from the entropy by as much as
+    z differs from its mean."""
+    z, mass = scaled.astype(np.float64), weight.astype(np.float64)
+    wanted = typical_p * mass.sum()
+    distance = np.abs(z - (mass * z).sum() / mass.sum())
+    # Mostly few tokens are near enough: the others are not sorted.
+    size = min(_NEAR, len(distance))
+    near = distance <= np.partition(distance, size - 1)[size - 1]
+    while mass[near].sum() < wanted and size < len(distance):
+        size = min(4 * size, len(distance))
+        near = distance <= np.partition(distance, size - 1)[size - 1]
+    order = np.argsort(distance[near], kind="stable")
+    last = int(np.searchsorted(np.cumsum(mass[near][order]), wanted))
+    found: Bool = distance <= distance[near][order[min(last, len(order) - 1)]]
+    return found
 
 
 def _top_p_mass(mass: Float32, top_p: float) -> float:

@@ -1,8 +1,9 @@
-"""Thresholds of top-k, top-p and min-p: the range of logits that a row keeps, found by search.
+"""Top-k, top-p, min-p and typical-p: the range of logits that a row keeps, found by search.
 
 The definition is that of sampling/sampler.py, with float32 in place of float64: z = x / temperature; min_p and top_k
-cut first, top_p what remains. The vocabulary is never sorted. It is read once, for the largest logit of each group of
-neighbours; with a small top_k these say which few groups can hold what is kept, and the rest is done in registers.
+cut first, top_p what remains, typical_p (typical_p.py) what that leaves. The vocabulary is never sorted. It is read
+once, for the largest logit of each group of neighbours; with a small top_k these say which few groups can hold what is
+kept, and the rest is done in registers.
 Otherwise a threshold is found by quartering the ordered integers of float32, each turn one pass over logits that lie
 in the L2 cache. Only rows that ask are searched, and none for top_p alone: see top_p.py.
 """
@@ -22,6 +23,7 @@ from quire_worker.ops.triton.kernels.row import (
     store_range,
 )
 from quire_worker.ops.triton.kernels.search import heavy_key
+from quire_worker.ops.triton.kernels.typical_p import typical_range
 
 # ordered(-inf)
 _LEAST: tl.constexpr = tl.constexpr(-2139095041)
@@ -131,14 +133,24 @@ def top_k_top_p_kernel(
         elif found <= CANDIDATES:
             cut = _among(kept, found, cut, most, heat, k, p, 2, CANDIDATES)
             few += 1
+    typical = draw_number(draws, row, DRAW.typical_p)
+    by_typical = (typical < 1.0) & (tl.abs(most) < float("inf"))
     if (few == 0) & by_k:
         cut = _top_k_cut(logits, row, blocked, stop_id, control, changed, k, cut, vocab, stops, BLOCK, CONTROLLED)
-        if p < 1.0:
-            cut = _top_p_cut(
-                logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK, CONTROLLED
-            )
-    # top_p.py sees to the others' top_p. The largest itself is always kept.
-    store_range(ranges, row, tl.minimum(cut, most), most, tl.where(by_k, 1.0, p))
+    if (few == 0) & (p < 1.0) & (by_k | by_typical):
+        cut = _top_p_cut(
+            logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK, CONTROLLED
+        )
+    # The largest itself is kept by all but typical_p.
+    cut = tl.minimum(cut, most)
+    if by_typical:
+        # A whole block of its three masses takes more registers than there are.
+        HALF: tl.constexpr = BLOCK // 2
+        cut, most = typical_range(
+            logits, row, blocked, stop_id, control, changed, heat, typical, most, cut, vocab, stops, HALF, CONTROLLED
+        )
+    # top_p.py sees to the others' top_p.
+    store_range(ranges, row, cut, most, tl.where(by_k | by_typical, 1.0, p))
 
 
 @triton.jit
