@@ -1,10 +1,12 @@
 """CPU time of the scheduler's core per step of steady decode: a Report is applied, the next Grant is made.
 
-    python -m bench.scheduler.core_step [--rows 256 --steps 1024 --pairs 12] [--kvstore] [--beside ../other/checkout]
+    python -m bench.scheduler.core_step [--rows 256 --steps 1024 --starts 12 --rounds 4] [--kvstore]
+                                        [--beside ../other/checkout]
 
 No wire, no service and no worker: Reports are made here, and the thread's own time is taken. Growth is included, once
 in a page of steps. `--kvstore` stores all that is computed; each store ends before the next Report. With `--beside` a
-process of each checkout measures in turn, and the ratio of their times has bounds of 95 % by bootstrap over the pairs.
+process of each checkout measures in turn, and both are started anew several times, since one process may be some per
+cent slower than another of the same code. The ratio of their times has bounds of 95 % by bootstrap over the starts.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1024)
-    parser.add_argument("--pairs", type=int, default=12, help="rounds of each checkout, after one that warms up")
+    parser.add_argument("--starts", type=int, default=12, help="processes of each checkout, one after the other")
+    parser.add_argument("--rounds", type=int, default=4, help="of each process, after one that warms up")
     parser.add_argument("--kvstore", action="store_true", help="store all that is computed")
     parser.add_argument("--answer", action="store_true", help="measure when asked by the standard input")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
@@ -122,15 +125,19 @@ def main() -> None:
     flags = ["--rows", str(options.rows), "--steps", str(options.steps), *(["--kvstore"] if options.kvstore else [])]
     checkouts = [ROOT, *(path.resolve() for path in options.beside)]
     took: dict[Path, list[float]] = defaultdict(list)
-    with contextlib.ExitStack() as stack:
-        children = {path: stack.enter_context(measuring(path, flags)) for path in checkouts}
-        for number in range(1 + options.pairs):
-            for path in checkouts if number % 2 else checkouts[::-1]:
-                ask, told = children[path]
-                print(file=ask, flush=True)
-                us = float(told.readline())
-                if number:
-                    took[path].append(us)
+    for start in range(options.starts):
+        with contextlib.ExitStack() as stack:
+            children = {path: stack.enter_context(measuring(path, flags)) for path in checkouts[:: 1 - 2 * (start % 2)]}
+            rounds: dict[Path, list[float]] = defaultdict(list)
+            for number in range(1 + options.rounds):
+                for path in checkouts if number % 2 else checkouts[::-1]:
+                    ask, told = children[path]
+                    print(file=ask, flush=True)
+                    us = float(told.readline())
+                    if number:
+                        rounds[path].append(us)
+        for path in checkouts:
+            took[path].append(float(np.median(rounds[path])))
     for path, each in took.items():
         spread = f"{np.median(each):.1f} us a step ({min(each):.1f}-{max(each):.1f})"
         print(f"{options.rows} rows: median {spread} [{path.name}]")
@@ -140,7 +147,7 @@ def main() -> None:
 
 
 def ratio(mine: list[float], other: list[float]) -> str:
-    """The geometric mean of the pairs' ratios, with its bounds of 95 %."""
+    """The geometric mean of the starts' ratios, with its bounds of 95 %."""
     logs = np.log(np.array(mine) / np.array(other))
     drawn = logs[np.random.default_rng(0).integers(0, len(logs), (4000, len(logs)))].mean(1)
     low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
