@@ -200,7 +200,7 @@ async def test_a_move_to_another_engine_is_in_the_trace_and_in_the_log(
     assert move.parent is not None and root.context is not None and move.parent.span_id == root.context.span_id
     assert move.attributes is not None and move.attributes["quire.reason"] == "session_lost"
     assert move.attributes["quire.attempt"] == 1
-    told = [record for record in caplog.records if "engine" in record.name and hasattr(record, "fields")]
+    told = [record for record in caplog.records if "replicas" in record.name and hasattr(record, "fields")]
     fields = [record.fields for record in told if record.fields.get("request_id") == "moved-1"]
     assert [(f["attempt"], f["emitted"]) for f in fields] == [(0, 3), (1, 3)]
 

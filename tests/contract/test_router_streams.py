@@ -32,8 +32,7 @@ class InStep(FakeScheduler):
     def _is_told(self, sequence: SequenceState) -> bool:
         run = self.running.get(sequence.handle)
         heard = run is None or sequence.engine.tokens == run.sent
-        answered = sequence.text.rows_out == sequence.text.rows_back
-        return heard and answered and sequence not in sequence.delta_queue
+        return heard and sequence.all_answered and not sequence.queued
 
 
 def request(rig: RouterRig, path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:

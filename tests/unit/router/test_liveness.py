@@ -103,7 +103,7 @@ def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[s
 
 def test_what_another_engine_is_told() -> None:
     sequence, entry = make_sequence(make_job(logprobs=0), DeltaQueue()), LogprobEntry(1, -1.0, 1, [], [])
-    sequence.add_row(pack_i32([5, 6, 7]), 0, 1)
+    sequence.engine.add_row(pack_i32([5, 6, 7]), 0, 1)
     sequence.engine.entries += [entry, entry]  # the third token's never came
     sequence.close_attempt()
     sequence.begin_attempt(40)
@@ -111,7 +111,7 @@ def test_what_another_engine_is_told() -> None:
     assert spec.output_ids.tolist() == [5, 6] and spec.prompt_ids.tolist() == [112, 113]
     assert (sequence.handle, sequence.attempt, sequence.context.attempt, sequence.engine.resumed) == (40, 1, 1, True)
     assert not sequence.engine.finish
-    sequence.add_row(pack_i32([1] * 8), 0, 1)
+    sequence.engine.add_row(pack_i32([1] * 8), 0, 1)
     sequence.engine.entries += [entry] * 8
     sequence.close_attempt()
     assert sequence.engine.finish == LENGTH  # max_tokens have come: nobody needs to say so
@@ -231,7 +231,7 @@ async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
         last = step == steps - 1
         token = [97 + step % 26, 98, 99]
         for sequence, value in zip(made, token, strict=True):
-            sequence.add_row(pack_i32([value]), LENGTH if last else 0, 1)
+            sequence.engine.add_row(pack_i32([value]), LENGTH if last else 0, 1)
         stream.rows(handles, pack_i32([1, 1, 1]), pack_i32(token), bytes([LENGTH if last else 0] * 3))
         assert stream.backlog <= MAX_STEPS
         if step == steps // 2:
@@ -243,7 +243,10 @@ async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
             await asyncio.sleep(0.001)
     assert len(tokenizer.messages) <= MAX_STEPS + 2
     letters = "abcdefghijklmnopqrstuvwxyz"
-    assert made[0].take_delta().text == (letters * steps)[:steps] and made[1].take_delta().text == "b" * steps
+    assert (
+        made[0].client.take_delta().text == (letters * steps)[:steps]
+        and made[1].client.take_delta().text == "b" * steps
+    )
     assert made[0].client.ended and made[1].client.ended and not made[2].client.ended
     told = [handle for message in tokenizer.messages for handle in i32(message.handle).tolist()]
     assert told.count(made[2].handle) <= MAX_STEPS  # what came before it left may still go

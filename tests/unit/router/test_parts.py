@@ -149,7 +149,7 @@ def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_th
     job = make_job(n=2)
     first, moved = (make_sequence(job, DeltaQueue(), i) for i in range(2))
     moved.engine.admit(0, 5)
-    moved.add_row(pack_i32([1]), 0, 1)
+    moved.engine.add_row(pack_i32([1]), 0, 1)
     moved.begin_attempt(moved.handle)
     sequences = {first.handle: first, moved.handle: moved}
     admission, end = sb.SessionResponse(), sb.SessionResponse()

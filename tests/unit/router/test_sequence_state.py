@@ -25,37 +25,37 @@ def test_finish_numbers_are_the_contracts() -> None:
 def test_rows_are_joined_until_they_are_taken() -> None:
     sequence = make_sequence(make_job(token_ids=True), DeltaQueue())
     for i, text in enumerate(["a", "", "bc"]):
-        sequence.add_row(pack_i32([i, i + 10]), 0, 1)
+        sequence.engine.add_row(pack_i32([i, i + 10]), 0, 1)
         assert not sequence.add_text(text, -1, 2)
-    delta = sequence.take_delta()
+    delta = sequence.client.take_delta()
     assert (delta.text, delta.tokens, delta.finish) == ("abc", 6, 0)
     assert np.frombuffer(delta.token_ids, np.int32).tolist() == [0, 10, 1, 11, 2, 12]
-    assert sequence.take_delta().tokens == 0
+    assert sequence.client.take_delta().tokens == 0
 
 
 def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
     sequence = make_sequence(make_job(), DeltaQueue())
-    sequence.add_row(pack_i32([1]), 0, 1)
-    sequence.add_row(pack_i32([2]), 2, 2)
+    sequence.engine.add_row(pack_i32([1]), 0, 1)
+    sequence.engine.add_row(pack_i32([2]), 2, 2)
     assert not sequence.add_text("a", -1, 1)
-    assert sequence.take_delta().finish == 0
+    assert sequence.client.take_delta().finish == 0
     assert sequence.add_text("b", -1, 1)
-    assert sequence.take_delta().finish == 2
+    assert sequence.client.take_delta().finish == 2
 
 
 def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
     sequence = make_sequence(make_job(stop=("x", "yy")), DeltaQueue())
-    sequence.add_row(pack_i32([1, 2, 3, 4]), 0, 1)
-    sequence.add_row(pack_i32([5]), 2, 2)
+    sequence.engine.add_row(pack_i32([1, 2, 3, 4]), 0, 1)
+    sequence.engine.add_row(pack_i32([5]), 2, 2)
     assert sequence.add_text("ab", 1, 3)
-    delta = sequence.take_delta()
+    delta = sequence.client.take_delta()
     assert (delta.text, delta.tokens, delta.finish, delta.stop_reason) == ("ab", 3, STOP, "yy")
 
 
 def test_what_a_new_tokenizer_must_be_told() -> None:
     sequence = make_sequence(make_job(), DeltaQueue())
-    sequence.add_row(pack_i32([1, 2]), 0, 1)
-    sequence.add_row(pack_i32([3]), 0, 2)
+    sequence.engine.add_row(pack_i32([1, 2]), 0, 1)
+    sequence.engine.add_row(pack_i32([3]), 0, 2)
     sequence.add_text("é", -1, 2)
     assert sequence.unconfirmed_ids() == pack_i32([3])
     assert (sequence.text.chars_sent, sequence.text.confirmed) == (1, 2)
@@ -67,10 +67,10 @@ async def test_the_consumer_gets_news_then_the_error() -> None:
     waiting = asyncio.ensure_future(generation.next_deltas())
     await asyncio.sleep(0)
     for sequence in (first, second, first):
-        sequence.add_row(pack_i32([1]), 0, 1)
+        sequence.engine.add_row(pack_i32([1]), 0, 1)
         sequence.add_text("a", -1, 1)
     assert [(d.index, d.text) for d in await waiting] == [(0, "aa"), (1, "a")]
-    second.add_row(pack_i32([1]), 0, 1)
+    second.engine.add_row(pack_i32([1]), 0, 1)
     second.add_text("b", -1, 1)
     first.fail(Unavailable("GONE", "x", "y"))
     assert [d.text for d in await generation.next_deltas()] == ["b"]
@@ -83,7 +83,7 @@ async def test_without_streaming_there_is_one_piece_of_news() -> None:
     (sequence,) = generation.sequences
     waiting = asyncio.ensure_future(generation.next_deltas())
     for i in range(5):
-        sequence.add_row(pack_i32([i]), 2 if i == 4 else 0, 1)
+        sequence.engine.add_row(pack_i32([i]), 2 if i == 4 else 0, 1)
         sequence.add_text("a", -1, 1)
         await asyncio.sleep(0)
         assert waiting.done() == (i == 4)

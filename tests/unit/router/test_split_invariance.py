@@ -53,13 +53,13 @@ def told(make: Any, ids: list[int], stop: tuple[str, ...], cuts: list[int], take
     stream, frames = TextStream(decoder, rules, want_offsets=True), [answer.opening()]
     for turn, (start, end) in enumerate(groups(len(ids), cuts)):
         row, finish = ids[start:end], LENGTH if end == len(ids) else 0
-        sequence.add_row(pack_i32(row), finish, 1)
+        sequence.engine.add_row(pack_i32(row), finish, 1)
         if logprobs >= 0:
             sequence.engine.entries += [LogprobEntry(token_id, -1.0, 1, [], []) for token_id in row]
         text, stop_index, used = stream.advance(row, finish)
         sequence.text.offsets += stream.offsets or []
         ended = sequence.add_text(text, stop_index, used)
-        if (ended or turn not in takes) and sequence in sequence.delta_queue:
+        if (ended or turn not in takes) and sequence.queued:
             frames += map(answer.frame, generation.take_deltas())
         if ended:
             break

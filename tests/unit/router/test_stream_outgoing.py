@@ -37,7 +37,7 @@ class Rig:
         self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0
     ) -> SequenceState:
         made = make_sequence(make_job(), DeltaQueue(), index)
-        made.add_row(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
+        made.engine.add_row(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
         made.text.start_after(confirmed, confirmed, with_offsets=False)
         for _ in range(strikes):
             made.text.strike()
@@ -68,7 +68,7 @@ class Rig:
     def step(self, *sequences: SequenceState, finish: int = 0) -> None:
         """A step of the engine, one more token each."""
         for sequence in sequences:
-            sequence.add_row(pack_i32([97 + len(sequence.engine.output_ids) // 4 % 26]), finish, 1)
+            sequence.engine.add_row(pack_i32([97 + len(sequence.engine.output_ids) // 4 % 26]), finish, 1)
         handles = [sequence.handle for sequence in sequences]
         tokens = [97 + (len(sequence.engine.output_ids) // 4 - 1) % 26 for sequence in sequences]
         self.out.rows(
@@ -109,7 +109,7 @@ async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on
     rig.answer(await rig.next())
     assert not rig.sequences
     for sequence in (short, longest, *made):
-        texts[sequence.handle] += sequence.take_delta().text
+        texts[sequence.handle] += sequence.client.take_delta().text
         total = len(sequence.engine.output_ids) // 4
         assert texts[sequence.handle] == letters(total - len(texts[sequence.handle]), total)
     assert len(texts[longest.handle]) == 1 and len(texts[made[0].handle]) == 11
@@ -134,7 +134,7 @@ async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> Non
         ended += rig.answer(waiting.pop(0))
     assert sorted(ended) == [sequence.handle for sequence in made]
     for sequence, confirmed in zip(made, (0, 90_000, 5, 50_000, 20_000), strict=True):
-        assert sequence.take_delta().text == letters(confirmed, len(sequence.engine.output_ids) // 4)
+        assert sequence.client.take_delta().text == letters(confirmed, len(sequence.engine.output_ids) // 4)
 
 
 async def test_suspects_are_opened_alone_and_one_after_the_other(rig: Rig) -> None:
@@ -167,7 +167,7 @@ async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
     bad, good = rig.sequence(0, 0, 0), rig.sequence(1, 0, 3)
     bad.stop_token_ids = ("x",)  # type: ignore[assignment]  # what no message can be made of
     rig.answer(await rig.next())
-    assert rig.failed == [bad.handle] and good.take_delta().text == "abc"
+    assert rig.failed == [bad.handle] and good.client.take_delta().text == "abc"
 
 
 @pytest.mark.parametrize("make", [cut_rows, join_rows])

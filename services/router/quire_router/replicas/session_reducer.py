@@ -161,10 +161,12 @@ def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: i
         end = at + 4 * count
         sequence = find(handle)
         if sequence is not None:
-            last_ns = sequence.engine.last_token_ns
-            if last_ns and count:
-                gap(((now_ns - last_ns) / count) * 1e-9)
-            sequence.add_row(token[at:end], finish, now_ns)
+            engine = sequence.engine
+            if engine.last_token_ns and count:
+                gap(((now_ns - engine.last_token_ns) / count) * 1e-9)
+            engine.add_row(token[at:end], finish, now_ns)
+            if sequence.placement.load_reservation is not None or sequence.kv.route is not None:
+                sequence.row_came(finish, now_ns)
         at = end
     for handle, entry in rows.entries:
         sequence = find(handle)

@@ -111,7 +111,7 @@ class Generation:
         return deltas
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
-        deltas = [sequence.take_delta() for sequence in sequences]
+        deltas = [sequence.client.take_delta() for sequence in sequences]
         for delta in deltas:
             if delta.finish:
                 self.running -= 1

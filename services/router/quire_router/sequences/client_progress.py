@@ -1,42 +1,74 @@
-"""What the client of one sequence has been given, and what waits for it. The sequence's deltas alone change it."""
+"""What the client of one sequence has been given, and what waits for it; its deltas are made here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_router.sequences.delta import Delta
+
 if TYPE_CHECKING:
+    from quire_router.sequences.engine_progress import EngineProgress
     from quire_router.sequences.job import Wants
+    from quire_router.sequences.text_progress import TextProgress
 
 
 class ClientProgress:
-    """`taken` tokens are in deltas. `finish` and `stop_reason` are the client's; 0 and None until it has `ended`."""
+    """Reads what engine and tokenizer have made. `finish` and `stop_reason` are the client's; 0 and None until it has
+    `ended`."""
 
-    __slots__ = ("_parts", "ended", "finish", "stop_reason", "stream_text", "stream_tokens", "taken")
+    __slots__ = (
+        "_engine",
+        "_index",
+        "_taken",
+        "_text",
+        "_with_ids",
+        "ended",
+        "finish",
+        "parts",
+        "stop_reason",
+        "stream_text",
+        "stream_tokens",
+    )
 
-    def __init__(self, wants: Wants, *, with_entries: bool) -> None:
+    def __init__(
+        self, index: int, engine: EngineProgress, text: TextProgress, wants: Wants, *, with_entries: bool
+    ) -> None:
+        self._index = index
+        self._engine = engine
+        self._text = text
+        self._with_ids = wants.token_ids
         # Whether new text, or a token without text, is a delta of its own.
         self.stream_text = wants.stream
         self.stream_tokens = wants.stream and (wants.every_token or wants.token_ids or with_entries)
         self.ended = False
         self.finish = 0
         self.stop_reason: str | int | None = None
-        self.taken = 0
-        self._parts: list[str] = []
+        # Tokens that are in deltas.
+        self._taken = 0
+        # Text that waits for the next delta.
+        self.parts: list[str] = []
 
     def start_after(self, tokens: int) -> None:
         """Begin behind what the client of a broken stream has."""
-        self.taken = tokens
-
-    def add_text(self, text: str) -> None:
-        """Keep it until the client's next delta."""
-        self._parts.append(text)
+        self._taken = tokens
 
     def end(self, finish: int, stop_reason: str | int | None) -> None:
         """Nothing comes after this."""
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
-    def take_text(self, tokens: int) -> str:
-        """All text that waits; the client then has so many tokens."""
-        self.taken = tokens
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else "".join(parts)
+    def take_delta(self) -> Delta:
+        """What is new since the last call."""
+        engine, offsets = self._engine, self._text.offsets
+        start, end = self._taken, self._text.confirmed
+        self._taken = end
+        parts, self.parts = self.parts, []
+        return Delta(
+            self._index,
+            parts[0] if len(parts) == 1 else "".join(parts),
+            end - start,
+            bytes(engine.output_ids[4 * start : 4 * end]) if self._with_ids else b"",
+            engine.entries[start:end] if engine.entries else [],
+            offsets[start:end] if offsets else [],
+            self.finish,
+            self.stop_reason,
+        )

@@ -5,14 +5,21 @@ A slow consumer finds a sequence's new output joined, not queued: memory is boun
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import QuireError
 
-QueuedT = TypeVar("QueuedT")
+
+class Queued(Protocol):
+    """A sequence of a job. The queue alone writes `queued`."""
+
+    queued: bool
+
+
+QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
 class DeltaQueue(Generic[QueuedT]):
@@ -24,19 +31,16 @@ class DeltaQueue(Generic[QueuedT]):
     __slots__ = ("_listener", "_ready", "_waiter", "error")
 
     def __init__(self) -> None:
-        # An ordered set: a sequence waits here once.
-        self._ready: dict[QueuedT, None] = {}
+        self._ready: list[QueuedT] = []
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
-    def __contains__(self, sequence: QueuedT) -> bool:
-        return sequence in self._ready
-
     def add(self, sequence: QueuedT) -> None:
         """The sequence has new output, or has ended."""
-        if sequence not in self._ready:
-            self._ready[sequence] = None
+        if not sequence.queued:
+            sequence.queued = True
+            self._ready.append(sequence)
             if self._waiter is not None or self._listener is not None:
                 self._wake()
 
@@ -57,8 +61,9 @@ class DeltaQueue(Generic[QueuedT]):
 
     def take_sequences(self) -> list[QueuedT]:
         """Sequences with new output, perhaps none."""
-        ready = list(self._ready)
-        self._ready.clear()
+        ready, self._ready = self._ready, []
+        for sequence in ready:
+            sequence.queued = False
         return ready
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:

@@ -32,12 +32,14 @@ class EngineProgress:
         "output_ids",
         "prompt_entries",
         "resumed",
+        "rows",
         "stop_reason",
         "timings",
     )
 
     def __init__(self) -> None:
         self.output_ids = bytearray()
+        self.rows = 0
         # A FinishReason, 0 while the engine runs it.
         self.finish = 0
         self.stop_reason: str | int | None = None
@@ -61,6 +63,7 @@ class EngineProgress:
     def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
         """Some tokens, and perhaps the end."""
         self.output_ids += token_ids
+        self.rows += 1
         if finish:
             self.finish = finish
             if finish == REPETITION:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire_common.columns import i32
 from quire_router.sequences.client_progress import ClientProgress
-from quire_router.sequences.delta import STOP, Delta
+from quire_router.sequences.delta import STOP
 from quire_router.sequences.engine_progress import EngineProgress
 from quire_router.sequences.kv_progress import KvProgress
 from quire_router.sequences.migration_history import MigrationHistory
@@ -52,6 +52,7 @@ class SequenceState:
         "migration_history",
         "model",
         "placement",
+        "queued",
         "spec",
         "stop_token_ids",
         "text",
@@ -83,7 +84,8 @@ class SequenceState:
         self.holder: Holder | None = None
         self.engine = EngineProgress()
         self.text = TextProgress()
-        self.client = ClientProgress(job.wants, with_entries=self.wants_logprobs)
+        self.client = ClientProgress(index, self.engine, self.text, job.wants, with_entries=self.wants_logprobs)
+        self.queued = False
         self.placement = SequencePlacement()
         self.kv = KvProgress()
         # None until an engine is lost or none can be found.
@@ -103,6 +105,11 @@ class SequenceState:
     def submitted(self) -> bool:
         """Whether an engine was ever asked to run it."""
         return self.placement.digest is not None
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether the tokenizer has answered every row of the engine."""
+        return self.text.rows_back == self.engine.rows + self.text.more_rows
 
     @property
     def admitted(self) -> bool:
@@ -174,12 +181,9 @@ class SequenceState:
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
 
-    def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
-        """A row of the engine came: some tokens, and perhaps the end."""
-        self.engine.add_row(token_ids, finish, now_ns)
-        self.text.send_row()
-        if self.placement.load_reservation is not None:
-            self.placement.release_load()
+    def row_came(self, finish: int, now_ns: int) -> None:
+        """The engine record has a new row, the first after the placement or one of a sequence whose pages travel."""
+        self.placement.release_load()
         if self.kv.route is not None:
             self.kv.route.row_came(finish, now_ns)
 
@@ -188,11 +192,11 @@ class SequenceState:
         progress, client = self.text, self.client
         progress.add_answer(len(text), used, us)
         if text:
-            client.add_text(text)
+            client.parts.append(text)
         if stop_index >= 0:
             stops = self.job.text.stop
             client.end(STOP, stops[stop_index] if stop_index < len(stops) else None)
-        elif self.engine.finish and progress.rows_back == progress.rows_out:
+        elif self.engine.finish and self.all_answered:
             client.end(self.engine.finish, self.engine.stop_reason)
         if client.ended or (text and client.stream_text) or (used and client.stream_tokens):
             self.delta_queue.add(self)
@@ -216,13 +220,3 @@ class SequenceState:
         if self.holder is not None:
             self.holder.abort(self)
         self.kv.close()
-
-    def take_delta(self) -> Delta:
-        """What is new since the last call."""
-        engine, client = self.engine, self.client
-        start, end = client.taken, self.text.confirmed
-        text = client.take_text(end)
-        ids = bytes(engine.output_ids[4 * start : 4 * end]) if self.job.wants.token_ids else b""
-        entries = engine.entries[start:end] if engine.entries else []
-        offsets = self.text.offsets[start:end] if self.text.offsets else []
-        return Delta(self.index, text, end - start, ids, entries, offsets, client.finish, client.stop_reason)

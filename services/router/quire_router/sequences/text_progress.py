@@ -11,15 +11,16 @@ class TextProgress:
         "confirmed",
         "detokenize_rows",
         "detokenize_us",
+        "more_rows",
         "offsets",
         "rows_back",
-        "rows_out",
         "strikes",
     )
 
     def __init__(self) -> None:
-        self.rows_out = 0
         self.rows_back = 0
+        # Rows that the tokenizer answers beside those of the engine: rows are cut, joined, and sent again.
+        self.more_rows = 0
         self.confirmed = 0
         self.chars_sent = 0
         # Characters of output after each token, where logprobs were asked for.
@@ -35,19 +36,16 @@ class TextProgress:
         if with_offsets:
             self.offsets = [0] * tokens
 
-    def send_row(self) -> None:
-        """The tokenizer gets one more row."""
-        self.rows_out += 1
-
-    def send_rows(self, more: int) -> None:
+    def add_rows(self, more: int) -> None:
         """Rows were cut into more, or joined into fewer."""
-        self.rows_out += more
+        self.more_rows += more
 
-    def reopen(self, rows: int, *, begins: bool) -> None:
-        """A new stream gets the unconfirmed tokens in so many rows as yet; `begins`: none of them is answered."""
+    def reopen(self, rows: int, engine_rows: int, *, begins: bool) -> None:
+        """A new stream gets the unconfirmed tokens of the engine's rows in so many rows as yet. `begins`: none of them
+        is answered."""
         if begins:
             self.rows_back = 0
-        self.rows_out = rows
+        self.more_rows = rows - engine_rows
 
     def add_answer(self, characters: int, used: int, us: float) -> None:
         """The answer to a row: `used` of its tokens count. `us`: what that took at the tokenizer."""

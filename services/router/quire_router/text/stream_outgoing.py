@@ -160,7 +160,7 @@ class DetokenizeOutgoing:
         for handle, count in more.items():
             sequence = self._sequences.get(handle)
             if sequence is not None:
-                sequence.text.send_rows(count)
+                sequence.text.add_rows(count)
 
     def _may_try(self) -> bool:
         """Whether a suspect waits that may be opened, or the rest of one."""
@@ -253,7 +253,8 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
         message.token += ids
         opening.rows += 1
     # While more are to follow, the answers to those that have gone are not the last.
-    sequence.text.reopen(opening.rows + (not opening.done), begins=opening.rows <= 1)
+    rows = opening.rows + (not opening.done)
+    sequence.text.reopen(rows, sequence.engine.rows, begins=opening.rows <= 1)
     return len(ids)
 
 
