@@ -272,7 +272,7 @@ def test_a_connection_that_breaks_under_way_is_made_up_for_by_the_next_way(runni
         def cut(index: int) -> None:
             if index == 3 and not cuts:
                 cuts.append(index)
-                for session in list(port._sessions):
+                for session in list(port._sessions._threads):
                     session.stop()
 
         assert transfer_agent.store(A, cut) == 8

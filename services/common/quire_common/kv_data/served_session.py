@@ -55,6 +55,10 @@ class ServedSession(ABC, Generic[L]):
         """End it, from another thread."""
         self._connection.shut_down()
 
+    def abandon(self) -> None:
+        """It is not served: let go of its connection."""
+        self._connection.close()
+
     @abstractmethod
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, L | QuireError]:
         """The seals of a frame that is genuine (see `_verify`), and its lease, or why it is refused. Raises QuireError

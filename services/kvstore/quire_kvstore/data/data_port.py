@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import ConfigError
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.seal import AVAILABLE
+from quire_common.kv_data.session_threads import SessionThreads
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_metrics import DataMetrics
 from quire_kvstore.data.data_session import DataSession
@@ -39,9 +40,7 @@ class DataPort:
     def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
         self._config = config
         self._store = store
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._sessions: dict[DataSession, threading.Thread] = {}
+        self._sessions = SessionThreads(config.max_data_connections, "data")
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listeners: dict[int, tuple[socket.socket, DataMetrics]] = {}
         self._thread = threading.Thread(target=self._accept, name="data-port", daemon=True)
@@ -66,10 +65,7 @@ class DataPort:
 
     def drain(self, timeout_s: float) -> None:
         """Wait until nobody is being served, or for `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            while any(session.busy for session in self._sessions) and time.monotonic() < deadline:
-                self._changed.wait(0.02)
+        self._sessions.wait_idle(timeout_s)
 
     def close(self) -> None:
         """End all connections."""
@@ -78,12 +74,7 @@ class DataPort:
             self._thread.join()
         for listener, _ in self._listeners.values():
             listener.close()
-        with self._lock:
-            sessions = dict(self._sessions)
-            for session in sessions:
-                session.stop()
-        for thread in sessions.values():
-            thread.join(_JOIN_S)
+        self._sessions.close(_JOIN_S)
         os.close(self._stop)
 
     def __len__(self) -> int:
@@ -107,40 +98,10 @@ class DataPort:
                 self._begin(sock, metrics)
 
     def _begin(self, sock: socket.socket, metrics: DataMetrics) -> None:
-        config = self._config
-        connection = DataConnection(sock, config.data_timeout_s)
-        session = DataSession(connection, self._store, metrics, config)
-        thread = threading.Thread(target=self._run, args=(session, metrics), name="data", daemon=True)
-        with self._lock:
-            if len(self._sessions) >= config.max_data_connections:
-                metrics.refused("too_many")
-                oldest = next((each for each in self._sessions if not each.authenticated), None)
-                if oldest is None:
-                    connection.close()
-                    return
-                oldest.stop()
-                del self._sessions[oldest]
-            self._sessions[session] = thread
-        try:
-            thread.start()
-        except RuntimeError as error:  # the system has none left: it may have one for those who come later
-            with self._lock:
-                del self._sessions[session]
-            connection.close()
-            metrics.refused("no_thread")
-            log.warning("a data connection got no thread", cause=str(error))
-
-    def _run(self, session: DataSession, metrics: DataMetrics) -> None:
+        connection = DataConnection(sock, self._config.data_timeout_s)
+        session = DataSession(connection, self._store, metrics, self._config)
         metrics.connections.inc()
-        try:
-            session.run()
-        except Exception:
-            log.exception("a data connection failed")
-        finally:
-            metrics.connections.dec()
-            with self._lock:
-                self._sessions.pop(session, None)
-                self._changed.notify_all()
+        self._sessions.begin(session, metrics.refused, metrics.connections.dec)
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:

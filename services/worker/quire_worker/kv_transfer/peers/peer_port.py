@@ -7,7 +7,6 @@ room for the next.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import threading
@@ -15,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.kv_data.connection import DataConnection
+from quire_common.kv_data.session_threads import SessionThreads
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import SHM, TCP
 from quire_worker.kv_transfer.peers.peer_session import PeerSession
@@ -37,9 +37,7 @@ class PeerPort:
     def __init__(self, context: AgentContext, exports: ExportRegistry, max_sessions: int = MAX_SESSIONS) -> None:
         self._context = context
         self._exports = exports
-        self._max_sessions = max_sessions
-        self._lock = threading.Lock()
-        self._sessions: dict[PeerSession, None] = {}
+        self._sessions = SessionThreads(max_sessions, "peer")
         self._listeners = {fd: socket.socket(fileno=fd) for fd in context.listeners}
         for listener in self._listeners.values():
             listener.setblocking(False)  # the process before this one may have taken who is waited for
@@ -63,33 +61,4 @@ class PeerPort:
     def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
         """Serve who has come in by that transport, on a thread; from any thread. `over` is called at its end."""
         session = PeerSession(connection, self._exports, self._context, transport)
-        with self._lock:
-            if len(self._sessions) >= self._max_sessions:
-                oldest = next((each for each in self._sessions if not each.authenticated), None)
-                log.warning("too many peers are connected", room_is_made=oldest is not None)
-                if oldest is None:
-                    connection.close()
-                    over()
-                    return
-                oldest.stop()
-                del self._sessions[oldest]
-            self._sessions[session] = None
-        try:
-            threading.Thread(target=self._run, args=(session, over), name="peer", daemon=True).start()
-        except RuntimeError as error:  # the system has none left: it may have one for those who come later
-            with self._lock:
-                self._sessions.pop(session, None)
-            connection.close()
-            log.warning("a peer's connection got no thread", cause=str(error))
-            over()
-
-    def _run(self, session: PeerSession, over: Callable[[], None]) -> None:
-        try:
-            with contextlib.suppress(OSError):  # it was stopped before it began
-                session.run()
-        except Exception:
-            log.exception("a peer's connection failed")
-        finally:
-            with self._lock:
-                self._sessions.pop(session, None)
-            over()
+        self._sessions.begin(session, lambda reason: None, over)

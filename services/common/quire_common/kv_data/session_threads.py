@@ -1,0 +1,98 @@
+"""SessionThreads: the sessions of a port, a thread each, and how many there may be.
+
+Of those that have shown no key yet, the one that has waited longest makes room for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.kv_data.served_session import ServedSession
+
+    Refused = Callable[[str], None]
+
+log = get_logger(__name__)
+_LOOK_S = 0.02
+
+
+class SessionThreads:
+    """At most `most` at once; threads are called `name`. Used by any thread."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._changed = threading.Condition()
+        self._threads: dict[ServedSession[Any], threading.Thread] = {}
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def begin(self, session: ServedSession[Any], refused: Refused, on_end: Callable[[], None] = lambda: None) -> None:
+        """Serve it, if there is room and a thread for it. `refused` hears `too_many`, also where another session makes
+        room, or `no_thread`. `on_end` is called once, whatever comes of it."""
+        thread = threading.Thread(target=self._run, args=(session, on_end), name=self._name, daemon=True)
+        with self._changed:
+            is_full = len(self._threads) >= self._most
+            has_room = not is_full or self._make_room()
+            if has_room:
+                self._threads[session] = thread
+        if is_full:
+            log.warning("too many data connections", room_is_made=has_room)
+            refused("too_many")
+        if not has_room:
+            session.abandon()
+            on_end()
+            return
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has none left: it may have one for those who come later
+            with self._changed:
+                self._threads.pop(session, None)
+            session.abandon()
+            log.warning("a data connection got no thread", cause=str(error))
+            refused("no_thread")
+            on_end()
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Until no session is at work, or for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while any(session.busy for session in self._threads) and time.monotonic() < deadline:
+                self._changed.wait(_LOOK_S)
+
+    def close(self, join_s: float) -> None:
+        """End all sessions, waiting so long for each."""
+        with self._changed:
+            threads = dict(self._threads)
+            for session in threads:
+                session.stop()
+        for thread in threads.values():
+            thread.join(join_s)
+
+    def _make_room(self) -> bool:
+        oldest = next((each for each in self._threads if not each.authenticated), None)
+        if oldest is None:
+            return False
+        oldest.stop()
+        del self._threads[oldest]
+        return True
+
+    def _run(self, session: ServedSession[Any], on_end: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(OSError):  # it was stopped before it began
+                session.run()
+        except Exception:
+            log.exception("a data connection failed")
+        finally:
+            with self._changed:
+                self._threads.pop(session, None)
+                self._changed.notify_all()
+            on_end()
