@@ -25,7 +25,7 @@ from quire_scheduler.batching.admission import MAX_START_BYTES
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_tokenizer.detokenize.long_answer import MOST_CHARS
-from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
+from quire_worker.engine.run.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
 from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as AGENT_FRAME_BYTES

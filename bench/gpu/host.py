@@ -23,9 +23,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from bench.gpu.shapes import QWEN3_06B
+from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_columns import StepColumns
-from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.model.decoder import Decoder

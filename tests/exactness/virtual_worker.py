@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import worker_pb2
 from quire_common.credit import Finish, MoveKind, Report, decode_grant, encode_report
-from quire_worker.engine.report_bundle import ReportBundle
-from quire_worker.engine.session import REPORT_INTERVAL_S
+from quire_worker.engine.run.report_bundle import ReportBundle
+from quire_worker.engine.run.session import REPORT_INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.record import Recorder
-from quire_worker.cuda.graph_recorder import GraphRecorder
+from quire_worker.cuda.graphs.graph_recorder import GraphRecorder
 from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.launch import options
 

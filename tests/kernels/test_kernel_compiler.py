@@ -140,7 +140,7 @@ import json
 from triton.runtime.jit import JITFunction
 from bench.gpu import host as gpu_host
 from quire_worker.cuda.kernel_compiler import compile_together, go_through
-from quire_worker.cuda.step_graph import StepGraph
+from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
 from quire_worker.ops.triton.fresh_attention import Fresh

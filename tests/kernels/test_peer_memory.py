@@ -9,10 +9,10 @@ import torch
 
 from bench.harness.plain_pages import ids
 from quire_common.errors import InvalidArgument, Unavailable
-from quire_worker.cuda.driver import HANDLE_BYTES, CudaDriver, cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory
-from quire_worker.cuda.peer_memories import PeerMemories
-from quire_worker.cuda.peer_memory import PeerMemory
+from quire_worker.cuda.peers.driver import HANDLE_BYTES, CudaDriver, cuda_driver
+from quire_worker.cuda.peers.ipc_memory import IpcMemory
+from quire_worker.cuda.peers.peer_memories import PeerMemories
+from quire_worker.cuda.peers.peer_memory import PeerMemory
 from quire_worker.kv_transfer.peers.peer_access import host_id
 
 HANDLE = bytes(range(HANDLE_BYTES))

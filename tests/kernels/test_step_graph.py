@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire_worker.cuda.graph_cache import GraphCache
-from quire_worker.cuda.graph_recorder import GraphRecorder, Recorder, borrowed
+from quire_worker.cuda.graphs.graph_cache import GraphCache
+from quire_worker.cuda.graphs.graph_recorder import GraphRecorder, Recorder, borrowed
+from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_body import StepBody
-from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, least_that_holds, pieced_sizes
 from quire_worker.ops.triton import fresh_attention, triton_ops

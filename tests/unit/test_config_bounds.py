@@ -17,7 +17,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
 from quire_tokenizer.config import TokenizerConfig
 from quire_worker.config import WorkerConfig
-from quire_worker.engine.session import HEARTBEAT_S
+from quire_worker.engine.run.session import HEARTBEAT_S
 
 SERVICES: dict[str, type[ServiceConfig]] = {
     "kvstore": KvstoreConfig,

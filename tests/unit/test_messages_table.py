@@ -12,7 +12,7 @@ from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES
 from quire_scheduler.batching.admission import MAX_START_BYTES
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
-from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
+from quire_worker.engine.run.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.wire import AgentFrameKind
 from tools import messages_table

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire_common.errors import Unavailable
 from quire_worker.arrays import Int32
-from quire_worker.cuda.driver import CudaDriver
+from quire_worker.cuda.peers.driver import CudaDriver
 from quire_worker.ops.triton.gather_pages import GatherShape, gather_pages
 
 _IN_STREAM_ORDER, _OVERLAP = 1, 1

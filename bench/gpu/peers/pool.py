@@ -11,8 +11,8 @@ import sys
 import torch
 from torch import Tensor
 
-from quire_worker.cuda.driver import cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory
+from quire_worker.cuda.peers.driver import cuda_driver
+from quire_worker.cuda.peers.ipc_memory import IpcMemory
 
 
 def page_content(page: int, page_bytes: int, device: torch.device) -> Tensor:

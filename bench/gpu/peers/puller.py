@@ -15,9 +15,9 @@ from bench.gpu.peers.copies import Copy, PeerCopies, kernel
 from bench.gpu.peers.pool import page_content
 from quire_common.errors import QuireError
 from quire_worker.arrays import Int32
-from quire_worker.cuda.driver import CudaDriver, cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory, device_uuid
-from quire_worker.cuda.peer_memory import PeerMemory
+from quire_worker.cuda.peers.driver import CudaDriver, cuda_driver
+from quire_worker.cuda.peers.ipc_memory import IpcMemory, device_uuid
+from quire_worker.cuda.peers.peer_memory import PeerMemory
 from quire_worker.ops.triton.gather_pages import DEFAULT, GatherShape
 
 _REPEATS = 7

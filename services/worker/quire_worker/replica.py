@@ -12,7 +12,7 @@ from quire_common.errors import ConfigError
 from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
-from quire_worker.engine.run_loop import RunLoop
+from quire_worker.engine.run.run_loop import RunLoop
 from quire_worker.engine.spec import STEP_TIMEOUT_S, EngineSpec
 from quire_worker.kv_transfer.agent_process import COPY_BYTES, CUDA_COPY_BYTES, AgentProcess
 from quire_worker.kv_transfer.composite_agents import AgentOnDemand, AgentsByKind

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from quire_worker.engine.run_loop import RunLoop
+    from quire_worker.engine.run.run_loop import RunLoop
 
 log = get_logger(__name__)
 # A stream holds one of the server's few threads, so one that says nothing is ended.

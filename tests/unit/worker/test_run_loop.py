@@ -13,8 +13,8 @@ from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavai
 from quire_worker.engine import step_runner
 from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
-from quire_worker.engine.run_loop import RunLoop
-from quire_worker.engine.session import Session
+from quire_worker.engine.run.run_loop import RunLoop
+from quire_worker.engine.run.session import Session
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.step import StepBatch, StepOutput
 from tests.fakes.counting_runner import CountingRunner, continuation
@@ -257,7 +257,7 @@ def test_a_drain_is_told_at_once_and_what_is_held_runs_to_its_end(bench: LoopBen
 
 
 def test_a_scheduler_that_does_not_read_loses_its_session(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_worker.engine.session.MAX_REPORTS_WAITING", 3)
+    monkeypatch.setattr("quire_worker.engine.run.session.MAX_REPORTS_WAITING", 3)
     session, epoch, frames = bench.attach()
     seq, pause = 0, threading.Event()
     while bench.engine.epoch == epoch:

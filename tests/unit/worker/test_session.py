@@ -11,8 +11,8 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import Epoch, Finish, LogprobColumns, Report, StepTiming, WorkerHello
 from quire_common.errors import Aborted
-from quire_worker.engine.report_bundle import MAX_BYTES, MAX_REPORTS, ReportBundle, merge_reports, size_of
-from quire_worker.engine.session import HEARTBEAT_S, MAX_GRANTS_WAITING, Closed, Flush, Session
+from quire_worker.engine.run.report_bundle import MAX_BYTES, MAX_REPORTS, ReportBundle, merge_reports, size_of
+from quire_worker.engine.run.session import HEARTBEAT_S, MAX_GRANTS_WAITING, Closed, Flush, Session
 from tests.fakes.worker_server import counting_info
 
 EPOCH = Epoch(1, 1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from quire_common.telemetry.logs import get_logger
-from quire_worker.cuda.peer_memories import IDLE_S, PeerMemories
+from quire_worker.cuda.peers.peer_memories import IDLE_S, PeerMemories
 from quire_worker.engine.device import CLOSE_LIMIT_S
 from quire_worker.ops.triton.gather_pages import compile_gather, gather_pages
 

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from quire_common.errors import Internal
     from quire_worker.arrays import Int32
+    from quire_worker.cuda.graphs.step_graph import StepGraph
+    from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
     from quire_worker.cuda.step_body import Edit, StepBody
     from quire_worker.cuda.step_extras import PendingExtras
-    from quire_worker.cuda.step_graph import StepGraph
-    from quire_worker.cuda.step_graph_cache import StepGraphCache
     from quire_worker.ops.triton.fresh_attention import FreshPlans
     from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import StepBatch

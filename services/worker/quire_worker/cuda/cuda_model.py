@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quire_worker.cuda.cuda_device import CudaDevice
+from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
 from quire_worker.cuda.kernel_compiler import compile_steps
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.step_body import StepBody
-from quire_worker.cuda.step_graph_cache import StepGraphCache
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, kernel_sizes
 from quire_worker.engine.spec import EngineSpec

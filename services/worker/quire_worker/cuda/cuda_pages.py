@@ -9,8 +9,8 @@ from quire_common.credit import KvGroup
 from quire_common.errors import ConfigError, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.arrays import Int32
-from quire_worker.cuda.driver import cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory
+from quire_worker.cuda.peers.driver import cuda_driver
+from quire_worker.cuda.peers.ipc_memory import IpcMemory
 from quire_worker.kv.page_geometry import page_shape
 
 log = get_logger(__name__)

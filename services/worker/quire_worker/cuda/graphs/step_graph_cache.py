@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire_worker.cuda.graph_cache import GraphCache
-from quire_worker.cuda.graph_recorder import GraphRecorder
-from quire_worker.cuda.step_graph import StepGraph
+from quire_worker.cuda.graphs.graph_cache import GraphCache
+from quire_worker.cuda.graphs.graph_recorder import GraphRecorder
+from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
 from quire_worker.ops.triton.fresh_attention import PIECE

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import get_logger
-from quire_worker.cuda.driver import cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory
-from quire_worker.cuda.peer_memory import PeerMemory
+from quire_worker.cuda.peers.driver import cuda_driver
+from quire_worker.cuda.peers.ipc_memory import IpcMemory
+from quire_worker.cuda.peers.peer_memory import PeerMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quire_worker.cuda.driver import CudaDriver
+    from quire_worker.cuda.peers.driver import CudaDriver
 
 log = get_logger(__name__)
 IDLE_S = 2.0

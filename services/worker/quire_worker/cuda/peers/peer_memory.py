@@ -8,8 +8,8 @@ from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32
-    from quire_worker.cuda.driver import CudaDriver
-    from quire_worker.cuda.ipc_memory import IpcMemory
+    from quire_worker.cuda.peers.driver import CudaDriver
+    from quire_worker.cuda.peers.ipc_memory import IpcMemory
 
 
 class PeerMemory:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Report, WorkerHello
-from quire_worker.engine.report_bundle import ReportBundle
+from quire_worker.engine.run.report_bundle import ReportBundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

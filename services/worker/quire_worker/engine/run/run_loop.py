@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
-from quire_worker.engine.session import Flush, Session
+from quire_worker.engine.run.session import Flush, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

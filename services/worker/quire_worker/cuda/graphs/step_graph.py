@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
+from quire_worker.cuda.graphs.graph_recorder import Recorder, Replayable, borrowed
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
 from quire_worker.ops.triton.gemm import gemm_add, gemm_into

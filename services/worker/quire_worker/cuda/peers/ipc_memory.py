@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire_common.errors import InvalidArgument
-from quire_worker.cuda.driver import HANDLE_BYTES
+from quire_worker.cuda.peers.driver import HANDLE_BYTES
 from quire_worker.kv_transfer.peers.peer_access import host_id
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire_worker.cuda.driver import CudaDriver
+    from quire_worker.cuda.peers.driver import CudaDriver
 
 _RECORD = struct.Struct(f"<{HANDLE_BYTES}sQQ16s16s")
 

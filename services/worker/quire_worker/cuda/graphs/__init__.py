@@ -1,0 +1,1 @@
+"""Steps that were captured as CUDA graphs, and which are made when."""

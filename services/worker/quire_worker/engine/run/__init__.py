@@ -1,0 +1,1 @@
+"""The model thread: Grants come in, steps run, Reports go out."""
