@@ -11,7 +11,7 @@ from quire_common.columns import equal_lengths, i32, pack_i32, u8
 from quire_common.errors import to_message
 from quire_common.telemetry.tracing import extract
 from quire_tokenizer.chat.chat_renderer import ChatRequest
-from quire_tokenizer.detokenize.detokenizer import OpenRequest, StepRows
+from quire_tokenizer.detokenize.detokenizer import OpenRequest, TokenRows
 from quire_tokenizer.detokenize.long_answer import in_parts
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
     )
 
 
-def decode_rows(message: pb.DetokenizeRequest) -> StepRows:
+def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
     """The step's columns; `finish` may be left out where no row finishes. Raises BAD_COLUMN, UNEQUAL_COLUMNS."""
     handle, count = i32(message.handle, "handle"), i32(message.count, "count")
     finish = u8(message.finish, "finish") if message.finish else np.zeros(len(handle), np.uint8)
     equal_lengths("rows", handle=handle, count=count, finish=finish)
-    return StepRows(handle, count, i32(message.token, "token"), finish)
+    return TokenRows(handle, count, i32(message.token, "token"), finish)
 
 
 def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:

@@ -13,9 +13,9 @@ from quire_tokenizer.detokenize.detokenizer import (
     Detokenizer,
     EndedRequest,
     OpenRequest,
-    StepRows,
     StepText,
     StreamLimits,
+    TokenRows,
 )
 from quire_tokenizer.detokenize.long_answer import MOST_CHARS, in_parts
 from quire_tokenizer.vocabulary import Vocabulary
@@ -24,8 +24,8 @@ Row = tuple[int, list[int], int]
 STOP, LENGTH = 1, 2
 
 
-def columns_of(rows: Sequence[Row]) -> StepRows:
-    return StepRows(
+def columns_of(rows: Sequence[Row]) -> TokenRows:
+    return TokenRows(
         np.array([handle for handle, _, _ in rows], np.int32),
         np.array([len(ids) for _, ids, _ in rows], np.int32),
         np.array([i for _, ids, _ in rows for i in ids], np.int32),
@@ -152,7 +152,7 @@ def test_draining_lets_the_open_finish_and_no_other_start(stream: Stream) -> Non
 
 @pytest.mark.parametrize(("count", "tokens"), [([2], [1]), ([-1, 2], [1]), ([0], [1])])
 def test_columns_that_disagree(stream: Stream, count: list[int], tokens: list[int]) -> None:
-    rows = StepRows(
+    rows = TokenRows(
         np.zeros(len(count), np.int32),
         np.array(count, np.int32),
         np.array(tokens, np.int32),
@@ -256,6 +256,6 @@ def test_a_long_step_in_turns_is_the_step(vocabulary: Vocabulary, rows: list[Row
 def test_long_steps_that_do_not_add_up(count: list[int], tokens: list[int]) -> None:
     zeros = [0] * len(count)
     columns = (np.array(column, np.int32) for column in (zeros, count, tokens))
-    rows = StepRows(next(columns), next(columns), next(columns), np.array(zeros, np.uint8))
+    rows = TokenRows(next(columns), next(columns), next(columns), np.array(zeros, np.uint8))
     with pytest.raises(InvalidArgument, match="BAD_COLUMN"):
         list(long_rows.step_in_turns(lambda rows, answer: None, rows, StepText()))

@@ -62,7 +62,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class TokenRows:
     """One engine step: columns of equal length, but for `token`, which has the rows' tokens one after another."""
 
     handle: Ints
@@ -181,7 +181,7 @@ class Detokenizer:
         stream.begin_replay(request.chars_sent)
         return _Open(stream, request.trace, time.time_ns())
 
-    def step(self, rows: StepRows, answer: StepText) -> None:
+    def step(self, rows: TokenRows, answer: StepText) -> None:
         """Advance the requests of these rows, adding to `answer`. Raises BAD_COLUMN for columns that do not fit."""
         counts, tokens = rows.count.tolist(), rows.token.tolist()
         if sum(counts) != len(tokens) or (counts and min(counts) < 0):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_tokenizer.detokenize.detokenizer import StepRows, bad_rows
+from quire_tokenizer.detokenize.detokenizer import TokenRows, bad_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TURN_TOKENS = 2048
 
 
-def step_in_turns(step: Callable[[StepRows, StepText], None], rows: StepRows, answer: StepText) -> Iterator[None]:
+def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
     """Calls `step` for one turn after the other, with a pause offered after each. Raises BAD_COLUMN."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
@@ -34,7 +34,7 @@ def step_in_turns(step: Callable[[StepRows, StepText], None], rows: StepRows, an
         yield
 
 
-def _turns(rows: StepRows) -> Iterator[tuple[StepRows, bool]]:
+def _turns(rows: TokenRows) -> Iterator[tuple[TokenRows, bool]]:
     """Rows with TURN_TOKENS tokens at most, each with whether the first goes on from the turn before."""
     handles, counts, finishes = list[int](), list[int](), list[int]()
     start = at = 0
@@ -53,7 +53,9 @@ def _turns(rows: StepRows) -> Iterator[tuple[StepRows, bool]]:
     yield _rows(handles, counts, finishes, rows, start, at), goes_on
 
 
-def _rows(handles: list[int], counts: list[int], finishes: list[int], rows: StepRows, start: int, end: int) -> StepRows:
-    return StepRows(
+def _rows(
+    handles: list[int], counts: list[int], finishes: list[int], rows: TokenRows, start: int, end: int
+) -> TokenRows:
+    return TokenRows(
         np.array(handles, np.int32), np.array(counts, np.int32), rows.token[start:end], np.array(finishes, np.uint8)
     )
