@@ -10,6 +10,7 @@ import pytest
 from quire.v1 import common_pb2
 from quire_common.columns import pack_i32
 from quire_common.errors import Unavailable
+from quire_router.off_loop import MOST_VALUES
 from quire_router.sequences.delta import FINISH_NAMES, STOP
 from quire_router.sequences.delta_queue import DeltaQueue
 from tests.unit.router.makers import make_generation, make_job, make_sequence
@@ -31,6 +32,43 @@ def test_rows_are_joined_until_they_are_taken() -> None:
     assert (delta.text, delta.tokens, delta.finish) == ("abc", 6, 0)
     assert np.frombuffer(delta.token_ids, np.int32).tolist() == [0, 10, 1, 11, 2, 12]
     assert sequence.client.take_delta().tokens == 0
+
+
+def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> None:
+    sequence = make_sequence(make_job(token_ids=True), DeltaQueue())
+    sequence.engine.add_row(pack_i32([1, 2, 3, 4, 5]), 2, 1)
+    sequence.text.add_offsets([1, 1, 3, 4, 6])
+    assert sequence.add_text("aébcdé", -1, 5)
+    parts = [sequence.client.take_delta(2) for _ in range(3)]
+    assert [(part.text, part.tokens, part.finish) for part in parts] == [("a", 2, 0), ("ébc", 2, 0), ("dé", 1, 2)]
+    assert b"".join(part.token_ids for part in parts) == pack_i32([1, 2, 3, 4, 5])
+    assert [offset for part in parts for offset in part.offsets] == [1, 1, 3, 4, 6]
+    assert not sequence.client.has_more
+
+
+def test_text_behind_a_cut_waits_for_the_tokenizer_like_any_other() -> None:
+    sequence = make_sequence(make_job(), DeltaQueue())
+    sequence.engine.add_row(pack_i32([1, 2, 3]), 0, 1)
+    sequence.text.add_offsets([2, 4, 6])
+    sequence.add_text("abc", -1, 3)  # the rest may become a stop string
+    assert [sequence.client.take_delta(2).text for _ in range(2)] == ["abc", ""]
+    sequence.engine.add_row(pack_i32([4]), 2, 2)
+    sequence.text.add_offsets([6])
+    assert sequence.add_text("def", -1, 1)
+    assert sequence.client.take_delta(2).text == "def"
+
+
+async def test_a_slow_reader_of_logprobs_gets_what_waited_in_parts() -> None:
+    generation = make_generation(make_job(logprobs=20, stream=True))
+    (sequence,) = generation.sequences
+    tokens = MOST_VALUES // 22 + 5
+    sequence.engine.add_row(pack_i32(range(tokens)), 2, 1)
+    sequence.text.add_offsets(list(range(1, tokens + 1)))
+    assert sequence.add_text("x" * tokens, -1, tokens)
+    first, second = await generation.next_deltas(), await generation.next_deltas()
+    assert [len(first), len(second)] == [1, 1]
+    assert [(part.tokens, part.finish) for part in (*first, *second)] == [(MOST_VALUES // 22, 0), (5, 2)]
+    assert "".join(part.text for part in (*first, *second)) == "x" * tokens and generation.running == 0
 
 
 def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:

@@ -62,6 +62,9 @@ class Generation:
         self._span = span
         self._counted = counted
         self._wants_logprobs = job.sampling.logprobs >= 0
+        # Of all sequences, in what a stream is told at once: a slow reader finds much of it together.
+        many = job.wants.stream and self._wants_logprobs
+        self._most_tokens = MOST_VALUES // (2 + job.sampling.logprobs) if many else None
         self._deadline: asyncio.TimerHandle | None = None
         if caller.timeout_s > 0:
             left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9
@@ -91,6 +94,8 @@ class Generation:
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
+        if self._most_tokens is not None and any(sequence.client.has_more for sequence in self.sequences):
+            await asyncio.sleep(0)  # others have their turn between two parts
         return deltas
 
     @property
@@ -111,10 +116,13 @@ class Generation:
         return deltas
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
-        deltas = [sequence.client.take_delta() for sequence in sequences]
-        for delta in deltas:
+        most = None if self._most_tokens is None or not sequences else max(1, self._most_tokens // len(sequences))
+        deltas = [sequence.client.take_delta(most) for sequence in sequences]
+        for sequence, delta in zip(sequences, deltas, strict=True):
             if delta.finish:
                 self.running -= 1
+            elif most is not None and sequence.client.has_more:
+                self._delta_queue.add(sequence)
         return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
 
     @property

@@ -17,6 +17,7 @@ class ClientProgress:
     `ended`."""
 
     __slots__ = (
+        "_characters",
         "_engine",
         "_index",
         "_taken",
@@ -43,32 +44,47 @@ class ClientProgress:
         self.ended = False
         self.finish = 0
         self.stop_reason: str | int | None = None
-        # Tokens that are in deltas.
+        # Tokens that are in deltas, and characters of their text.
         self._taken = 0
+        self._characters = 0
         # Text that waits for the next delta.
         self.parts: list[str] = []
 
-    def start_after(self, tokens: int) -> None:
+    def start_after(self, tokens: int, characters: int) -> None:
         """Begin behind what the client of a broken stream has."""
-        self._taken = tokens
+        self._taken, self._characters = tokens, characters
 
     def end(self, finish: int, stop_reason: str | int | None) -> None:
         """Nothing comes after this."""
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
-    def take_delta(self) -> Delta:
-        """What is new since the last call."""
+    @property
+    def has_more(self) -> bool:
+        """Whether the last delta left tokens for another."""
+        return self._taken < self._text.confirmed
+
+    def take_delta(self, most_tokens: int | None = None) -> Delta:
+        """What is new since the last call. A delta of more than `most_tokens` is cut if its tokens have offsets: the
+        rest, and the end, are for the next call."""
         engine, offsets = self._engine, self._text.offsets
         start, end = self._taken, self._text.confirmed
+        text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
+        self.parts = []
+        finish, stop_reason = self.finish, self.stop_reason
+        if most_tokens is not None and end - start > most_tokens and len(offsets) >= end:
+            end, finish, stop_reason = start + most_tokens, 0, None
+            characters = max(0, offsets[end - 1] - self._characters)
+            text, rest = text[:characters], text[characters:]
+            self.parts = [rest] if rest else []
         self._taken = end
-        parts, self.parts = self.parts, []
+        self._characters += len(text)
         return Delta(
             self._index,
-            parts[0] if len(parts) == 1 else "".join(parts),
+            text,
             end - start,
             bytes(engine.output_ids[4 * start : 4 * end]) if self._with_ids else b"",
             engine.entries[start:end] if engine.entries else [],
             offsets[start:end] if offsets else [],
-            self.finish,
-            self.stop_reason,
+            finish,
+            stop_reason,
         )

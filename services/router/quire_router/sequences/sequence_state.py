@@ -150,7 +150,7 @@ class SequenceState:
         """Go on behind what the client of a broken stream has; before it is submitted."""
         self.engine.start_after(resume.output_ids, with_entries=self.wants_logprobs)
         self.text.start_after(resume.tokens, resume.characters, with_offsets=self.wants_logprobs)
-        self.client.start_after(resume.tokens)
+        self.client.start_after(resume.tokens, resume.characters)
 
     def hold(self, holder: Holder) -> None:
         """The sequence is with this holder from now on."""
