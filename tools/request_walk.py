@@ -1,9 +1,12 @@
 """The files that a request passes, in order: `python -m tools.request_walk`.
 
 A stack of the five services answers `POST /v1/completions` several times, each service under a profiler that notes
-every call of a function of Quire. A file is on the way out if, in every run, one of its functions was called between
-the POST and the beginning of the worker's step; and on the way back, if one was called between the end of the step and
-the client's first event. What runs now and then besides (heartbeats, load reports) is not in every run.
+calls of Quire's functions. The request is handed from one part of Quire to the next in the functions of HANDED_OUT
+and HANDED_BACK. A file is on the way if one of its functions is on the call stack in such a moment, in every run. The
+way out ends where the worker's step begins, and the way back begins where that step ends.
+
+A reader who follows a prompt opens these files. Files that a function only consults (a check, a counter, a clock) are
+not on the way; `--all` lists them too.
 
 `python tools/request_walk.py SERVICE FLAGS...` is `python -m quire_SERVICE FLAGS...` under that profiler; SIGUSR2
 makes it write what was called since the last one.
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -30,19 +34,34 @@ CALLS = "QUIRE_WALK_CALLS"
 """The environment's name of the folder into which services write their calls."""
 # The function that is the worker's step.
 _STEP = "StepRunner.run"
+HANDED_OUT = (
+    "parse_completion", "TokenizeStream.ask", "Encoder.encode", "SessionOutgoing.submit", "sequence_into_pb",
+    "sequence_from_pb", "PendingQueue.enter", "Planner.plan_grant", "SlotTable.fill", "encode_grant", "decode_grant",
+    "RunLoop.granted", "Engine.apply", "StepBuilder.build", "ThreadDevice.launch", "StepRunner.run",
+)  # fmt: skip
+HANDED_BACK = (
+    "complete_step", "encode_report", "decode_report", "OutputProcessor.update_from_report", "OutputBuffer.add_rows",
+    "Session.deliver", "outputs_to_pb", "EngineProgress.add_row", "DetokenizeOutgoing.add_rows", "Detokenizer.step",
+    "TextStream.advance", "SequenceState.add_text", "ClientProgress.take_delta", "CompletionFormat.frames",
+)  # fmt: skip
 _RUNS, _WARMUPS = 8, 3
 _LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call, or the return of the worker's step."""
+    """One call. `stack`: the files of the functions above it in its thread, the outermost first, and its own."""
 
     at_ns: int
     service: str
-    file: str
     function: str
-    returned: bool = False
+    stack: tuple[str, ...]
+    returned_ns: int
+
+    @property
+    def file(self) -> str:
+        """The function's own."""
+        return self.stack[-1]
 
 
 class CallRecorder:
@@ -50,7 +69,8 @@ class CallRecorder:
 
     def __init__(self, service: str, folder: Path) -> None:
         self._service, self._folder = service, folder
-        self._calls: list[tuple[int, CodeType, bool]] = []
+        # Time in ns, thread, code, and whether the function returned or yielded.
+        self._events: list[tuple[int, int, CodeType, bool]] = []
         self._ours: dict[CodeType, bool] = {}
         self._written = 0
 
@@ -61,25 +81,45 @@ class CallRecorder:
         sys.setprofile(self._note)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" or (event == "return" and frame.f_code.co_qualname == _STEP):
+        if event in ("call", "return"):
             code = frame.f_code
             ours = self._ours.get(code)
             if ours is None:
                 ours = self._ours[code] = is_ours(code.co_filename)
             if ours:
-                self._calls.append((time.monotonic_ns(), code, event == "return"))
+                self._events.append((time.monotonic_ns(), threading.get_ident(), code, event == "return"))
 
     def write(self) -> None:
         """What was called since the last time, as a file of JSON."""
-        calls, self._calls = self._calls, []
+        events, self._events = self._events, []
         self._written += 1
         rows = [
-            (at, self._service, os.path.relpath(code.co_filename, ROOT), code.co_qualname, returned)
-            for at, code, returned in calls
+            (at, self._service, thread, os.path.relpath(code.co_filename, ROOT), code.co_qualname, returned)
+            for at, thread, code, returned in events
         ]
         path = self._folder / f"{self._service}-{os.getpid()}-{self._written}.json"
         path.with_suffix(".part").write_text(json.dumps(rows), encoding="utf-8")
         path.with_suffix(".part").rename(path)
+
+
+def calls_of(rows: list[Any]) -> list[Call]:
+    """The calls of one process, with their stacks, from the rows that a recorder wrote."""
+    open_calls: dict[int, list[tuple[int, str, str]]] = {}
+    found = []
+    for at, service, thread, file, function, returned in rows:
+        stack = open_calls.setdefault(thread, [])
+        if not returned:
+            stack.append((at, file, function))
+        elif stack and stack[-1][1:] == (file, function):
+            began, _, _ = stack[-1]
+            found.append(Call(began, service, function, tuple(each[1] for each in stack), at))
+            stack.pop()
+        # else it began before the recording
+    for stack in open_calls.values():
+        for depth, (began, _, function) in enumerate(stack):
+            files = tuple(each[1] for each in stack[: depth + 1])
+            found.append(Call(began, rows[0][1], function, files, time.monotonic_ns()))
+    return sorted(found, key=lambda call: call.at_ns)
 
 
 def is_ours(file: str) -> bool:
@@ -91,32 +131,47 @@ def is_ours(file: str) -> bool:
     return parts[0] in {"quire", "services"} and parts[:2] != ("quire", "v1")
 
 
-def way(runs: list[list[Call]]) -> list[Call]:
-    """The first call of each file that is in every run, in the order of the last run."""
-    everywhere = set.intersection(*({call.file for call in calls} for calls in runs))
-    first: dict[str, Call] = {}
-    for call in runs[-1]:
-        if call.file in everywhere:
-            first.setdefault(call.file, call)
-    return list(first.values())
-
-
 def out_and_back(calls: list[Call], began_ns: int, ended_ns: int) -> tuple[list[Call], list[Call]]:
     """The calls before the step and those after it, of one request that took one step. Raises ValueError if no step
     began or none ended within the request."""
     during = sorted((c for c in calls if began_ns <= c.at_ns <= ended_ns), key=lambda c: c.at_ns)
     steps = [call for call in during if call.function == _STEP]
-    begins, ends = ([c.at_ns for c in steps if c.returned is returned] for returned in (False, True))
-    if not begins or not ends:
+    if not steps:
         raise ValueError("the worker made no step during the request")
-    return (
-        [call for call in during if call.at_ns <= begins[0] and not call.returned],
-        [call for call in during if call.at_ns > ends[-1]],
-    )
+    begin_ns, end_ns = steps[0].at_ns, steps[-1].returned_ns
+    return [c for c in during if c.at_ns <= begin_ns], [c for c in during if c.at_ns > end_ns]
 
 
-def trace(runs: int = _RUNS) -> tuple[list[Call], list[Call]]:
-    """Start a stack, ask it, and return the files on the way out and on the way back."""
+def on_the_way(calls: list[Call], handed: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Service, file and function of each file that is on a stack where the request is handed on, in the order of the
+    hand-overs. Raises ValueError for a hand-over that was not made: the names above are out of date."""
+    missing = [name for name in handed if all(call.function != name for call in calls)]
+    if missing:
+        raise ValueError(f"these functions were not called: {', '.join(missing)}")
+    found: dict[str, tuple[str, str, str]] = {}
+    for call in calls:
+        if call.function in handed:
+            for file in call.stack:
+                found.setdefault(file, (call.service, file, call.function))
+    return list(found.values())
+
+
+def in_every_run(runs: list[list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    """The files that are in all of them, in the order of the last."""
+    everywhere = set.intersection(*({file for _, file, _ in run} for run in runs))
+    return [row for row in runs[-1] if row[1] in everywhere]
+
+
+def touched(calls: list[Call]) -> list[tuple[str, str, str]]:
+    """Each file with its first call."""
+    first: dict[str, tuple[str, str, str]] = {}
+    for call in calls:
+        first.setdefault(call.file, (call.service, call.file, call.function))
+    return list(first.values())
+
+
+def trace(runs: int = _RUNS) -> list[tuple[list[Call], list[Call]]]:
+    """Start a stack, ask it so often, and return the calls out and back of each run."""
     from quire.local.spec import StackSpec
     from quire.local.stack import LocalStack
     from quire.models import find_model
@@ -138,7 +193,7 @@ def trace(runs: int = _RUNS) -> tuple[list[Call], list[Call]]:
                 found.append(out_and_back(_collect(Path(folder), pids), began_ns, ended_ns))
         finally:
             stack.close()
-    return way([out for out, _ in found]), way([back for _, back in found])
+    return found
 
 
 def service_pids(stack: Any) -> list[int]:
@@ -167,16 +222,16 @@ def _collect(folder: Path, pids: list[int]) -> list[Call]:
         if time.monotonic() > until:
             raise TimeoutError("a service did not write its calls")
         time.sleep(0.01)
-    calls = [Call(*row) for path in found for row in json.loads(path.read_text(encoding="utf-8"))]
+    calls = [call for path in found for call in calls_of(json.loads(path.read_text(encoding="utf-8")))]
     for path in found:
         path.unlink()
     return calls
 
 
-def show(title: str, calls: list[Call]) -> str:
+def show(title: str, files: list[tuple[str, str, str]]) -> str:
     """A Markdown table."""
-    rows = "\n".join(f"| {n} | {c.service} | `{c.file}` | `{c.function}` |" for n, c in enumerate(calls, 1))
-    return f"## {title}: {len(calls)} files\n\n| | service | file | first function |\n|---|---|---|---|\n{rows}\n"
+    rows = "\n".join(f"| {n} | {service} | `{file}` | `{at}` |" for n, (service, file, at) in enumerate(files, 1))
+    return f"## {title}: {len(files)} files\n\n| | service | file | seen at |\n|---|---|---|---|\n{rows}\n"
 
 
 def serve(service: str, flags: list[str]) -> int:
@@ -191,9 +246,13 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="The files that a request passes, out and back.")
     parser.add_argument("--runs", type=int, default=_RUNS, help="requests; a file must be passed by each (default 8)")
-    out, back = trace(parser.parse_args().runs)
-    print(show("Out", out))
-    print(show("Back", back))
+    parser.add_argument("--all", action="store_true", help="also the files that are only consulted")
+    arguments = parser.parse_args()
+    runs = trace(arguments.runs)
+    for title, ways, handed in (("Out", [r[0] for r in runs], HANDED_OUT), ("Back", [r[1] for r in runs], HANDED_BACK)):
+        if arguments.all:
+            print(show(f"{title}, every file that was touched", in_every_run([touched(calls) for calls in ways])))
+        print(show(title, in_every_run([on_the_way(calls, handed) for calls in ways])))
 
 
 if __name__ == "__main__":
