@@ -104,7 +104,7 @@ def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
     """Sampling columns of the sequences that yield a token."""
     place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked or batch.controls else {}
     return SamplingColumns(
-        draws=batch.draws[sampled],
+        draws=batch.draws.take(sampled),
         position=(batch.position[sampled] + batch.count[sampled]).astype(np.int64),
         blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
         controls={place[sequence]: each for sequence, each in batch.controls.items() if sequence in place},

@@ -15,7 +15,7 @@ import numpy as np
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
-from quire_worker.sampling.draw_rows import DRAW_ROW, WORDS
+from quire_worker.sampling.draw_rows import WORDS, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,9 +149,9 @@ class StepLayout:
         put("last", batch.last)
         put("blocked", blocked)
         put("drawn_at", batch.position + count)
-        draws = column("draws")
+        draws = column("draws").reshape(-1, WORDS)
         draws.fill(0)
-        draws.view(DRAW_ROW)[here] = batch.draws
+        draws[here] = words_of(batch.draws)
         if size.controlled:
             addresses = column("control").view(np.int64)
             addresses.fill(0)

@@ -74,7 +74,7 @@ class StepBuilder:
                 min_len=table.min_len[slots],
                 controls=self._controls(slots),
                 columns={
-                    "draws": table.draws[slots],
+                    "draws": table.draws.take(slots),
                     "logprobs": table.logprobs[slots],
                     "stop_id": table.stop_id[slots, : int(table.num_stop[slots].max())],
                 },

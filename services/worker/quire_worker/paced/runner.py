@@ -79,7 +79,7 @@ class PacedRunner:
             last = last[sampled]
         length = (batch.position[sampled] + batch.count[sampled]).astype(np.int64)
         probe = self.pages.states[self._places(batch.page_table, sampled, probes(last, length))]
-        asked = batch.draws[sampled]
+        asked = batch.draws.take(sampled)
         key = keys(asked["temperature"], asked["seed"], asked["sample_index"])
         x = draws(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)

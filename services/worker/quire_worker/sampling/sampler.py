@@ -84,7 +84,7 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
         size = [kept.size for kept in filtered.kept]
         ids, owner = np.concatenate(filtered.kept), np.repeat(filtered.rows, size)
         mine = rows[owner]
-        draws = columns.draws[mine]
+        draws = columns.draws.take(mine)
         score = noise_of_tokens(draws["seed"], draws["sample_index"], columns.position[mine], ids)
         score += scaled[owner, ids]
         end = np.cumsum(size)
@@ -95,7 +95,7 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
     for first in range(0, len(filtered.others), step):
         part = filtered.others[first : first + step]
         mine = rows[part]
-        draws = columns.draws[mine]
+        draws = columns.draws.take(mine)
         noise = noise_of_rows(draws["seed"], draws["sample_index"], columns.position[mine], vocab_size)
         noise += scaled[part]
         token[part] = noise.argmax(axis=1)
@@ -105,7 +105,7 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
     """Apply the limits; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
     vocab_size = scaled.shape[1]
-    draws = columns.draws[rows]
+    draws = columns.draws.take(rows)
     asked = asks_limits(draws)
     found = _Filtered(others=np.flatnonzero(~asked).tolist())
     chosen = np.flatnonzero(asked)
