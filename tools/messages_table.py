@@ -124,7 +124,7 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
         (
             f"prompt logprobs of {size(MAX_SCORE_BYTES)}; 17 bytes a row, and {_ALTERNATIVE} for each of its "
             f"alternatives (256 at most); several steps together {size(REPORT_BYTES)}",
-            "batch_rule.py, `--max-num-seqs`, report_bundle.py",
+            "step_schedule.py, `--max-num-seqs`, report_bundle.py",
         ),
     ),
     "Worker.GetStatus": (_SMALL, _SMALL),

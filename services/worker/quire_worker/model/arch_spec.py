@@ -72,11 +72,6 @@ class ArchSpec:
     expert_intermediate_size: int = 0
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.heads // self.kv_heads
-
-    @property
     def query_size(self) -> int:
         """Width of all query heads."""
         return self.heads * self.head_dim
