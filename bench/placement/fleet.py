@@ -111,7 +111,7 @@ class _Member:
         keep = max(0.0, 1.0 - busy_s / _HORIZON_S)
         self._tokens, self._span_s = self._tokens * keep + tokens, self._span_s * keep + busy_s
         rate = self._tokens / self._span_s if self._span_s else 0.0
-        self.row.loaded(
+        self.row.set_load(
             Load(
                 "ready",
                 running=replica.running,
@@ -124,10 +124,12 @@ class _Member:
         )
 
     def tell_prefill(self, run: Run) -> None:
-        self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
+        self.row.measure_prefill(
+            run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6)
+        )
 
     def tell_pull(self, pages: int, took_s: float, *, near: bool) -> None:
-        self.row.pulled(pages, round(took_s * 1e6), near=near and bool(self._told_host))
+        self.row.measure_pull(pages, round(took_s * 1e6), near=near and bool(self._told_host))
 
     def tell_pages(self, directory: PageDirectory, holder: int) -> None:
         # Of a page that came and went since the last frame, the last word counts.
@@ -160,8 +162,8 @@ class _Fleet:
         for index in range(setup.replicas):
             role = "both" if not setup.prefill else "prefill" if index < setup.prefill else "decode"
             row = self.table.add(f"replica-{index}")
-            row.show(accepts=True, model=model, role=role)
-            row.held_as(self.directory.open())
+            row.publish(accepts=True, model=model, role=role)
+            row.set_holder(self.directory.open())
             host = b"host %d" % (index % hosts) if hosts else b""
             self.members.append(_Member(SimReplica(setup.speed), row, host, tells_host=setup.tells_hosts))
         self.hear_load()

@@ -257,7 +257,7 @@ class RouterService:
 
     def _on_fleet(self) -> None:
         self._on_change()
-        self._migration.changed()
+        self._migration.replicas_changed()
 
     def _on_change(self) -> None:
         """A peer came or went: gRPC's health says what /health says."""

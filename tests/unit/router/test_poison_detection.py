@@ -63,12 +63,12 @@ def test_an_engine_that_lives_has_said_what_is_wrong() -> None:
 def test_engines_that_go_on_had_not_broken() -> None:
     rig = Rig()
     rig.there = {"a": EPOCH, "b": EPOCH}
-    assert {rig.lose(name, suspect=True, unheard=True) for name in "ab" * 14} == {""}
+    assert {rig.lose(name, suspect=True, unreachable=True) for name in "ab" * 14} == {""}
 
 
 def test_who_is_lost_again_in_the_same_epoch_had_gone_on() -> None:
     rig = Rig()
-    assert {rig.lose(name, suspect=True, unheard=True) for name in "abababab"} == {""}
+    assert {rig.lose(name, suspect=True, unreachable=True) for name in "abababab"} == {""}
 
 
 @pytest.mark.parametrize("back", [Epoch(7, 2), Epoch(8, 1), None])
@@ -76,7 +76,7 @@ def test_engines_that_begin_anew_or_stay_away_had_broken(back: Epoch | None) -> 
     rig = Rig()
     if back is not None:
         rig.there = dict.fromkeys("abc", back)
-    assert [rig.lose(name, suspect=True, unheard=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
+    assert [rig.lose(name, suspect=True, unreachable=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
 
 
 def test_a_worker_that_was_lost_was_lost_whatever_its_scheduler_says_of_epochs() -> None:
@@ -88,7 +88,7 @@ def test_a_worker_that_was_lost_was_lost_whatever_its_scheduler_says_of_epochs()
 def test_nothing_is_passed_on_for_ever() -> None:
     rig = Rig()
     rig.there = {"a": EPOCH}
-    mixed = [rig.lose(suspect=True, unheard=True) if i % 2 else rig.lose(bystander=True) for i in range(31)]
+    mixed = [rig.lose(suspect=True, unreachable=True) if i % 2 else rig.lose(bystander=True) for i in range(31)]
     assert mixed == [*[""] * 30, "MIGRATION_LIMIT"]  # of the last that was not heard it is not known yet
 
 

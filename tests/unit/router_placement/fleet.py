@@ -61,21 +61,21 @@ class Fleet:
 
     def add(self, instance: str, role: str = "both", of: ModelInfo | None = None) -> ReplicaRow:
         row = self.table.add(instance)
-        row.show(accepts=True, model=of or self.model, role=role)
-        row.held_as(self.directory.open())
-        row.loaded(Load("ready", max_num_seqs=10))
+        row.publish(accepts=True, model=of or self.model, role=role)
+        row.set_holder(self.directory.open())
+        row.set_load(Load("ready", max_num_seqs=10))
         self.rows.append(row)
         return row
 
     def load(self, index: int, running: int = 0, waiting_tokens: int = 0, rows: int = 10) -> None:
-        self.rows[index].loaded(
+        self.rows[index].set_load(
             Load("ready", running=running, max_num_seqs=rows, waiting_prefill_tokens=waiting_tokens)
         )
 
     def measured(self, index: int, prefill: float = 0.0, pull: float = 0.0, **load: Any) -> None:
         """A replica says how fast it is: prompt tokens and bytes per second."""
         said = Load("ready", max_num_seqs=10, prefill_tokens_per_s=prefill, pull_bytes_per_s=pull, **load)
-        self.rows[index].loaded(said)
+        self.rows[index].set_load(said)
 
     def sides(self, wanted: Sequence) -> tuple[int | None, int]:
         """Who prefills a sequence, if another than who decodes it, and who decodes it; by index."""
@@ -96,7 +96,7 @@ class Fleet:
         """All is known of that life of the kvstore; these replicas use it."""
         self.view.lives["kvstore"] = boot_id
         for index in users:
-            self.rows[index].loaded(Load("ready", max_num_seqs=10, kvstore_boot_id=boot_id))
+            self.rows[index].set_load(Load("ready", max_num_seqs=10, kvstore_boot_id=boot_id))
 
     def tell(self, holder: int, held: Sequence, pages: int = 1 << 30) -> None:
         """A holder says so."""

@@ -32,7 +32,7 @@ def test_roles_are_columns_and_may_change() -> None:
     assert found.table.prefills(rows, whole_too=False).tolist() == [0]
     assert found.table.prefills(rows, whole_too=True).tolist() == [0, 2]
     assert found.table.decodes(rows).tolist() == [1, 2]
-    found.rows[0].show(accepts=True, model=found.model, role="decode")
+    found.rows[0].publish(accepts=True, model=found.model, role="decode")
     assert found.table.decodes(rows).tolist() == [0, 1, 2]
     found.rows[1].drop()
     assert not found.table.role[1]
@@ -135,11 +135,11 @@ def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is
 def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
     found = rated(0.1, prefill=50.0)
     assert found.table.rates(np.array([0]))[0] == 500.0
-    found.rows[0].computed(50, 1_000)  # too short a prompt to tell
+    found.rows[0].measure_prefill(50, 1_000)  # too short a prompt to tell
     assert found.table.prefill_rate[0] == 50.0
-    found.rows[0].computed(400, 200_000)
+    found.rows[0].measure_prefill(400, 200_000)
     assert found.table.prefill_rate[0] == 2000.0
-    found.rows[0].computed(400, 800_000)
+    found.rows[0].measure_prefill(400, 800_000)
     assert found.table.prefill_rate[0] == 2000.0 and found.table.rates(np.array([1]))[0] == 1000.0
 
 

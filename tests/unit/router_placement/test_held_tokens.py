@@ -84,7 +84,7 @@ def test_salts_groups_and_page_sizes_are_told_apart() -> None:
     other = fleet.add("replica-3", of=model(groups=2, namespace=b"o" * 32))
     fleet.follow(LIFE, 3)
     assert fleet.place(sequence(10 * PAGE, cache_salt="a"), among=[3]).held_tokens == 0
-    other.show(accepts=True, model=model(groups=0, namespace=b"x" * 32))
+    other.publish(accepts=True, model=model(groups=0, namespace=b"x" * 32))
     assert fleet.place(sequence(10 * PAGE), among=[3]).held_tokens is None, "it does not say how it names pages"
 
 

@@ -27,7 +27,7 @@ def fleet(*members: str, policy: str = "kv_aware", **loads: Any) -> Fleet:
     found = Fleet(policy, 0, split=ALWAYS)
     for member in members:
         role, _, host = member.partition(" ")
-        found.add(member, role).loaded(Load("ready", max_num_seqs=10, host=host.encode(), **loads))
+        found.add(member, role).set_load(Load("ready", max_num_seqs=10, host=host.encode(), **loads))
     return found
 
 
@@ -58,7 +58,7 @@ def test_who_has_the_pages_is_worth_the_way() -> None:
 def test_two_that_are_good_together_are_found_though_neither_is_the_best_alone() -> None:
     found = fleet("prefill a", "prefill b", "decode b", "decode c", prefill_tokens_per_s=1000.0, pull_bytes_per_s=10.0)
     found.measured(1, prefill=1000.0, waiting_prefill_tokens=100, host=b"b")
-    found.rows[2].loaded(Load("ready", running=1, max_num_seqs=1000, pull_bytes_per_s=10.0, host=b"b"))
+    found.rows[2].set_load(Load("ready", running=1, max_num_seqs=1000, pull_bytes_per_s=10.0, host=b"b"))
     assert found.sides(sequence(1000)) == (1, 2)
 
 
@@ -86,7 +86,7 @@ def test_no_pair_of_all_costs_less(seed: int) -> None:
         found.add(f"replica-{index}", ("prefill", "decode", "both")[rng.integers(3)])
         host = b"" if rng.random() < 0.2 else b"host %d" % rng.integers(4)
         rates = rng.uniform(100, 2000, 3) * (rng.random(3) < 0.7)
-        found.rows[index].loaded(
+        found.rows[index].set_load(
             Load(
                 "ready",
                 running=int(rng.integers(12)),
@@ -120,21 +120,21 @@ def test_no_pair_of_all_costs_less(seed: int) -> None:
 def test_both_ways_are_measured_apart_and_the_short_one_is_never_thought_the_slower() -> None:
     found = fleet("decode a", "decode b")
     rows = np.array([0, 1])
-    found.rows[0].pulled(100, 1_000_000)
+    found.rows[0].measure_pull(100, 1_000_000)
     assert [rates.tolist() for rates in found.table.pull_rates(rows)] == [[100.0] * 2, [100.0 * NEAR_TIMES] * 2]
-    found.rows[0].pulled(100, 1_000_000 // 8, near=True)
+    found.rows[0].measure_pull(100, 1_000_000 // 8, near=True)
     assert [rates.tolist() for rates in found.table.pull_rates(rows)] == [[100.0] * 2, [800.0] * 2]
-    found.rows[1].loaded(Load("ready", pull_bytes_per_s=500.0, near_pull_bytes_per_s=50.0))
+    found.rows[1].set_load(Load("ready", pull_bytes_per_s=500.0, near_pull_bytes_per_s=50.0))
     assert [rates.tolist() for rates in found.table.pull_rates(rows)] == [[100.0, 500.0], [800.0, 1000.0]]
     alone = fleet("decode a")
-    alone.rows[0].pulled(100, 1_000_000, near=True)
+    alone.rows[0].measure_pull(100, 1_000_000, near=True)
     assert [rates.tolist() for rates in alone.table.pull_rates(rows[:1])] == [[100.0 / NEAR_TIMES], [100.0]]
 
 
 def test_what_a_scheduler_tells_of_ways_and_hosts_reaches_the_table() -> None:
     found = fleet("prefill a", "decode")
     said = scheduler_pb2.Load(phase="ready", pull_bytes_per_s=5, near_pull_bytes_per_s=50, host=b"a")
-    found.rows[1].loaded(load_from_pb(said))
+    found.rows[1].set_load(load_from_pb(said))
     assert found.table.are_near(np.array([1]), 0).all()
     assert [rates.tolist() for rates in found.table.pull_rates(np.array([1]))] == [[5.0], [50.0]]
 
@@ -158,11 +158,11 @@ def test_hosts_may_change_and_numbers_of_those_that_are_gone_are_used_again() ->
     found = fleet("prefill a", "decode a", "decode b")
     assert found.table.are_near(np.array([1, 2]), 0).tolist() == [True, False]
     for life in range(50):
-        found.rows[0].loaded(Load("ready", host=b"life %d" % life))
+        found.rows[0].set_load(Load("ready", host=b"life %d" % life))
         assert not found.table.are_near(np.array([1, 2]), 0).any()
-    found.rows[0].loaded(Load("ready", host=b"b"))
+    found.rows[0].set_load(Load("ready", host=b"b"))
     assert found.table.are_near(np.array([1, 2]), 0).tolist() == [False, True]
-    found.rows[0].loaded(Load("unreachable"))
+    found.rows[0].set_load(Load("unreachable"))
     assert found.table.host[:3].tolist()[0] == 0 and found.table.host.max() <= 3
     found.rows[1].drop()
     assert found.table.host[1] == found.table.host_hash[1] == 0
@@ -175,7 +175,7 @@ def test_other_policies_keep_their_turns_whatever_the_hosts() -> None:
 
 def test_engines_of_two_models_are_paired_with_their_own() -> None:
     found = fleet("decode a")
-    found.add("other weights", "prefill", model(digest=b"e")).loaded(Load("ready", max_num_seqs=10, host=b"a"))
+    found.add("other weights", "prefill", model(digest=b"e")).set_load(Load("ready", max_num_seqs=10, host=b"a"))
     assert found.sides(sequence(200)) == (None, 0)
-    found.add("of the other", "decode", model(digest=b"e")).loaded(Load("ready", running=9, max_num_seqs=10))
+    found.add("of the other", "decode", model(digest=b"e")).set_load(Load("ready", running=9, max_num_seqs=10))
     assert found.sides(sequence(200)) == (1, 2)

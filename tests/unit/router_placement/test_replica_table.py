@@ -13,10 +13,10 @@ from tests.unit.router_placement.fleet import model
 def test_able_are_those_that_accept_the_model() -> None:
     table = ReplicaTable()
     rows = [table.add(name) for name in "abcd"]
-    rows[0].show(accepts=True, model=model())
-    rows[1].show(accepts=False, model=model())
-    rows[2].show(accepts=True, model=model("other"))
-    rows[3].show(accepts=True, model=model(digest=b"e"))
+    rows[0].publish(accepts=True, model=model())
+    rows[1].publish(accepts=False, model=model())
+    rows[2].publish(accepts=True, model=model("other"))
+    rows[3].publish(accepts=True, model=model(digest=b"e"))
     assert table.able("m", None, 10**9).tolist() == [0, 3], "the length is the request's own affair"
     assert table.able("m", b"e", 4096).tolist() == [3]
     assert not len(table.able("m", b"e", 4097)) and not len(table.able("unheard", None, 0))
@@ -26,17 +26,17 @@ def test_able_are_those_that_accept_the_model() -> None:
 def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
     table = ReplicaTable()
     first = table.add("a")
-    first.show(accepts=True, model=model())
-    first.loaded(Load("ready", running=3, max_num_seqs=8, waiting_prefill_tokens=70))
+    first.publish(accepts=True, model=model())
+    first.set_load(Load("ready", running=3, max_num_seqs=8, waiting_prefill_tokens=70))
     late = LoadReservation(table, first.row, 1, 100)
     first.drop()
     assert not len(table.able("m", None, 0)) and not table.several
     second = table.add("b")
     assert second.row == first.row and table.queue(np.array([0])).tolist() == [0]
-    second.show(accepts=True, model=model())
-    first.show(accepts=False, model=model())
-    first.loaded(Load("ready", running=9))
-    first.held_as(7)
+    second.publish(accepts=True, model=model())
+    first.publish(accepts=False, model=model())
+    first.set_load(Load("ready", running=9))
+    first.set_holder(7)
     first.drop()
     late.release()
     assert table.able("m", None, 0).tolist() == [0] and table.holder[0] == -1
@@ -47,9 +47,9 @@ def test_the_table_grows_and_keeps_what_it_knew() -> None:
     table = ReplicaTable()
     for index in range(100):
         row = table.add(f"r{index}")
-        row.show(accepts=True, model=model())
-        row.held_as(index)
-        row.loaded(Load("ready", running=index, max_num_seqs=100))
+        row.publish(accepts=True, model=model())
+        row.set_holder(index)
+        row.set_load(Load("ready", running=index, max_num_seqs=100))
     rows = table.able("m", None, 0)
     assert rows.tolist() == table.holder[rows].tolist() == table.running[rows].tolist() == list(range(100))
     assert table.several and len(table.pools) == 1
@@ -61,7 +61,7 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     rows = np.array([0])
     placed = [LoadReservation(table, 0, 2, 100), LoadReservation(table, 0, 1, 50)]
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [3.0]
-    row.loaded(Load("ready", running=1, waiting=2, max_num_seqs=10, waiting_prefill_tokens=90))
+    row.set_load(Load("ready", running=1, waiting=2, max_num_seqs=10, waiting_prefill_tokens=90))
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [0.3]
     placed[0].release()
     placed[0].release()
@@ -71,5 +71,5 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     assert table.queue(rows).tolist() == [130]
     quick.release()
     assert table.queue(rows).tolist() == [90], "begun before the replica spoke again"
-    row.loaded(Load("ready"))
+    row.set_load(Load("ready"))
     assert table.queue(rows).tolist() == [0]

@@ -43,10 +43,10 @@ class Export:
         )
         self._sequence.kv.offer_pages(offer)
 
-    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+    def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
         self._timings += timings
         self._sequence.engine.end_at_length()
-        self._migrator.prefilled(self._sequence)
+        self._migrator.prefill_ended(self._sequence)
 
     def pages_pulled(self, found: PulledPages) -> None:
         """Does nothing: no decode side pulls these pages."""

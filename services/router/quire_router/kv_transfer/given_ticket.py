@@ -29,7 +29,7 @@ class GivenTicket:
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
         """Does nothing: no prefill side was asked for a ticket."""
 
-    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+    def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
         """Does nothing: no prefill side was asked to compute."""
 
     def pages_pulled(self, found: PulledPages) -> None:

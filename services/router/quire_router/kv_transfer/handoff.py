@@ -99,13 +99,13 @@ class Handoff:
             self._reserved_at.hand_over_ticket(self._reservation.handle, ticket)
             self._pull.start()
 
-    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+    def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
         self._pull.add_timings(replace(one, service=f"prefill {one.service}") for one in timings)
         if self.step is not Step.PREFILL:
             return
         self._prefilled_ns = time.monotonic_ns()
         metrics.handoffs.labels("reserved" if self._reservation is not None else "late").inc()
-        self._migrator.prefilled(self._sequence)
+        self._migrator.prefill_ended(self._sequence)
 
     def take_over(self) -> str:
         """The sequence goes to its reservation, with the tokens that the prefill side sampled."""
@@ -133,7 +133,7 @@ class Handoff:
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
-        self._migrator.place_lost(self._sequence, failure)
+        self._migrator.reservation_lost(self._sequence, failure)
 
     def pages_pulled(self, found: PulledPages) -> None:
         self._pull.end(found)

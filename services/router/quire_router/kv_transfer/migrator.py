@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Migrator(Protocol):
     """The migration."""
 
-    def prefilled(self, sequence: SequenceState) -> None:
+    def prefill_ended(self, sequence: SequenceState) -> None:
         """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
 
-    def place_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
+    def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """An engine that was to have it is no more; the sequence itself is well."""

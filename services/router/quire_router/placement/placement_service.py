@@ -57,7 +57,7 @@ class PlacementService:
         if service == "scheduler":
             row = self._row_of(instance)
             if row is not None:
-                row.held_as(number)
+                row.set_holder(number)
             return
         view = self._view
         view.stores.pop(instance, None)

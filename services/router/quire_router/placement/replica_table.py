@@ -217,7 +217,7 @@ class ReplicaRow:
     def _void(self) -> bool:
         return bool(self._table.life[self.row] != self._life)
 
-    def show(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
+    def publish(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
         """Whether it accepts requests now, what it runs, and what it is for."""
         table, row = self._table, self.row
         if self._void:
@@ -229,7 +229,7 @@ class ReplicaRow:
             table.max_model_len[row] = model.max_model_len
             table.token_bytes[row] = sum(g.page_bytes for g in model.pages.groups) / max(1, model.pages.page_size)
 
-    def loaded(self, load: Load) -> None:
+    def set_load(self, load: Load) -> None:
         """It said how busy it is."""
         table, row = self._table, self.row
         if self._void:
@@ -244,13 +244,13 @@ class ReplicaRow:
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
 
-    def computed(self, tokens: int, us: int) -> None:
+    def measure_prefill(self, tokens: int, us: int) -> None:
         """It computed so many tokens of one prompt in so long."""
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
-    def pulled(self, pages: int, us: int, *, near: bool = False) -> None:
+    def measure_pull(self, pages: int, us: int, *, near: bool = False) -> None:
         """It pulled so many pages of one prompt in so long, from its own host or from another."""
         if self._void or us <= 0:
             return
@@ -268,7 +268,7 @@ class ReplicaRow:
             table.host[row] = table.host_number(name_hash) if host else 0
             table.host_hash[row] = name_hash
 
-    def held_as(self, holder: int) -> None:
+    def set_holder(self, holder: int) -> None:
         """Its number in the page directory."""
         if not self._void:
             self._table.holder[self.row] = holder

@@ -29,7 +29,7 @@ class Sides(NamedTuple):
 
     decode: Replica
     prefill: Replica | None
-    pulled: LoadReservation
+    decode_load: LoadReservation
 
 
 class Chooser:
@@ -48,15 +48,15 @@ class Chooser:
         sequence is marked as placed.
         """
         started_ns = time.perf_counter_ns()
-        rows = self._able(sequence, shunned)
+        rows = self._able_rows(sequence, shunned)
         if avoid and len(rows) > 1:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
         request = PlacementRequest(sequence.to_submit(), weight, _session(sequence), sequence.placement.page_hashes)
         while len(rows):
-            placed = self._placer.place(request, self._fit(sequence, rows))
-            replica = self._taker(sequence, placed)
+            placed = self._placer.place(request, self._fitting_rows(sequence, rows))
+            replica = self._replica_for(sequence, placed)
             if replica is not None:
-                _place(sequence, placed)
+                _reserve_load(sequence, placed)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return replica
             rows = rows[rows != placed.row]
@@ -65,14 +65,14 @@ class Chooser:
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
         """The same for one sequence that is new, and where it pays with a replica that computes its prompt."""
         started_ns = time.perf_counter_ns()
-        rows = self._able(sequence, shunned)
+        rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
         while len(rows):
             placed = self._placer.place_sides(request, rows)
-            decode = self._taker(sequence, placed.decode)
-            prefill = self._taker(sequence, placed.prefill) if placed.prefill is not None else None
+            decode = self._replica_for(sequence, placed.decode)
+            prefill = self._replica_for(sequence, placed.prefill) if placed.prefill is not None else None
             if decode is not None and (prefill is not None or placed.prefill is None):
-                _place(sequence, placed.prefill or placed.decode)
+                _reserve_load(sequence, placed.prefill or placed.decode)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return Sides(decode, prefill, placed.decode)
             for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
@@ -91,14 +91,14 @@ class Chooser:
     def still_runs(self, instance: str, epoch: Epoch) -> bool:
         return self._fleet.still_runs(instance, epoch)
 
-    def _able(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
+    def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         rows = fleet.table.able(sequence.model, sequence.placement.digest if bound else None, sequence.max_len)
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows
 
-    def _fit(self, sequence: SequenceState, rows: Rows) -> Rows:
+    def _fitting_rows(self, sequence: SequenceState, rows: Rows) -> Rows:
         """Of the rows those whose role it is, or else all."""
         table = self._fleet.table
         if sequence.job.kv_export:
@@ -107,17 +107,17 @@ class Chooser:
             fit = [table.decodes(rows)]
         return next((some for some in fit if len(some)), rows)
 
-    def _taker(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
+    def _replica_for(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
         """The replica, if it can take the sequence; if not, its row is brought up to date."""
         replica = self._fleet.at(placed.row)
         if replica.can_take(sequence):
             return replica
         placed.release()
-        replica.show()
+        replica.publish()
         return None
 
 
-def _place(sequence: SequenceState, placed: LoadReservation) -> None:
+def _reserve_load(sequence: SequenceState, placed: LoadReservation) -> None:
     # Of a sequence that ran before, an engine may have stored more than it has reported.
     ran = sequence.submitted or sequence.engine.output_ids
     sequence.placement.reserve_load(placed, None if ran else placed.held_tokens)

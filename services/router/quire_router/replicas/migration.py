@@ -61,7 +61,7 @@ class Migration:
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
         """Siblings, for the first time: they go together, since they share their prompt's pages."""
-        if len(sequences) == 1 and _may_part(sequences[0]):
+        if len(sequences) == 1 and _may_prefill_elsewhere(sequences[0]):
             if not self._begin(sequences[0]):
                 self._wait(sequences[0], self._history_of(sequences[0]))
             return
@@ -99,28 +99,28 @@ class Migration:
         self._shun(history, failure)
         instance = sequence.kv.route.take_over() if sequence.kv.route is not None else ""
         if instance and history.lost_ns:
-            _tell(sequence, history, instance)
+            _record_migration(sequence, history, instance)
         if not instance:
             self._place_or_wait(sequence)
 
-    def prefilled(self, sequence: SequenceState) -> None:
+    def prefill_ended(self, sequence: SequenceState) -> None:
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
         elif sequence.kv.route is None or not sequence.kv.route.take_over():
             self._place_or_wait(sequence)
 
-    def place_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
+    def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         history = self._history_of(sequence)
         history.leave_engine(failure.instance)
         log.info("decode side lost ahead of the first token", **_facts(sequence, failure))
         if not sequence.client.ended and not self._gives_up(sequence, history, failure):
             self._shun(history, failure)
 
-    def changed(self) -> None:
+    def replicas_changed(self) -> None:
         """A replica may have become able to take what waits."""
         if self._pending.waiting:
-            self._serve()
+            self._serve_waiting()
 
     def close(self) -> None:
         """From now on nothing is moved; what waits fails."""
@@ -160,7 +160,9 @@ class Migration:
         handoff = Handoff(sequence, sides.prefill.session, self._transfers, self)
         sequence.kv.begin_route(handoff)
         self._submit(sequence, sides.prefill)
-        handoff.reserve(sides.decode.session, self._handles.next_handle(offsets=sequence.wants_logprobs), sides.pulled)
+        handoff.reserve(
+            sides.decode.session, self._handles.next_handle(offsets=sequence.wants_logprobs), sides.decode_load
+        )
         return True
 
     def _place_or_wait(self, sequence: SequenceState) -> None:
@@ -170,7 +172,7 @@ class Migration:
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
         """Submit it somewhere, if anybody can take it now."""
-        if _may_part(sequence):
+        if _may_prefill_elsewhere(sequence):
             return self._begin(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
         if replica is None:
@@ -185,7 +187,7 @@ class Migration:
             sequence.begin_attempt(self._handles.next_handle(offsets=sequence.wants_logprobs))
         replica.submit(sequence)
         if history is not None and history.lost_ns:
-            _tell(sequence, history, replica.instance)
+            _record_migration(sequence, history, replica.instance)
 
     def _wait(self, sequence: SequenceState, history: MigrationHistory) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -193,7 +195,7 @@ class Migration:
         self._pending.enter(sequence)
         self._wake_at(history.next_due_s(now_s))
 
-    def _serve(self) -> None:
+    def _serve_waiting(self) -> None:
         """Look after all that wait: place, give up, or find out when to look again."""
         self._due_s = float("inf")
         now_s = asyncio.get_running_loop().time()
@@ -214,13 +216,13 @@ class Migration:
         if self._timer is not None:
             self._timer.cancel()
         self._due_s = due_s
-        self._timer = asyncio.get_running_loop().call_at(due_s, self._serve)
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._serve_waiting)
 
     def _history_of(self, sequence: SequenceState) -> MigrationHistory:
         return sequence.begin_history(self._wait_s)
 
 
-def _may_part(sequence: SequenceState) -> bool:
+def _may_prefill_elsewhere(sequence: SequenceState) -> bool:
     """Whether it may be prefilled elsewhere: it is new, alone, and has more than one token to come. What is asked of a
     prompt is said by an engine that computes all of it."""
     spec = sequence.spec
@@ -240,7 +242,7 @@ def _facts(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | i
     }
 
 
-def _tell(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
+def _record_migration(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
     """Logs, metrics and trace of a sequence that has an engine again."""
     us = history.find_engine()
     metrics.migrations.labels(history.reason).inc()

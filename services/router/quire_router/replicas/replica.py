@@ -157,17 +157,17 @@ class Replica:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load
         self.epoch = load.epoch or self.epoch
-        self.row.loaded(load)
+        self.row.set_load(load)
         if load.phase in ("ready", "draining"):
             self._serving.set()
         else:
             self._serving.clear()
         self._changed()
 
-    def show(self) -> None:
+    def publish(self) -> None:
         """Bring its row up to date."""
-        self.row.show(accepts=self.accepts, model=self.model, role=self.role)
+        self.row.publish(accepts=self.accepts, model=self.model, role=self.role)
 
     def _changed(self) -> None:
-        self.show()
+        self.publish()
         self._on_change(self)

@@ -137,7 +137,7 @@ class Session:
         self._out = SessionOutgoing(self._router_id, self._wanted)
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
-        reason, unheard, heard_ns = "session_ended", False, time.monotonic_ns()
+        reason, unreachable, heard_ns = "session_ended", False, time.monotonic_ns()
         try:
             async for message in call:
                 heard_ns = time.monotonic_ns()
@@ -152,12 +152,12 @@ class Session:
                 reason = "left"
                 raise
             # Otherwise it is the call alone: cut by the watchdog, or by gRPC because a message could not be made.
-            reason, unheard = ("silent", True) if watch.expired else ("session_failed", False)
+            reason, unreachable = ("silent", True) if watch.expired else ("session_failed", False)
             raise _cut(watch) from None
         except grpc.aio.AioRpcError as error:
             typed = from_rpc_error(error)
             reason = "too_slow" if typed.code == SESSION_TOO_SLOW else "session_lost"
-            unheard = typed.code == _CUT
+            unreachable = typed.code == _CUT
             raise typed from error
         except Exception:
             reason = "session_failed"
@@ -170,7 +170,7 @@ class Session:
             self._out.end()
             if self.sequences:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
-            self._reducer.lose_all(reason, unheard=unheard)
+            self._reducer.lose_all(reason, unreachable=unreachable)
 
     def _longest_silence_s(self, heartbeat_ms: int) -> float:
         """Only who promises signs of life is missed."""

@@ -11,15 +11,7 @@ from quire_common.credit.prompt_logprobs import prompt_logprobs_from_pb
 from quire_common.errors import InvalidArgument, from_message
 from quire_common.telemetry.logs import get_logger
 from quire_common.ticket import ticket_from_pb
-from quire_router.replicas.session_step import (
-    Admitted,
-    Failed,
-    Finished,
-    Prefilled,
-    Pulled,
-    SessionStep,
-    StepRows,
-)
+from quire_router.replicas.session_step import Admitted, Failed, Finished, Prefilled, Pulled, SessionStep, StepRows
 from quire_router.sequences.delta import HopTiming, LogprobEntry
 from quire_router.sequences.kv_route import PulledPages
 

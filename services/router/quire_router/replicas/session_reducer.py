@@ -59,16 +59,16 @@ class SessionReducer:
         for pulled in step.pulled:
             self._apply_pull(pulled)
         for tokens, us in step.prefills:
-            self._row.computed(tokens, us)
+            self._row.measure_prefill(tokens, us)
         for prefilled in step.prefilled:
             self._apply_prefill(prefilled)
 
-    def lose_all(self, reason: str, *, unheard: bool) -> None:
+    def lose_all(self, reason: str, *, unreachable: bool) -> None:
         """The session is over: all that is here has lost its engine; what has all its tokens needs none."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
-        ran = EngineFailure(reason, instance, error, suspect=deadly, unheard=unheard, outage=outage)
+        ran = EngineFailure(reason, instance, error, suspect=deadly, unreachable=unreachable, outage=outage)
         waited = EngineFailure(reason, instance, error, bystander=deadly)
         self._sequences.clear()
         for sequence in lost:
@@ -111,7 +111,7 @@ class SessionReducer:
             reservation.lost(failure)
 
     def _apply_pull(self, pulled: Pulled) -> None:
-        self._row.pulled(pulled.found.pages, pulled.found.us, near=pulled.near)
+        self._row.measure_pull(pulled.found.pages, pulled.found.us, near=pulled.near)
         owner = self._reservations.get(pulled.handle) or self._sequences.get(pulled.handle)
         if owner is not None:
             owner.pages_pulled(pulled.found)
@@ -127,7 +127,7 @@ class SessionReducer:
         if route is None or asked is None or not asked.prefill_only:
             self._lost(sequence, not_a_prefill(self._source.instance))
         else:
-            route.prefilled(prefilled.timings)
+            route.prefill_ended(prefilled.timings)
 
 
 def apply_events(

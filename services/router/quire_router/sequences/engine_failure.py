@@ -48,7 +48,7 @@ class EngineFailure:
     """`reason` is a metric's label, `error` what the client is told if nobody else takes the sequence.
 
     `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
-    was lost. `unheard`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
+    was lost. `unreachable`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
     again now. `busy`: it was refused because the replica is full. `outage`: of a suspect,
     what broke and who ran there.
     """
@@ -58,7 +58,7 @@ class EngineFailure:
     error: QuireError
     suspect: bool = False
     bystander: bool = False
-    unheard: bool = False
+    unreachable: bool = False
     refused: bool = False
     busy: bool = False
     outage: Outage = field(default_factory=lambda: Outage(""))

@@ -70,7 +70,7 @@ class KvRoute(Protocol):
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
         """The prefill side has begun; this is how to have its pages."""
 
-    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+    def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
         """The prefill side has done its part, and has let go of the sequence."""
 
     def pages_pulled(self, found: PulledPages) -> None:

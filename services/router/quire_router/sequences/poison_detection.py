@@ -73,7 +73,7 @@ class PoisonDetector:
         # What ran beside it has had no time to go on since this last one.
         kind = failure.outage.kind
         alike = 1 + sum(one.outage.kind == kind and one.outage.most_progressed(sequence) for one in broken)
-        broken.append(_Suspected(failure.instance, epoch if failure.unheard else None, failure.outage))
+        broken.append(_Suspected(failure.instance, epoch if failure.unreachable else None, failure.outage))
         if alike >= limit or len(broken) >= limit * _UNRELATED_FACTOR:
             # Of an engine that went away nothing better is known; one that lives has said what is wrong.
             return _too_many_attempts(len(broken)) if isinstance(failure.error, Unavailable) else failure.error

@@ -64,9 +64,9 @@ class DetokenizeOutgoing:
         self._long: deque[_Opening] = deque()
         self._suspects: deque[_Opening] = deque()
         # The suspect that is being opened, and the message with the last of it.
-        self._trying: _Opening | None = None
-        self._last_of_it: tb.DetokenizeRequest | None = None
-        self._others_turn = False
+        self._opening_suspect: _Opening | None = None
+        self._last_of_suspect: tb.DetokenizeRequest | None = None
+        self._others_next = False
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._join_at = MAX_STEPS
         self._closes: list[int] = []
@@ -125,10 +125,10 @@ class DetokenizeOutgoing:
 
     def answered(self) -> SequenceState | None:
         """The oldest message was. Tells the suspect that has come through by it, if one has."""
-        message, opening = self._unanswered.popleft(), self._trying
-        if opening is None or message is not self._last_of_it:
+        message, opening = self._unanswered.popleft(), self._opening_suspect
+        if opening is None or message is not self._last_of_suspect:
             return None
-        self._trying = self._last_of_it = None
+        self._opening_suspect = self._last_of_suspect = None
         self._wake.set()
         return opening.sequence if self._sequences.get(opening.handle) is opening.sequence else None
 
@@ -149,7 +149,7 @@ class DetokenizeOutgoing:
             if self._over:
                 return
             self._wake.clear()
-            while self._rows or self._short or self._long or self._closes or self._may_try():
+            while self._rows or self._short or self._long or self._closes or self._may_open_suspect():
                 message = self._next()
                 self._unanswered.append(message)
                 yield message
@@ -162,16 +162,16 @@ class DetokenizeOutgoing:
             if sequence is not None:
                 sequence.text.add_rows(count)
 
-    def _may_try(self) -> bool:
+    def _may_open_suspect(self) -> bool:
         """Whether a suspect waits that may be opened, or the rest of one."""
-        return self._last_of_it is None and (self._trying is not None or bool(self._suspects))
+        return self._last_of_suspect is None and (self._opening_suspect is not None or bool(self._suspects))
 
     def _next(self) -> tb.DetokenizeRequest:
         others = bool(self._rows or self._short or self._long or self._closes)
-        if self._may_try() and not (self._others_turn and others):
-            self._others_turn = True
-            return self._try_suspect()
-        self._others_turn = False
+        if self._may_open_suspect() and not (self._others_next and others):
+            self._others_next = True
+            return self._open_suspect()
+        self._others_next = False
         message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
         size, most = len(message.token), MESSAGE_BYTES - (_LONG_BYTES if self._long else 0)
         while self._short and size < most:
@@ -187,15 +187,15 @@ class DetokenizeOutgoing:
             self._closes = []
         return message
 
-    def _try_suspect(self) -> tb.DetokenizeRequest:
-        opening = self._trying = self._trying or self._suspects.popleft()
+    def _open_suspect(self) -> tb.DetokenizeRequest:
+        opening = self._opening_suspect = self._opening_suspect or self._suspects.popleft()
         message = tb.DetokenizeRequest()
         self._open(opening, message, MESSAGE_BYTES)
         if opening.done:
             if message.open or message.handle:
-                self._last_of_it = message
+                self._last_of_suspect = message
             else:
-                self._trying = None  # it has gone
+                self._opening_suspect = None  # it has gone
         return message
 
     def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:

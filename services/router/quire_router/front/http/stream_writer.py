@@ -123,7 +123,7 @@ class _Pump:
             self._timer = self._loop.call_later(self._ping_s, self._ping)
         try:
             while True:
-                self._generation.call_when_ready(self._on_news)
+                self._generation.call_when_ready(self._on_deltas)
                 await self._turn
                 if not self._generation.running:
                     return self._last
@@ -140,7 +140,7 @@ class _Pump:
         self._wrote = False
         self._timer = self._loop.call_later(self._ping_s, self._ping)
 
-    def _on_news(self) -> None:
+    def _on_deltas(self) -> None:
         if self._turn.done():  # the request was cancelled
             return
         if self._connection.full:
@@ -154,7 +154,7 @@ class _Pump:
         if self._generation.running:
             self._connection.write(frames)
             self._wrote = True
-            self._generation.call_when_ready(self._on_news)
+            self._generation.call_when_ready(self._on_deltas)
         else:
             self._last = frames
             self._turn.set_result(None)
