@@ -1,5 +1,5 @@
 """A place kept at a decode side for a sequence that is prefilled elsewhere: a request of its own there, with a handle
-and an attempt, until the sequence takes it over. Knows not when that is: see handoff.py."""
+and an attempt, until the sequence takes it over. The hand-off decides when: see handoff.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReservationOwner(Protocol):
-    """Is told what becomes of its reservation."""
+    """Hears what becomes of its reservation."""
 
     def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side has let go of it."""

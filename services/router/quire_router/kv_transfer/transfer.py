@@ -1,4 +1,4 @@
-"""One ticket's pages, lent by a prefill side: let go of once, on every path. Knows not who pulls them."""
+"""One ticket's pages, lent by a prefill side: released once, on every path. Knows nothing of what pulls them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Transfer:
 
     @property
     def open(self) -> bool:
-        """Whether somebody may still pull."""
+        """Whether the pages may still be pulled."""
         return not self._released and self._life in (0, self.source.life)
 
     @property

@@ -1,4 +1,4 @@
-"""Placed: what a request that was sent somewhere counts there, until the replica tells of it itself."""
+"""What a request that was sent to a replica counts there, until the replica reports it itself."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ log = get_logger(__name__)
 
 
 class Fleet:
-    """Replicas by instance. All methods run in the event loop. `lost` is told of sequences that a replica dropped."""
+    """Replicas by instance. All methods run in the event loop. `lost` is called for sequences that a replica
+    dropped."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""The one Session stream to a scheduler: submits and aborts out, steps in, each passed on to the tokenizer as it is.
+"""The one Session stream to a scheduler: its life, and what goes out on it. The codec reads what comes in, and the
+reducer applies it.
 
-A message's handle, count, token and finish columns go to the Detokenize stream untouched, one for one.
-Knows nothing of clients; a sequence learns of its end here or from its Detokenize stream. What is said of pages that
-travel goes to the sequence's KvRoute, or to the reservation that is kept here for it.
+Knows nothing of clients; a sequence learns of its end from the reducer or from its Detokenize stream.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
-    # Given the table of a holder, and whom to tell of a sequence whose text has ended before the engine did.
+    # Given the table of a holder, and what to call for a sequence whose text has ended before the engine did.
     MakeDetokenizer = Callable[[dict[int, SequenceState], Callable[[SequenceState], None]], DetokenizeStream]
 
 # A healthy scheduler welcomes at once.
@@ -48,9 +47,9 @@ _CUT = "PEER_UNAVAILABLE"
 class Session:
     """Lives as long as its replica; the stream below it may come and go. `sequences` is shared with the detokenizer.
 
-    `lost` is told of every sequence that the scheduler works on no more without having ended it. `reservations` are
-    places for sequences that are elsewhere as yet. `life` counts its streams. `row` is told how fast prompts
-    were computed there, and pages pulled.
+    `lost` is called for every sequence that the scheduler works on no more without having ended it. `reservations` are
+    places for sequences that are elsewhere as yet. `life` counts its streams. `row` gets the measured speed of prefill
+    and of pulls.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ _SUSPECT = ("session_lost", "silent", "session_failed")
 class SessionReducer:
     """`sequences` and `reservations` are the session's tables, by handle; rows of handles that have gone are skipped.
 
-    `lost` is told of every sequence that the scheduler works on no more without having ended it. `row` is told how fast
-    prompts were computed there, and pages pulled.
+    `lost` is called for every sequence that the scheduler works on no more without having ended it. `row` gets the
+    measured speed of prefill and of pulls.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The engine sees ordinary short requests whose prompts begin alike, so that its prefix cache has all but the last page of
 them, and they move to another replica like any others. Knows nothing of formats; what comes out is a Generation that
-has ended, and one delta for each beam that is told.
+has ended, and one delta for each beam of the answer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SearchedGeneration(Generation):
     first_ns = 0
 
     def usage(self) -> Usage:
-        """Prompts count once, and of answers the tokens that are told."""
+        """Prompts count once, and of answers the tokens that the client gets."""
         return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
@@ -93,8 +93,8 @@ class SearchedGeneration(Generation):
         return self.first_ns
 
     def _reasons(self) -> list[str]:
-        told = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
-        return told or ["abort"] * self.answer_count
+        reasons = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
+        return reasons or ["abort"] * self.answer_count
 
 
 class BeamSearch:
@@ -153,20 +153,20 @@ class BeamSearch:
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         ends = frozenset((*job.stop_token_ids, *eos))
         searches = [_Search(ids, most) for ids, most in rendering.prompts]
-        told: list[list[Beam]] = []
+        best: list[list[Beam]] = []
         while any(search.live for search in searches):
             await self._step(job, caller, [search for search in searches if search.live], ends, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
-            told = [self._best(job, search) for search in searches]
+            best = [self._best(job, search) for search in searches]
             # As of an answer that is cut off, what it has come to: it may end here.
-            costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
-        generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, told, strict=True)]
+            costs.completion_tokens = sum(len(beam.ids) for beams in best for beam in beams)
+        generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, best, strict=True)]
         if job.wants.echo:
             prompts = zip(job.prompts, searches, strict=True)
             cut = job.truncate_to is not None
             texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
             generation.set_prompt_texts(texts)
-        return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
+        return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in best for beam in beams)]
 
     async def _step(
         self, job: GenerateJob, caller: Caller, searches: list[_Search], ends: frozenset[int], costs: _Costs
@@ -202,7 +202,7 @@ class BeamSearch:
 
     @staticmethod
     def _best(job: GenerateJob, search: _Search) -> list[Beam]:
-        """What would be told if the search ended now."""
+        """The answers if the search ended now."""
         prompt_tokens, found = len(search.prompt_ids), [*search.ended, *search.live]
         return sorted(found, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)[: job.n]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def whole_answers(generation: Generation) -> list[Delta]:
-    """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
+    """The last delta of each answer, which is all of it where no stream was asked for."""
     deltas: dict[int, Delta] = {}
     while generation.running:
         for delta in await generation.next_deltas():

@@ -1,4 +1,4 @@
-"""A job in flight, as its one consumer sees it: news as deltas, usage, timings, and an end that is always tidy."""
+"""A job in flight, as its one consumer sees it: deltas, usage, timings, and an end that is always tidy."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Generation:
         self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
-        """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
+        """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last deltas."""
         deltas = self._deltas(self._delta_queue.take_sequences())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error
@@ -138,7 +138,7 @@ class Generation:
 
     @property
     def answer_count(self) -> int:
-        """Sequences that the client is told of."""
+        """Sequences whose answers the client gets: all but those that `best_of` leaves out."""
         return len(self.job.prompts) * self.job.n
 
     @property
@@ -147,7 +147,7 @@ class Generation:
         return self.sequences[0].kv.offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
-        """The prompt that a told sequence goes on from."""
+        """The prompt of an answer, by the answer's index."""
         return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
     def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
@@ -164,7 +164,7 @@ class Generation:
         self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:
-        """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
+        """End the job from outside: its sequences are aborted at once, and `next_deltas` raises after the last deltas."""
         self._delta_queue.fail(error)
         self._abort()
 
@@ -182,8 +182,8 @@ class Generation:
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
-        told = [*(route.timings() for route in routes), *(sequence.engine.timings for sequence in self.sequences)]
-        for timing in (timing for hops in told for timing in hops):
+        accounts = [*(route.timings() for route in routes), *(sequence.engine.timings for sequence in self.sequences)]
+        for timing in (timing for hops in accounts for timing in hops):
             key = timing.service, timing.phase, timing.instance
             us, count = sums.get(key, (0, 0))
             sums[key] = (us + timing.us, count + timing.count)

@@ -83,7 +83,7 @@ class Pipeline:
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
     ) -> Generation:
-        """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
+        """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's deltas.
 
         `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it is a part of a request that
         has its places already, and is counted as a whole by who asks.

@@ -23,13 +23,13 @@ _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
 class Progress(Protocol):
-    """A sequence, as far as it is of interest here."""
+    """What engines have sent of a sequence, as far as it is of interest here."""
 
     output_ids: bytearray
 
 
 class Outage:
-    """An engine's failure, and who ran there: what one after the other lost is told apart from what one alone loses."""
+    """An engine's failure, and what ran there: so a fault of the engine is told from a fault of one request."""
 
     __slots__ = ("_ran", "kind")
 

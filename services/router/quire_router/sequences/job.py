@@ -69,7 +69,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the answer must carry beside text. `news`: deltas as they come; otherwise one when a choice has ended."""
+    """What the answer must carry beside text. `stream`: deltas as they come; otherwise one at a sequence's
+    end."""
 
     stream: bool = False
     every_token: bool = False

@@ -1,10 +1,10 @@
 """A generation's events to its client as they come. Knows neither formats nor what is in a frame.
 
-The plain way awaits news and sends each through ASGI. Where nothing has to be fetched for an event, the loop calls back
-instead: all news of one turn become one write to the connection, and no task wakes for a token. Both write the same
-bytes; a test compares them.
+The plain way awaits deltas and sends each through ASGI. Where nothing has to be fetched for an event, the loop calls
+back instead: all deltas of one turn become one write to the connection, and no task wakes for a token. Both write the
+same bytes; a test compares them.
 
-Who waits for long hears a comment now and then, so that nobody between takes the connection for dead.
+A client that waits for long gets a comment now and then, so that no proxy takes the connection for dead.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 
 async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
-    """Nothing is sent before the first news, so that an early failure still gets its HTTP status; unless they take
+    """Nothing is sent before the first deltas, so that an early failure still gets its HTTP status; unless they take
     longer than `ping_s`, after which a comment is sent whenever nothing was for so long. 0: none are.
 
-    Writing waits while the client's buffer is full; the news of that time are joined, and nobody else waits.
+    Writing waits while the client's buffer is full; the deltas of that time are joined, and no other client waits.
     """
     started = False
 
@@ -83,7 +83,7 @@ async def _start(send: Send) -> None:
 async def _relay(
     send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
 ) -> bytes:
-    """The plain way: until the last news, whose frames are returned unsent."""
+    """The plain way: until the last deltas, whose frames are returned unsent."""
     while True:
         frames = b"".join(map(answer.frame, await _patiently(generation.next_deltas(), ping, ping_s)))
         if not generation.running:
@@ -105,7 +105,7 @@ async def _patiently(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]],
 
 
 class _Pump:
-    """The way without tasks, until the last news, whose frames are returned unsent."""
+    """The way without tasks, until the last deltas, whose frames are returned unsent."""
 
     def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter, ping_s: float) -> None:
         self._generation = generation
