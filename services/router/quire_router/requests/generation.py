@@ -164,7 +164,7 @@ class Generation:
         self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:
-        """End the job from outside: its sequences are aborted at once, and `next_deltas` raises after the last deltas."""
+        """End the job from outside: its sequences are aborted, and `next_deltas` raises after the last deltas."""
         self._delta_queue.fail(error)
         self._abort()
 
