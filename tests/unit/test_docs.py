@@ -81,6 +81,12 @@ def test_the_benchmarks_page_names_each_file_of_bench() -> None:
             assert (ROOT / folder / file).is_file(), f"{folder}/{file} is named and not there"
 
 
+def test_the_glossary_is_short() -> None:
+    entries = re.findall(r"^\| (.+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)[1:]
+    assert 20 < len(entries) <= 40
+    assert entries == sorted(entries, key=str.lower), "in the order of the alphabet"
+
+
 def test_make_targets_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {match for path in DOCUMENTS for match in re.findall(r"`make ([a-z-]+)`", path.read_text())}
