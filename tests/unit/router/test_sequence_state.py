@@ -35,7 +35,7 @@ def test_rows_are_joined_until_they_are_taken() -> None:
 
 
 def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> None:
-    sequence = make_sequence(make_job(token_ids=True), DeltaQueue())
+    sequence = make_sequence(make_job(token_ids=True, logprobs=0), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2, 3, 4, 5]), 2, 1)
     sequence.text.add_offsets([1, 1, 3, 4, 6])
     assert sequence.add_text("aébcdé", -1, 5)
@@ -47,7 +47,7 @@ def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> 
 
 
 def test_text_behind_a_cut_waits_for_the_tokenizer_like_any_other() -> None:
-    sequence = make_sequence(make_job(), DeltaQueue())
+    sequence = make_sequence(make_job(logprobs=0), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2, 3]), 0, 1)
     sequence.text.add_offsets([2, 4, 6])
     sequence.add_text("abc", -1, 3)  # the rest may become a stop string

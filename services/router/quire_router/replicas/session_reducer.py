@@ -165,7 +165,7 @@ def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: i
             if engine.last_token_ns and count:
                 gap(((now_ns - engine.last_token_ns) / count) * 1e-9)
             engine.add_row(token[at:end], finish, now_ns)
-            if sequence.placement.load_reservation is not None or sequence.kv.route is not None:
+            if sequence.follows_rows:
                 sequence.row_came(finish, now_ns)
         at = end
     for handle, entry in rows.entries:

@@ -22,6 +22,7 @@ class ClientProgress:
         "_index",
         "_taken",
         "_text",
+        "_with_entries",
         "_with_ids",
         "ended",
         "finish",
@@ -38,6 +39,7 @@ class ClientProgress:
         self._engine = engine
         self._text = text
         self._with_ids = wants.token_ids
+        self._with_entries = with_entries
         # Whether new text, or a token without text, is a delta of its own.
         self.stream_text = wants.stream
         self.stream_tokens = wants.stream and (wants.every_token or wants.token_ids or with_entries)
@@ -66,12 +68,11 @@ class ClientProgress:
     def take_delta(self, most_tokens: int | None = None) -> Delta:
         """What is new since the last call. A delta of more than `most_tokens` is cut if its tokens have offsets: the
         rest, and the end, are for the next call."""
-        engine, offsets = self._engine, self._text.offsets
         start, end = self._taken, self._text.confirmed
         text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
         self.parts = []
         finish, stop_reason = self.finish, self.stop_reason
-        if most_tokens is not None and end - start > most_tokens and len(offsets) >= end:
+        if most_tokens is not None and end - start > most_tokens and len(offsets := self._text.offsets) >= end:
             end, finish, stop_reason = start + most_tokens, 0, None
             characters = max(0, offsets[end - 1] - self._characters)
             text, rest = text[:characters], text[characters:]
@@ -82,9 +83,9 @@ class ClientProgress:
             self._index,
             text,
             end - start,
-            bytes(engine.output_ids[4 * start : 4 * end]) if self._with_ids else b"",
-            engine.entries[start:end] if engine.entries else [],
-            offsets[start:end] if offsets else [],
+            bytes(self._engine.output_ids[4 * start : 4 * end]) if self._with_ids else b"",
+            self._engine.entries[start:end] if self._with_entries else [],
+            self._text.offsets[start:end] if self._with_entries else [],
             finish,
             stop_reason,
         )

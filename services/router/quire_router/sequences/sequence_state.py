@@ -43,6 +43,7 @@ class SequenceState:
         "context",
         "delta_queue",
         "engine",
+        "follows_rows",
         "handle",
         "holder",
         "index",
@@ -86,6 +87,8 @@ class SequenceState:
         self.text = TextProgress()
         self.client = ClientProgress(index, self.engine, self.text, job.wants, with_entries=self.wants_logprobs)
         self.queued = False
+        # Whether `row_came` is to be called: asked for every token, so that the other records are not touched for it.
+        self.follows_rows = False
         self.placement = SequencePlacement()
         self.kv = KvProgress()
         # None until an engine is lost or none can be found.
@@ -155,6 +158,7 @@ class SequenceState:
     def hold(self, holder: Holder) -> None:
         """The sequence is with this holder from now on."""
         self.holder = holder
+        self.follows_rows = True
 
     def promise_attempt(self) -> int:
         """The number of an attempt that nobody else has."""
@@ -182,8 +186,9 @@ class SequenceState:
         )
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """The engine record has a new row, the first after the placement or one of a sequence whose pages travel."""
+        """The engine record has a new row: the first at this holder, or one of a sequence whose pages travel."""
         self.placement.release_load()
+        self.follows_rows = self.kv.route is not None
         if self.kv.route is not None:
             self.kv.route.row_came(finish, now_ns)
 
