@@ -6,11 +6,13 @@ import ast
 import functools
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.unit.banned_nouns import BANNED, banned_in, banned_names
+from tests.unit.foreign_assignments import foreign_assignments
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")
@@ -157,3 +159,63 @@ def test_wire_names_and_other_words_are_exempt_from_the_ban(name: str) -> None:
 
 def test_the_list_of_banned_nouns_is_short_and_says_what_to_use() -> None:
     assert len(BANNED) <= 30 and all(BANNED.values())
+
+
+# Hooks of a library (Triton, threading.local), and callbacks and counters that a device's parts share.
+ASSIGNED_FROM_OUTSIDE = {
+    ("services/kvstore/quire_kvstore/tiers/redis_backend.py", "self._local.generation"),
+    ("services/worker/quire_worker/cuda/cuda_device.py", "body.advanced"),
+    ("services/worker/quire_worker/cuda/graphs/step_graph.py", "self._body.advanced"),
+    ("services/worker/quire_worker/cuda/kernel_compiler.py", "JITFunction.run"),
+    ("services/worker/quire_worker/cuda/kernel_compiler.py", "few.decoder"),
+    ("services/worker/quire_worker/engine/slots.py", "controls.ended"),
+    ("services/worker/quire_worker/profile/step_profile.py", "decoder.ops"),
+    ("services/worker/quire_worker/profile/step_profile.py", "device.wake"),
+    ("services/worker/quire_worker/replica.py", "self._device.wake"),
+    ("services/worker/quire_worker/replica.py", "self._transfer_agent.wake"),
+}
+
+
+def test_state_has_one_writer() -> None:
+    product = {str(path.relative_to(ROOT)): path.read_text() for path in ours()}
+    product = {path: text for path, text in product.items() if path.startswith(("quire/", "services/"))}
+    found = {tuple(each) for each in foreign_assignments(product)}
+    assert len(product) > 500 and len(ASSIGNED_FROM_OUTSIDE) <= 40
+    assert found <= ASSIGNED_FROM_OUTSIDE, "give the class a method that says what happens"
+    assert found == ASSIGNED_FROM_OUTSIDE, "an exception that is not needed any more"
+
+
+def test_an_assignment_from_outside_is_noticed() -> None:
+    record = "class Record:\n    count: int = 0\n    __slots__ = ('late',)\n    def __init__(self): self.made = 1\n"
+    others = """
+from quire.v1 import common_pb2 as pb
+def change(record, message: pb.Usage, part: "Part"):
+    record.count += 1
+    record.inner.late = 2
+    del record.made
+    record.unknown = 3
+    message.count = 4
+    made = pb.Usage()
+    made.count = 5
+    return built().count
+def built() -> pb.Usage: ...
+def again():
+    other = built()
+    other.count = 6
+class Part:
+    def __init__(self): self.own = 1
+def own(part: Part): part.own = 2
+"""
+    found = [target for _, target in foreign_assignments({"record.py": record, "others.py": others})]
+    assert found == ["record.count", "record.inner.late", "record.made"]
+
+
+MOST_MODULES = 20
+
+
+def test_folders_stay_small() -> None:
+    """Of the product, the benchmarks and the tools; a package's __init__ does not count."""
+    modules = Counter(path.parent for path in ours() if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(ROOT)): n for folder, n in modules.items() if n > MOST_MODULES}
+    assert len(modules) > 50
+    assert not [folder for folder in crowded if not folder.startswith("tests")]

@@ -113,13 +113,6 @@ def test_arrows_between_the_routers_folders_run_one_way() -> None:
     assert not wrong, wrong
 
 
-def test_a_folder_of_the_router_is_no_heap() -> None:
-    root = ROOT / "services" / "router" / "quire_router"
-    folders = {path.parent for path in root.rglob("*.py")}
-    counts = {str(folder.relative_to(root)): len(list(folder.glob("[!_]*.py"))) for folder in folders}
-    assert not {folder: count for folder, count in counts.items() if count > 20}
-
-
 def test_a_circle_would_be_found() -> None:
     sources = {
         "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B",
