@@ -167,7 +167,7 @@ DATA_FRAMES: Mapping[FrameKind, str] = {
     FrameKind.PLACED: "4 bytes a page, 4,096 pages at most; or a NIXL agent's metadata",
     FrameKind.SHOWN: "136 bytes a page, half of the peer's window at most",
 }
-# Payloads between a worker and its mover processes.
+# Payloads between a worker and its transfer agent processes.
 AGENT_FRAMES: Mapping[AgentFrameKind, str] = {
     AgentFrameKind.SETUP: "the configuration, as JSON",
     AgentFrameKind.MOVE: f"{_HASH + 4} bytes a page",
@@ -261,7 +261,7 @@ def _lines() -> Iterator[str]:
     for kind in FrameKind:
         yield f"| {kind.name} | {DATA_FRAMES[kind]} |"
     yield ""
-    yield "## Frames between a worker and its movers"
+    yield "## Frames between a worker and its transfer agents"
     yield ""
     yield f"At most {size(AGENT_FRAME_BYTES)} each (`kv_transfer/wire.py`); bytes of pages lie in shared memory."
     yield ""

@@ -141,7 +141,7 @@ class Engine:
                 return
             self._woken.wait(_CONNECT_S)
             self.transfer_agent.take_results()
-        raise SystemExit("the mover does not start")
+        raise SystemExit("the transfer agent does not start")
 
 
 class PeerArm:
@@ -168,7 +168,7 @@ class PeerArm:
         self._source = tuple(RankAddress(0, name, text.encode()) for name, text in hello["addresses"])
         transfer_agent = self._engine.transfer_agent.pid
         if transfer_agent is None:
-            raise RuntimeError("the engine has no mover")
+            raise RuntimeError("the engine has no transfer agent")
         self._pids = (int(hello["pid"]), transfer_agent)
         self._cpu_s, self._pages = [0.0, 0.0], 0
 

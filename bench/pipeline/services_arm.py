@@ -71,7 +71,7 @@ async def _serve(address: str, requests: list[Request], streams: int) -> tuple[f
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
-    """User and system time of each service so far, its children's included: a worker has a mover."""
+    """User and system time of each service so far, its children's included: a worker has a transfer agent."""
     state = stack.directory.read()
     if state is None:
         raise RuntimeError("the stack has left no state")

@@ -1,4 +1,4 @@
-"""A plain client of data connections, for tests that say what a mover never would."""
+"""A plain client of data connections, for tests that say what a transfer agent never would."""
 
 from __future__ import annotations
 

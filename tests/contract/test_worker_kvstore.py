@@ -134,7 +134,7 @@ def agent_pid() -> int:
                 if mark in (entry / "cmdline").read_bytes():
                     return int(entry.name)
         clock.wait(0.02)
-    raise AssertionError("there is no mover")
+    raise AssertionError("there is no transfer agent")
 
 
 def test_killed_agent_is_a_miss_and_later_loads_hit() -> None:

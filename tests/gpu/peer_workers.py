@@ -1,4 +1,4 @@
-"""Stage 7, second half: two workers, one of which prefills what the other goes on with, and their movers by themselves.
+"""Stage 7, second half: a worker that prefills, one that goes on, and their transfer agents by themselves.
 
 Without a GPU the workers run a tiny shape on the CPU: what is told of times then means nothing.
 """
@@ -72,18 +72,18 @@ def _transfer_agents(recorder: Recorder, gpus: list[str], pages: int) -> None:
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        recorder.check("pages by movers", False, told=str(error.stdout)[-500:])
+        recorder.check("pages by transfer agents", False, told=str(error.stdout)[-500:])
         return
     rates: dict[str, float] = {}
     for line in done.stdout.splitlines():
         figures = json.loads(line)
         name = figures.pop("name")
         rates[name] = figures.get("gb_per_s", 0.0)
-        recorder.figure(f"movers, {name}", **figures)
-        recorder.check(f"bytes by movers, {name}", figures.get("wrong", 1) == 0)
+        recorder.figure(f"transfer agents, {name}", **figures)
+        recorder.check(f"bytes by transfer agents, {name}", figures.get("wrong", 1) == 0)
     # Where the memory cannot be opened, shared memory steps in without a word.
     direct = rates.get("cuda_ipc", 0.0) > _DIRECT * rates.get("shm", 0.0)
-    recorder.check("pages by movers", done.returncode == 0 and direct)
+    recorder.check("pages by transfer agents", done.returncode == 0 and direct)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Pages between a GPU and the mover's ring: whole, in order of their tickets, beside other work on the device."""
+"""Pages between a GPU and the transfer agent's ring: whole, in the order of their tickets, beside other work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages from one GPU to another by the real movers of two workers: rings, processes, frames and leases included.
+"""Pages between two GPUs by the real transfer agents of two workers: rings, processes, frames and leases included.
 
 `python -m bench.gpu.peers.movers export PAGES` has a pool of 2-MiB pages on its GPU, says where they are served,
 and exports all for each line (a lease key); `... pull PAGES GPU` starts that on another GPU, pulls all by each
@@ -42,7 +42,7 @@ _LINK_BYTES_PER_S = 394e9
 
 
 class Side:
-    """A pool of one more than the pages that move, and a mover before it. Without a GPU there is no pool."""
+    """A pool of one more than the pages that move, and a transfer agent before it. Without a GPU there is no pool."""
 
     def __init__(self, pages: int) -> None:
         self.pool: CudaPages | None = None

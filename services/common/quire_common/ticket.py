@@ -114,7 +114,7 @@ def compatibility_digest(geometry: PageGeometry) -> bytes:
 
 
 def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
-    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards count: a mover
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards count: a transfer agent
     takes a page from one rank, as that has it."""
     _compare("page_size", theirs.page_size, ours.page_size)
     _compare("number of KV groups", len(theirs.groups), len(ours.groups))

@@ -85,7 +85,7 @@ class WorkerConfig(ServiceConfig):
         choices=transports.choices(transports.Traffic.STORE),
     )
     mover_ring_bytes: int = option(
-        0, "memory that a mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
+        0, "memory that a KV transfer agent shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
     )
     peer_listen: str = option(
         "auto", "host:port where other workers pull pages; auto: a free port on the host of --listen; off: nowhere"

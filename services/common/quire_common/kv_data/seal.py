@@ -59,6 +59,6 @@ class Seals:
 
     @classmethod
     def of_client(cls, lease_key: bytes, server_nonce: bytes, client_nonce: bytes) -> Seals:
-        """The mover's."""
+        """The transfer agent's."""
         to_store, from_store = connection_keys(lease_key, server_nonce, client_nonce)
         return cls(Seal(to_store), Seal(from_store))

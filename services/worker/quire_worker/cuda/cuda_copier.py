@@ -42,7 +42,9 @@ class CudaCopier:
         status = int(self._driver.cudaHostRegister(self._address, memory.nbytes, 0))
         self._registered = status == 0
         if not self._registered:
-            log.warning("the mover's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status)
+            log.warning(
+                "the transfer agent's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status
+            )
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         self._peers = PeerMemories(pages.page_bytes, self._stream.synchronize)
         self._marked = 0

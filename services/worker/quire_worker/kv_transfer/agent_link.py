@@ -72,7 +72,7 @@ class AgentLink:
         self._fds = fds
         self._on_frames = on_frames
         self._timeouts = timeouts
-        self._restarts = metrics.counter("quire_worker_mover_restarts_total", "Mover processes that ended or hung")
+        self._restarts = metrics.counter("quire_worker_mover_restarts_total", "Transfer agents that ended or hung")
         self._inbox: deque[Frame | AgentLost] = deque()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -134,7 +134,7 @@ class AgentLink:
             try:
                 reason = self._run_process()
             except Exception as error:
-                log.exception("the mover's link failed")
+                log.exception("the transfer agent's link failed")
                 reason = type(error).__name__
             if self._closing:
                 return
@@ -143,7 +143,9 @@ class AgentLink:
             with self._lock:
                 self._incarnation += 1
             self._restarts.inc()
-            log.warning("the mover process is gone; its moves count as misses", reason=reason, restart_in_s=backoff_s)
+            log.warning(
+                "the transfer agent's process is gone; its moves count as misses", reason=reason, restart_in_s=backoff_s
+            )
             self._inbox.append(AgentLost())
             self._on_frames()
             self._drain_wake_fd()
@@ -241,7 +243,7 @@ class AgentLink:
             try:
                 return child.wait(self._timeouts.stop_s)
             except subprocess.TimeoutExpired:
-                log.warning("the mover process does not end; killed")
+                log.warning("the transfer agent's process does not end; killed")
         child.kill()
         return child.wait()
 

@@ -124,10 +124,10 @@ def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
         listeners = tuple(fd for name in LISTENERS if (fd := getattr(given, name)) is not None)
         _serve(sock, given.ring, listeners, make_handlers)
     except QuireError as error:
-        log.error("the mover failed", code=error.code, error=error.message, fix=error.fix)
+        log.error("the transfer agent failed", code=error.code, error=error.message, fix=error.fix)
         code = EXIT_FAILED
     except Exception:
-        log.exception("the mover failed")
+        log.exception("the transfer agent failed")
         code = EXIT_FAILED
     shutdown_tracing(LAST_SPANS_S)
     logging.shutdown()

@@ -249,7 +249,7 @@ class AgentProcess:
                 opened.end(pages)
                 self._end_if_finished(opened)
         else:
-            raise WireError(f"{frame.kind.name} is none of the mover's")
+            raise WireError(f"{frame.kind.name} is none of the transfer agent's")
 
     def _count(self, kind: MoveKind, pages: int, transport: str) -> None:
         """Of a store, pages that were there already count too."""

@@ -94,7 +94,7 @@ class AgentOnDemand:
         try:
             self._made = self._make()
         except Exception:
-            log.exception("there is no mover: moves fail")
+            log.exception("there is no transfer agent: moves fail")
             self._made = NoTransferAgent()
         self.wake()
 

@@ -83,7 +83,7 @@ class TransportSelector:
             raise Unavailable(
                 "NO_TRANSPORT",
                 "No way for pages to the kvstore is open.",
-                "Look at the mover's log, and at --kv-transport.",
+                "Look at the transfer agent's log, and at --kv-transport.",
             )
         with self._lock:
             changed, self.last_used = self.last_used != used.name, used.name
