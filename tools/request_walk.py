@@ -35,15 +35,39 @@ CALLS = "QUIRE_WALK_CALLS"
 # The function that is the worker's step.
 _STEP = "StepRunner.run"
 HANDED_OUT = (
-    "parse_completion", "TokenizeStream.ask", "Encoder.encode", "SessionOutgoing.submit", "sequence_into_pb",
-    "sequence_from_pb", "PendingQueue.enter", "Planner.plan_grant", "SlotTable.fill", "encode_grant", "decode_grant",
-    "RunLoop.granted", "Engine.apply", "StepBuilder.build", "ThreadDevice.launch", "StepRunner.run",
-)  # fmt: skip
+    "parse_completion",
+    "TokenizeStream.ask",
+    "Encoder.encode",
+    "Placer.place",
+    "SessionOutgoing.submit",
+    "sequence_into_pb",
+    "sequence_from_pb",
+    "PendingQueue.enter",
+    "Admission.plan_starts",
+    "encode_grant",
+    "decode_grant",
+    "RunLoop.granted",
+    "SlotTable.fill",
+    "StepBuilder.build",
+    "ThreadDevice.launch",
+    "StepRunner.run",
+)
 HANDED_BACK = (
-    "complete_step", "encode_report", "decode_report", "OutputProcessor.update_from_report", "OutputBuffer.add_rows",
-    "Session.deliver", "outputs_to_pb", "EngineProgress.add_row", "DetokenizeOutgoing.add_rows", "Detokenizer.step",
-    "TextStream.advance", "SequenceState.add_text", "ClientProgress.take_delta", "CompletionFormat.frames",
-)  # fmt: skip
+    "complete_step",
+    "encode_report",
+    "decode_report",
+    "OutputProcessor.update_from_report",
+    "OutputBuffer.add_rows",
+    "Session.deliver",
+    "put_columns",
+    "EngineProgress.add_row",
+    "DetokenizeOutgoing.rows",
+    "Detokenizer.step",
+    "TextStream.advance",
+    "SequenceState.add_text",
+    "ClientProgress.take_delta",
+    "CompletionFormat.frame",
+)
 _RUNS, _WARMUPS = 8, 3
 _LIMIT_S = 60.0
 
@@ -149,10 +173,11 @@ def on_the_way(calls: list[Call], handed: Sequence[str]) -> list[tuple[str, str,
     if missing:
         raise ValueError(f"these functions were not called: {', '.join(missing)}")
     found: dict[str, tuple[str, str, str]] = {}
-    for call in calls:
-        if call.function in handed:
-            for file in call.stack:
-                found.setdefault(file, (call.service, file, call.function))
+    for name in handed:
+        for call in calls:
+            if call.function == name:
+                for file in call.stack:
+                    found.setdefault(file, (call.service, file, name))
     return list(found.values())
 
 
@@ -160,6 +185,14 @@ def in_every_run(runs: list[list[tuple[str, str, str]]]) -> list[tuple[str, str,
     """The files that are in all of them, in the order of the last."""
     everywhere = set.intersection(*({file for _, file, _ in run} for run in runs))
     return [row for row in runs[-1] if row[1] in everywhere]
+
+
+def walk(runs: list[tuple[list[Call], list[Call]]]) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """The files on the way out and on the way back."""
+    return (
+        in_every_run([on_the_way(out, HANDED_OUT) for out, _ in runs]),
+        in_every_run([on_the_way(back, HANDED_BACK) for _, back in runs]),
+    )
 
 
 def touched(calls: list[Call]) -> list[tuple[str, str, str]]:
@@ -228,10 +261,12 @@ def _collect(folder: Path, pids: list[int]) -> list[Call]:
     return calls
 
 
-def show(title: str, files: list[tuple[str, str, str]]) -> str:
-    """A Markdown table."""
+def show(title: str, files: Sequence[tuple[str, str, str]], passed: Sequence[tuple[str, str, str]] = ()) -> str:
+    """A Markdown table. `passed`: files of an earlier table; how many are new is told then."""
     rows = "\n".join(f"| {n} | {service} | `{file}` | `{at}` |" for n, (service, file, at) in enumerate(files, 1))
-    return f"## {title}: {len(files)} files\n\n| | service | file | seen at |\n|---|---|---|---|\n{rows}\n"
+    new = len({file for _, file, _ in files} - {file for _, file, _ in passed})
+    count = f"{len(files)} files" + (f", {new} of them new" if passed else "")
+    return f"### {title}: {count}\n\n| | service | file | where |\n|---|---|---|---|\n{rows}\n"
 
 
 def serve(service: str, flags: list[str]) -> int:
@@ -249,10 +284,12 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also the files that are only consulted")
     arguments = parser.parse_args()
     runs = trace(arguments.runs)
-    for title, ways, handed in (("Out", [r[0] for r in runs], HANDED_OUT), ("Back", [r[1] for r in runs], HANDED_BACK)):
-        if arguments.all:
-            print(show(f"{title}, every file that was touched", in_every_run([touched(calls) for calls in ways])))
-        print(show(title, in_every_run([on_the_way(calls, handed) for calls in ways])))
+    out, back = walk(runs)
+    if arguments.all:
+        print(show("Out, every file that was touched", in_every_run([touched(calls) for calls, _ in runs])))
+        print(show("Back, every file that was touched", in_every_run([touched(calls) for _, calls in runs])))
+    print(show("Out", out))
+    print(show("Back", back, out))
 
 
 if __name__ == "__main__":

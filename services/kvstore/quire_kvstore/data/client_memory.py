@@ -5,7 +5,7 @@ it is; but a part that was once writable for others stays so for whoever mapped 
 own, sealed after the writer has let go of it, never used again and never given back in part. Measured (2 MiB pages,
 checksums on both sides, one thread after the other, memcpy 11.7 GB/s): sealed files 1.1 GB/s (new memory for each
 page), a slab for the writer and a copy from there 6.1, one copy from where the page lies already 9. The transfer agent
-has its pages in shared memory anyway, so the last is the least work, and the verified copy is out of the writer's reach.
+has its pages in shared memory anyway, so the last is the least work, and the copy is out of the writer's reach.
 
 What is lent is not trusted. It must be memory (a read from a pipe or a file could wait), sealed against being cut short
 (that would kill this process), and no larger than `max_bytes`: holes that are read become memory at our expense. That

@@ -73,7 +73,7 @@ class AgentSetup:
         if slots < 2:
             raise ConfigError(
                 "MOVER_RING_TOO_SMALL",
-                f"The transfer agent's ring ({config.mover_ring_bytes} bytes) has {slots} pages of {group.page_bytes} bytes.",
+                f"The transfer agent's ring ({config.mover_ring_bytes} bytes) has {slots} pages of {group.page_bytes}.",
                 f"Give --mover-ring-bytes at least {2 * stride}, or leave it out.",
                 param="mover_ring_bytes",
             )
