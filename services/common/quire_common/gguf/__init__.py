@@ -1,0 +1,22 @@
+"""GGUF files: headers read within bounds, metadata typed, tensors located. Values of tensors are the worker's."""
+
+from __future__ import annotations
+
+from quire_common.gguf.block_kinds import BLOCK_KINDS, BlockKind
+from quire_common.gguf.header import GgufFile, TensorPlace, read_header
+from quire_common.gguf.metadata import Metadata
+from quire_common.gguf.model_file import GgufModel, is_gguf, open_gguf
+from quire_common.gguf.text_array import TextArray
+
+__all__ = [
+    "BLOCK_KINDS",
+    "BlockKind",
+    "GgufFile",
+    "GgufModel",
+    "Metadata",
+    "TensorPlace",
+    "TextArray",
+    "is_gguf",
+    "open_gguf",
+    "read_header",
+]

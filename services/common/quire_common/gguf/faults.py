@@ -1,0 +1,34 @@
+"""The errors of GGUF files. Each names the file, the cause and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FETCH = "Download the file again."
+
+
+def truncated(path: Path, cause: str) -> ConfigError:
+    """The file ends too early."""
+    return ConfigError("TRUNCATED_GGUF", f"{path} is cut short: {cause}.", _FETCH)
+
+
+def corrupt(path: Path, cause: str) -> ConfigError:
+    """The file contradicts itself or the format."""
+    return ConfigError("CORRUPT_GGUF", f"{path} is damaged: {cause}.", _FETCH)
+
+
+def unsupported(path: Path, cause: str, fix: str) -> Unsupported:
+    """A form of the format that is not read here."""
+    return Unsupported("UNSUPPORTED_GGUF", f"{path} {cause}.", fix)
+
+
+def unreadable(path: Path, error: OSError) -> ConfigError:
+    """The system refuses the file."""
+    return ConfigError(
+        "UNREADABLE_FILE", f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions."
+    )

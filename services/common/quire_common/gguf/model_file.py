@@ -1,0 +1,94 @@
+"""A model that is one GGUF file, or several that llama.cpp split it into, taken together.
+
+Knows how split files are named and numbered; knows nothing of what tensors mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_common.errors import ConfigError
+from quire_common.gguf import faults
+from quire_common.gguf.header import MAGIC, GgufFile, TensorPlace, read_header
+from quire_common.gguf.metadata import Metadata
+
+MAX_FILES = 1024
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The files of one model, as one."""
+
+    name: str
+    """The file's name without its ending and part number."""
+    metadata: Metadata
+    """Of the first file."""
+    tensors: Mapping[str, TensorPlace]
+    """Of all files, by name."""
+    files: tuple[GgufFile, ...]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is to be read as a GGUF file: by its ending, or by its first bytes."""
+    if path.suffix.lower() == ".gguf":
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Read the headers of a model; any file of a split one may be named. Raises ConfigError or Unsupported."""
+    if not path.is_file():
+        raise ConfigError("MODEL_NOT_FOUND", f"There is no file {path}.", "Check the path.", param="model")
+    named = read_header(path)
+    count = named.metadata.integer("split.count", 0)
+    if count <= 1:
+        return GgufModel(path.stem, named.metadata, named.tensors, (named,))
+    match = _PART.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise ConfigError(
+            "BAD_GGUF_SPLIT",
+            f"{path} is one of {count} files, which its name does not say.",
+            f"Give the files their names back: NAME-00001-of-{count:05}.gguf and so on.",
+            param="model",
+        )
+    if count > MAX_FILES:
+        raise faults.corrupt(path, f"it is one of {count} files; at most {MAX_FILES} are read")
+    files = _parts(path, match["stem"], count, named)
+    tensors: dict[str, TensorPlace] = {}
+    for file in files:
+        for name, place in file.tensors.items():
+            if name in tensors:
+                raise faults.corrupt(file.path, f"it holds tensor {name}, as {tensors[name].path.name} does")
+            tensors[name] = place
+    promised = files[0].metadata.integer("split.tensors.count", len(tensors))
+    if promised != len(tensors):
+        raise faults.corrupt(files[0].path, f"it promises {promised} tensors, the {count} files hold {len(tensors)}")
+    return GgufModel(match["stem"], files[0].metadata, tensors, files)
+
+
+def _parts(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFile, ...]:
+    """All files of a split model, in order; `named` is the one that was read already."""
+    paths = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        raise ConfigError(
+            "MISSING_SHARD",
+            f"{path.parent} lacks {len(missing)} of the {count} files of {stem}: {shown}.",
+            "Download the missing files of the same revision.",
+            param="model",
+        )
+    files = tuple(named if each == path else read_header(each) for each in paths)
+    for number, file in enumerate(files):
+        found = file.metadata.integer("split.no", -1, minimum=-1), file.metadata.integer("split.count", 0)
+        if found != (number, count):
+            raise faults.corrupt(file.path, f"it says that it is part {found[0] + 1} of {found[1]}")
+    return files

@@ -1,0 +1,40 @@
+"""A list of texts of a GGUF file, kept as the file has it: vocabularies are long, and most readers need a few texts.
+
+Takes as much memory as it has bytes in the file. Knows nothing of what the texts mean.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+
+class TextArray(Sequence[str]):
+    """Texts that are decoded when they are asked for; UnicodeDecodeError for one that is not UTF-8."""
+
+    def __init__(self, data: bytes, ends: array[int]) -> None:
+        """`data` holds each text behind eight bytes of length; `ends` are their ends in it."""
+        self._data = data
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        end = self._ends[index]
+        index %= len(self._ends)
+        begin = self._ends[index - 1] if index else 0
+        return self._data[begin + 8 : end].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        data, begin = self._data, 0
+        for end in self._ends:
+            yield data[begin + 8 : end].decode()
+            begin = end
