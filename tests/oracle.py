@@ -38,13 +38,16 @@ class Divergence:
 
 
 class Oracle:
-    """transformers' model of a folder."""
+    """transformers' model of a folder, or of a GGUF file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, path: Path) -> None:
         with quiet_transformers():
             from transformers import AutoModelForCausalLM
 
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            folder, file = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager", **file
+            )
         self._model = model  # from_pretrained leaves it in evaluation mode
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ CUDA_PAGE_SIZE = 64
 class WorkerConfig(ServiceConfig):
     """One engine replica's muscle: runs the model and holds its KV pages, as a scheduler grants."""
 
-    model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors)")
+    model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors), or a GGUF file")
     served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
     max_num_seqs: int = option(0, "sequences that decode in one step; 0: 256, on a GPU 512", at_least=0)

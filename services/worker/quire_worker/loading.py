@@ -17,6 +17,7 @@ import xxhash
 
 from quire_common.credit import PageGeometry
 from quire_common.errors import ConfigError, Unsupported
+from quire_common.gguf import GgufModel, is_gguf, open_gguf
 from quire_common.request_parameters import DRAW_NUMBERS
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
@@ -31,6 +32,8 @@ from quire_worker.ops.backends import backend_on, make_ops
 from quire_worker.ops.interface import HeadShape
 from quire_worker.runner import ModelRunner
 from quire_worker.weights.checkpoint import Checkpoint
+from quire_worker.weights.gguf.config_fields import read_config as read_gguf_config
+from quire_worker.weights.gguf.loader import load_gguf
 from quire_worker.weights.loader import load_checkpoint, load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -81,7 +84,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model folder that was read and understood; weights are still where they are."""
+    """A model folder, or GGUF file, that was read and understood; weights are still where they are."""
 
     path: Path
     config: ConfigFile
@@ -90,6 +93,7 @@ class ModelSource:
     spec: ArchSpec
     parameters: tuple[ParameterSpec, ...]
     max_model_len: int
+    gguf: GgufModel | None = None
 
     def fill(self, store: ParameterStore, options: LoadOptions, progress: Progress) -> bytes:
         """Read, or make up, all weights; returns the digest of weights and config."""
@@ -100,6 +104,8 @@ class ModelSource:
         with torch.inference_mode():
             if options.load_format == "dummy":
                 weights = load_dummy(self.parameters, store, options.seed, weights_progress)
+            elif self.gguf is not None:
+                weights = load_gguf(self.gguf, self.parameters, self.spec, store, weights_progress)
             else:
                 with Checkpoint(self.path) as checkpoint:
                     weights = load_checkpoint(checkpoint, self.parameters, self.family.names, store, weights_progress)
@@ -133,9 +139,10 @@ class LoadedModel:
 def load_model(
     folder: str | Path, options: LoadOptions | None = None, progress: Progress = lambda *_: None
 ) -> LoadedModel:
-    """Load a Hugging Face folder for the CPU; ConfigError or Unsupported say what is wrong with it and what to do.
+    """Load a Hugging Face folder or a GGUF file for the CPU.
 
-    The number of torch threads must be set before, and must not change after.
+    Raises ConfigError or Unsupported, which say what is wrong with it and what to do. The number of torch threads must
+    be set before, and must not change after.
     """
     options = options or LoadOptions()
     if options.kv_cache_dtype != "auto":
@@ -169,20 +176,24 @@ def load_model(
 
 
 def read_source(folder: str | Path, options: LoadOptions, progress: Progress) -> ModelSource:
-    """Understand a model folder, without its weights. Raises ConfigError or Unsupported."""
+    """Understand a model folder or GGUF file, without its weights. Raises ConfigError or Unsupported."""
     path = Path(folder)
     progress("config", 0, 0)
-    config = _read_config(path)
+    gguf = open_gguf(path) if is_gguf(path) else None
+    config = _read_config(path) if gguf is None else read_gguf_config(gguf)
     architecture, family = find_family(config)
     check_config(config, family)
     spec = family.build_spec(architecture, config)
-    return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), _max_model_len(spec, options))
+    max_model_len = _max_model_len(spec, options)
+    return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), max_model_len, gguf)
 
 
 def _read_config(path: Path) -> ConfigFile:
     if not path.is_dir():
         raise ConfigError(
-            "MODEL_NOT_FOUND", f"There is no model folder {path}.", "Give the path of a Hugging Face folder."
+            "MODEL_NOT_FOUND",
+            f"There is no model folder or GGUF file {path}.",
+            "Give the path of a Hugging Face folder or a GGUF file.",
         )
     file = path / "config.json"
     if not file.is_file():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire_common.credit import ModelInfo
 from quire_common.errors import ConfigError
+from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
@@ -153,11 +154,13 @@ def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, process
 def _check(config: WorkerConfig) -> None:
     if not config.model:
         raise ConfigError("MODEL_MISSING", "No model is configured.", "Give its folder with --model.", param="model")
-    if not Path(config.model).is_dir():  # the loader says so too, but only seconds later
+    if not Path(config.model).is_dir() and not is_gguf(
+        Path(config.model)
+    ):  # the loader says so too, but only seconds later
         raise ConfigError(
             "MODEL_NOT_FOUND",
-            f"There is no model folder {config.model}.",
-            "Give the path of a Hugging Face folder with --model.",
+            f"There is no model folder or GGUF file {config.model}.",
+            "Give the path of a Hugging Face folder or a GGUF file with --model.",
             param="model",
         )
     if config.device == "cpu":  # with auto, only torch knows where pages will be

@@ -35,7 +35,7 @@ class GgufModel:
 def is_gguf(path: Path) -> bool:
     """Whether a path is to be read as a GGUF file: by its ending, or by its first bytes."""
     if path.suffix.lower() == ".gguf":
-        return not path.is_dir()
+        return path.is_file()
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC

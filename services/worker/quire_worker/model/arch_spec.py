@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 Activation = Literal["silu", "gelu_tanh"]
 QkNorm = Literal["none", "head"]
 
@@ -25,6 +25,8 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
+    factors: tuple[float, ...] = ()
+    """factors: what each frequency is divided by, half of head_dim of them."""
     attention_factor: float = 1.0
     """Multiplies cos and sin (yarn)."""
 

@@ -85,6 +85,15 @@ class ConfigFile:
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(
+            isinstance(item, float) and math.isfinite(item) and item > 0 for item in value
+        ):
+            raise self.bad(name, "a list of numbers above 0")
+        return tuple(value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id or a list of them; empty where absent."""
         value = self._value(name, [])

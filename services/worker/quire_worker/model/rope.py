@@ -41,9 +41,14 @@ def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
     return plain * ((1.0 - kept) / rope.factor + kept)
 
 
+def _factors(rope: RopeSpec, plain: Tensor) -> Tensor:
+    return plain / torch.tensor(rope.factors, dtype=torch.float32)
+
+
 _VARIANTS: dict[str, Callable[[RopeSpec, Tensor], Tensor]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "factors": _factors,
 }
 SUPPORTED_ROPE_KINDS = tuple(_VARIANTS)

@@ -24,6 +24,7 @@ _ANY_ROPE: Final = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _ROPE_KEYS: Final = {
     "default": _ANY_ROPE,
     "linear": _ANY_ROPE | {"factor"},
+    "factors": _ANY_ROPE | {"factors"},
     "llama3": _ANY_ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
 # Of Qwen2 and Qwen3, where config.json does not say: the first layer with a window.
@@ -128,6 +129,8 @@ def read_rope(config: ConfigFile) -> RopeSpec:
         return RopeSpec(theta=theta)
     if kind == "linear":
         return RopeSpec("linear", theta, section.number("factor"))
+    if kind == "factors":
+        return RopeSpec("factors", theta, factors=section.numbers("factors"))
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if high <= low:
         raise ConfigError(

@@ -1,0 +1,71 @@
+"""Values of a GGUF file's tensors as float32, a piece of whole rows at a time.
+
+Bytes are read, never mapped: a file that becomes shorter meanwhile is an error, not the end of the process. Knows
+nothing of parameters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from math import lcm, prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire_common.errors import Unsupported
+from quire_common.gguf import TensorPlace, faults
+from quire_worker.weights.gguf.dequantize import READABLE_KINDS, can_dequantize, dequantize
+
+PIECE_VALUES = 1 << 20
+
+
+def check_readable(place: TensorPlace) -> None:
+    """Raise Unsupported for a kind of blocks that is not read."""
+    if not can_dequantize(place.kind):
+        raise Unsupported(
+            "UNSUPPORTED_WEIGHT_DTYPE",
+            f"{place.path.name}: tensor {place.name} is {place.kind.name}; supported are {', '.join(READABLE_KINDS)}.",
+            "Serve a file with another quantisation.",
+        )
+
+
+def read_values(place: TensorPlace) -> NDArray[np.float32]:
+    """All values, of the tensor's shape."""
+    pieces = [values for _, values in read_pieces(place, 1)]
+    return np.concatenate(pieces).reshape(place.shape)
+
+
+def read_pieces(
+    place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """(first row, [rows, ...] float32) of consecutive pieces, each of a multiple of `unit` rows.
+
+    A tensor of one axis has rows of one value, in blocks of its kind. `seen` gets the raw bytes in order.
+    """
+    check_readable(place)
+    rows, row_shape = place.shape[0], place.shape[1:]
+    values_per_row = prod(row_shape)
+    if not row_shape:
+        unit = lcm(unit, place.kind.values)
+    step = max(1, PIECE_VALUES // (values_per_row * unit)) * unit
+    try:
+        with place.path.open("rb", buffering=0) as file:
+            for first in range(0, rows, step):
+                count = min(step, rows - first)
+                raw = np.empty(count * place.num_bytes // rows, np.uint8)
+                _read(file.fileno(), raw.data, place.begin + first * place.num_bytes // rows, place.path)
+                seen(raw.data)
+                yield first, dequantize(place.kind, raw).reshape(count, *row_shape)
+    except OSError as error:
+        raise faults.unreadable(place.path, error) from error
+
+
+def _read(file: int, into: memoryview, begin: int, path: Path) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(file, [into[done:]], begin + done)
+        if count == 0:
+            raise faults.truncated(path, "it became shorter while it was read")
+        done += count

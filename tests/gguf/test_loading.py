@@ -1,0 +1,169 @@
+"""The worker's reading of GGUF models: as transformers reads the same file, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from quire_common.errors import QuireError
+from quire_worker.loading import LoadedModel, LoadOptions, load_model, read_source
+from quire_worker.model.arch_spec import ArchSpec, RopeSpec
+from quire_worker.model.rope import inverse_frequencies
+from tests.gguf.tiny import HIDDEN, TinyModel, Weights
+from tests.model.batches import PAGE_SIZE, Run, make_batch
+from tests.oracle import Oracle, quiet_transformers
+
+LOGIT_TOLERANCE = 1e-4
+KINDS = GGMLQuantizationType
+TINY: dict[str, TinyModel] = {
+    "llama": TinyModel(),
+    "llama, tied": TinyModel(tied=True, kind=KINDS.Q8_0),
+    "llama, wide heads": TinyModel(head_dim=16, kind=KINDS.F16),
+    "qwen2": TinyModel("qwen2", kind=KINDS.Q4_1),
+    "qwen2, tied": TinyModel("qwen2", tied=True, kind=KINDS.Q5_0),
+    # transformers takes heads of 128 for granted.
+    "qwen3": TinyModel("qwen3", head_dim=128, kind=KINDS.Q4_0),
+    "qwen3, tied": TinyModel("qwen3", head_dim=128, tied=True, kind=KINDS.BF16),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(path, LoadOptions(kv_cache_bytes=4 << 20))
+
+
+def read_spec(path: Path) -> ArchSpec:
+    return read_source(path, LoadOptions(), lambda *_: None).spec
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_transformers_of_the_same_file(name: str, tmp_path: Path) -> None:
+    path = TINY[name].write(tmp_path / "tiny.gguf")
+    model, oracle = load(path), Oracle(path)
+    for length in (1, 40):
+        tokens = np.random.default_rng(length).integers(0, model.spec.vocab_size, length).tolist()
+        found = model.runner.all_logits(make_batch([Run(tokens, 0, list(range(1, 2 + length // PAGE_SIZE)))]))
+        wanted = oracle.logits(tokens)
+        assert wanted.abs().max() > 0.5, "logits too small to mean anything"
+        assert (found - wanted).abs().max() < LOGIT_TOLERANCE
+    assert model.facts.eos_token_ids == (2, 5)
+
+
+def test_the_digest_follows_weights_and_config(tmp_path: Path) -> None:
+    def nudged(weights: Weights) -> None:
+        weights["blk.1.ffn_up.weight"][0, 0] += 1
+
+    digests = {
+        load(model.write(tmp_path / f"{number}.gguf")).facts.digest
+        for number, model in enumerate(
+            (
+                TinyModel(),
+                TinyModel(),
+                TinyModel(change=nudged),
+                TinyModel(fields={"rope.freq_base": 1e4}),
+            )
+        )
+    }
+    assert len(digests) == 3
+
+
+def test_rope_factors_are_llama_3s(tmp_path: Path) -> None:
+    """llama.cpp's converter writes Llama 3's RoPE as one divisor for each frequency, by its own formula."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    base, factor, low, high, old = 500000.0, 8.0, 1.0, 4.0, 64
+    plain = inverse_frequencies(RopeSpec(theta=base), 64).double().numpy()
+    lengths = 2 * np.pi / plain
+    smooth = (old / lengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    factors = np.where(lengths < old / high, 1.0, np.where(lengths > old / low, factor, between)).astype(np.float32)
+    assert len({*factors.tolist()}) > 4
+    model = TinyModel(
+        head_dim=64,
+        fields={"rope.freq_base": base},
+        change=lambda weights: weights.update({"rope_freqs.weight": factors}),
+    )
+    spec = read_spec(model.write(tmp_path / "tiny.gguf"))
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": base,
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": old,
+    }
+    with quiet_transformers():
+        config = LlamaConfig(hidden_size=512, num_attention_heads=8, head_dim=64, rope_parameters=rope)
+        wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    assert torch.allclose(inverse_frequencies(spec.rope, 64), wanted, rtol=1e-5, atol=0)
+
+
+def test_linear_rope_is_read(tmp_path: Path) -> None:
+    model = TinyModel(fields={"rope.scaling.type": "linear", "rope.scaling.factor": 3.0})
+    rope = read_spec(model.write(tmp_path / "tiny.gguf")).rope
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 3.0, 5000.0)
+
+
+def without(name: str) -> Callable[[Weights], object]:
+    return lambda weights: weights.pop(name)
+
+
+def with_tensor(name: str, *shape: int) -> Callable[[Weights], object]:
+    return lambda weights: weights.update({name: np.ones(shape, np.float32)})
+
+
+REFUSED: dict[str, tuple[TinyModel, str, str]] = {
+    "architecture": (TinyModel("gemma3"), "UNSUPPORTED_ARCHITECTURE", "gemma3"),
+    "unread key": (TinyModel(fields={"attention.sliding_window": 64}), "UNSUPPORTED_CONFIG", "sliding_window"),
+    "new key": (TinyModel(fields={"attention.novelty": 1.0}), "UNSUPPORTED_CONFIG", "attention.novelty"),
+    "experts": (TinyModel(fields={"expert_count": 8}), "UNSUPPORTED_CONFIG", "expert_count"),
+    "partial RoPE": (TinyModel(fields={"rope.dimension_count": 4}), "UNSUPPORTED_CONFIG", "rope.dimension_count"),
+    "other values": (TinyModel(fields={"attention.value_length": 4}), "UNSUPPORTED_CONFIG", "value_length"),
+    "yarn": (
+        TinyModel(fields={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}),
+        "UNSUPPORTED_ROPE",
+        "yarn",
+    ),
+    "no layers": (TinyModel(fields={"block_count": None}), "BAD_GGUF_METADATA", "block_count"),
+    "zero heads": (TinyModel(fields={"attention.head_count": 0}), "BAD_GGUF_METADATA", "head_count"),
+    "a vocabulary of another size": (TinyModel(fields={"vocab_size": 7}), "BAD_GGUF_METADATA", "vocab_size"),
+    "missing tensor": (TinyModel(change=without("blk.1.attn_k.weight")), "MISSING_TENSOR", "blk.1.attn_k.weight"),
+    "no embedding": (TinyModel(change=without("token_embd.weight")), "MISSING_TENSOR", "token_embd.weight"),
+    "left over": (TinyModel(change=with_tensor("blk.0.ffn_gate_inp.weight", 4)), "UNEXPECTED_TENSOR", "gate_inp"),
+    "more layers": (TinyModel(fields={"block_count": 2}), "UNEXPECTED_TENSOR", "blk.2."),
+    "wrong shape": (TinyModel(change=with_tensor("blk.0.attn_q.weight", 8, HIDDEN)), "SHAPE_MISMATCH", "attn_q"),
+    "RoPE factors of another head": (TinyModel(change=with_tensor("rope_freqs.weight", 3)), "UNSUPPORTED_ROPE", "rope"),
+    "kind of blocks": (TinyModel(kind=KINDS.MXFP4), "UNSUPPORTED_WEIGHT_DTYPE", "MXFP4"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    model, code, word = REFUSED[name]
+    with pytest.raises(QuireError) as error:
+        load(model.write(tmp_path / "tiny.gguf"))
+    assert error.value.code == code and word in error.value.message + error.value.param and error.value.fix
+
+
+def test_pieces_of_rows_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dataclasses.replace(TINY["llama, tied"]).write(tmp_path / "tiny.gguf")
+    whole = load(path)
+    monkeypatch.setattr("quire_worker.weights.gguf.tensor_values.PIECE_VALUES", 100)
+    parts = load(path)
+    batch = make_batch([Run(list(range(20)), 0, [1, 2])])
+    assert torch.equal(whole.runner.all_logits(batch), parts.runner.all_logits(batch))
+    assert whole.facts.digest == parts.facts.digest
