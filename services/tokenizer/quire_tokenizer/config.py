@@ -11,7 +11,9 @@ from quire_common.config import ServiceConfig, option
 class TokenizerConfig(ServiceConfig):
     """Text to tokens and back."""
 
-    model: str = option("", "folder of the model: tokenizer.json, tokenizer_config.json, generation_config.json")
+    model: str = option(
+        "", "folder of the model (tokenizer.json, tokenizer_config.json, generation_config.json), or a GGUF file"
+    )
     tokenizer: str = option("", "folder of the tokenizer's files, where they are not the model's")
     chat_template: str = option("", "file with a chat template to use instead of the model's")
     reasoning_config: str = option(

@@ -49,9 +49,7 @@ def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") 
     ]
     if "eos_token" in variables:
         eos.append(variables["eos_token"])
-    templates = (
-        {DEFAULT_TEMPLATE: _read_text(Path(chat_template))} if chat_template else _templates(text_folder, settings)
-    )
+    templates = {DEFAULT_TEMPLATE: read_template(chat_template)} if chat_template else _templates(text_folder, settings)
     return ModelFolder(
         name=folder.resolve().name,
         tokenizer_json=_read_tokenizer(text_folder / "tokenizer.json"),
@@ -59,6 +57,11 @@ def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") 
         eos=tuple(dict.fromkeys(eos)),
         templates=templates,
     )
+
+
+def read_template(path: str) -> str:
+    """A chat template of its own file. Raises ConfigError."""
+    return _read_text(Path(path))
 
 
 def _read_tokenizer(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.detokenize.detokenizer import Detokenizer, StreamLimits
 from quire_tokenizer.detokenize.whole_decoder import WholeDecoder
 from quire_tokenizer.encoder import Encoder
-from quire_tokenizer.model_folder import read_model_folder
+from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 
@@ -108,7 +108,7 @@ class TextService:
 
     def _load(self) -> TextTools:
         config = self._config
-        folder = read_model_folder(config.model, config.tokenizer, config.chat_template)
+        folder = read_model_files(config.model, config.tokenizer, config.chat_template)
         vocabulary = Vocabulary(folder, config.reasoning_config)
         encoder = Encoder(vocabulary, self._work, max_texts=config.max_texts, max_text_bytes=config.max_text_bytes)
         renderer = ChatRenderer(

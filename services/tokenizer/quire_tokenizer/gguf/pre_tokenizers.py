@@ -1,0 +1,85 @@
+"""How texts are cut into words before merges apply, by the name in `tokenizer.ggml.pre`.
+
+Each entry is data: steps as tokenizer.json has them, and what llama.cpp takes for granted under that name. The steps
+are those of the models' own tokenizer.json; llama.cpp's expressions say the same in other words. A name that is not
+here is refused: the wrong words give the wrong tokens, and nothing would show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from quire_common.errors import Unsupported
+from quire_common.gguf import Metadata
+
+Step = dict[str, Any]
+_KEY = "tokenizer.ggml.pre"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """One way of cutting."""
+
+    steps: tuple[Step, ...]
+    normalizer: Step | None = None
+    ignore_merges: bool = False
+    """A word that is a token is that token, whatever merges make of it."""
+    adds_bos: bool = False
+    """Where the file does not say."""
+
+
+def _byte_level(*, use_regex: bool) -> Step:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> tuple[Step, ...]:
+    """Words by a pattern, then bytes."""
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return cut, _byte_level(use_regex=False)
+
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+_GPT2 = PreTokenizer((_byte_level(use_regex=True),))
+_DIGIT_BY_DIGIT = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)))
+_LLAMA3 = PreTokenizer(_split(_WORDS % r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
+_LLAMA3_WORDS = PreTokenizer(_split(_WORDS % r"\p{N}{1,3}"))
+_QWEN2_WORDS = PreTokenizer(_split(_WORDS % r"\p{N}"))
+_QWEN2 = PreTokenizer(_split(_WORDS % r"\p{N}"), normalizer={"type": "NFC"})
+_TEKKEN = PreTokenizer(_split(_CASED % ("", "", "")), ignore_merges=True, adds_bos=True)
+_GPT4O = PreTokenizer(_split(_CASED % (_CONTRACTION, _CONTRACTION, "{1,3}")))
+
+PRE_TOKENIZERS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), _GPT2),
+        **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "minerva-7b"), _DIGIT_BY_DIGIT),
+        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+        **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_WORDS),
+        "qwen2": _QWEN2,
+        **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), _QWEN2_WORDS),
+        "tekken": _TEKKEN,
+        **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    }
+)
+
+
+def find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
+    """The entry that the file names. Raises Unsupported, with the name, where there is none."""
+    name = metadata.text(_KEY, "")
+    if name not in PRE_TOKENIZERS:
+        said = f"names the pre-tokenizer {name[:80]!r}" if name else f"names no pre-tokenizer (`{_KEY}`)"
+        raise Unsupported(
+            "UNSUPPORTED_PRE_TOKENIZER",
+            f"{metadata.path} {said}, which is not supported. Supported: {', '.join(PRE_TOKENIZERS)}.",
+            "Convert the model with a current llama.cpp, or name a folder with tokenizer.json by --tokenizer.",
+            param="model",
+        )
+    return PRE_TOKENIZERS[name]
