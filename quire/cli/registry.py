@@ -15,6 +15,8 @@ NAMES = (
     "role",
     "status",
     "logs",
+    "models",
+    "pull",
     "doctor",
     "config",
     "serve",

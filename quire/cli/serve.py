@@ -18,7 +18,9 @@ HELP = "serve a model in the foreground"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's."""
-    parser.add_argument("model", nargs="?", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument(
+        "model", nargs="?", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
+    )
     parser.add_argument(
         "--port",
         type=int,

