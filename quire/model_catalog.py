@@ -72,6 +72,9 @@ CATALOG: Final = MappingProxyType(
     }
 )
 
+# Served where no model is named.
+DEFAULT: Final = "smollm2"
+
 
 def models_folder() -> Path:
     """Where fetched models are kept: in the user's cache, or where QUIRE_CACHE_DIR says."""

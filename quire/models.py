@@ -4,10 +4,11 @@ the source."""
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-from quire.errors import NotFound
-from quire.model_catalog import CATALOG, CatalogModel, fetched, pull
+from quire.errors import NotFound, Unavailable
+from quire.model_catalog import CATALOG, DEFAULT, CatalogModel, fetched, pull
 from quire.progress_bar import ByteBar
 
 DEMO = Path("models") / "demo"
@@ -40,6 +41,26 @@ def find_model(model: str | os.PathLike[str] | None) -> Path:
     raise NotFound(
         "NO_DEMO_MODEL", f"There is no demo model in {looked}.", "Run in a checkout, or name a model's folder."
     )
+
+
+def default_model(*, fetch: bool = True) -> tuple[str, Path]:
+    """What is served where nothing is named: the catalogue's default model, or, with one line that says why, the small
+    one of the source. Name and path. Without `fetch`, whichever is there."""
+    model = CATALOG[DEFAULT]
+    if not fetch:
+        there = fetched(model)
+        return (model.name, there) if there is not None else (DEMO.name, find_model(None))
+    try:
+        return model.name, pull_with_bar(model)
+    except Unavailable as error:
+        demo = find_model(None)
+        print(f"{error.message} Serving {demo.name} of the source instead.", file=sys.stderr, flush=True)
+        return DEMO.name, demo
+
+
+def is_conversational(path: str) -> bool:
+    """Whether a model is one of the catalogue's, which answer questions."""
+    return Path(path).name in {model.file_name for model in CATALOG.values()}
 
 
 def named_model(name: str) -> CatalogModel:

@@ -20,7 +20,7 @@ _LIMIT_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to show, and the flags of `quire serve`."""
     parser.add_argument("service", nargs="?", help="one service alone (default: all)")
-    parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument("--model", help="folder of the model (default: as `quire serve`)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="also what is left at its default")
     parser.add_argument("--json", action="store_true", help="print JSON, with the meaning of each option")
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             "UNKNOWN_SERVICE", f"There is no {args.service!r}.", f"Choose from {', '.join(SERVICES)}."
         )
-    spec = stack_spec(args, model=args.model, port=args.port, owned=False)
+    spec = stack_spec(args, model=args.model, port=args.port, owned=False, fetch=False)
     # Ports that are free ones would be chosen at the start.
     ports = {**dict.fromkeys(spec.members, 0), "router": args.grpc_port, "http": args.port}
     explained = {

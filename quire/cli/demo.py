@@ -1,12 +1,17 @@
-"""`quire demo`: five processes start, one prompt is answered, a picture shows where the time went, everything stops."""
+"""`quire demo`: five processes start, questions are answered, a picture shows where the time went, everything stops."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import time
+from typing import TYPE_CHECKING
 
 from quire.cli.output import terminal
+
+if TYPE_CHECKING:
+    from quire.client import Client
+    from quire.prompts import ChatPrompt
 
 HELP = "start, answer a prompt, show where the time went, stop"
 PROMPT = """ROMEO:
@@ -15,16 +20,17 @@ It is the east, and Juliet is the sun.
 Arise, fair sun, and kill the envious moon,
 """
 SECOND = "\nJULIET:\n"
+QUESTIONS = ("What is the capital of France?", "And of Italy?")
 _MAX_TOKENS = 96
+_LIVELY, _SOBER = 0.8, 0.2
+"""Temperatures: of verse, and of answers."""
 _DRAIN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What may be changed."""
-    parser.add_argument(
-        "--model", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
-    )
-    parser.add_argument("--prompt", default=PROMPT, help="text to continue (default: Shakespeare)")
+    parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
+    parser.add_argument("--prompt", help="text to continue (default: a question in chat, or Shakespeare)")
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, metavar="N", help="(default: %(default)s)")
 
 
@@ -34,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from quire.client import Client
     from quire.local.spec import StackSpec
     from quire.local.stack import LocalStack
-    from quire.models import find_model
+    from quire.models import default_model, find_model, is_conversational
 
     spec = StackSpec(
         name=f"demo-{os.getpid()}",
-        model=str(find_model(args.model)),
+        model=str(find_model(args.model) if args.model else default_model()[1]),
         keep_directory=False,
         drain_timeout_s=_DRAIN_S,
     )
@@ -47,9 +53,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         print(f"\nUp after {stack.ready.seconds:.1f} s. A prompt goes in by gRPC:\n", flush=True)
         with Client(stack.grpc) as client:
-            text = _ask(client, args.prompt, args.max_tokens)
-            print("\nA second prompt begins with the first one and its answer:\n", flush=True)
-            _ask(client, args.prompt + text + SECOND, args.max_tokens // 2)
+            if args.prompt is None and is_conversational(spec.model):
+                _converse(client, args.max_tokens)
+            else:
+                _continue(client, args.prompt or PROMPT, args.max_tokens)
     finally:
         began = time.perf_counter()
         stack.close()
@@ -57,18 +64,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(client: object, prompt: str, max_tokens: int) -> str:
+def _continue(client: Client, prompt: str, max_tokens: int) -> None:
+    """A text, and a longer one that begins with it."""
+    text = _ask(client, prompt, prompt, max_tokens, _LIVELY)
+    print("\nA second prompt begins with the first one and its answer:\n", flush=True)
+    _ask(client, prompt + text + SECOND, prompt + text + SECOND, max_tokens // 2, _LIVELY)
+
+
+def _converse(client: Client, max_tokens: int) -> None:
+    """Two questions of one conversation."""
+    from quire.prompts import ChatPrompt
+
+    messages: list[dict[str, str]] = []
+    for number, question in enumerate(QUESTIONS):
+        if number:
+            print("\nThe conversation goes on; its beginning is known:\n", flush=True)
+        messages.append({"role": "user", "content": question})
+        text = _ask(client, ChatPrompt(list(messages)), f"> {question}\n", max_tokens // (number + 1), _SOBER)
+        messages.append({"role": "assistant", "content": text})
+
+
+def _ask(client: Client, prompt: str | ChatPrompt, shown: str, max_tokens: int, temperature: float) -> str:
     """Stream the continuation, then draw its timings; returns its text."""
     from quire.cli.output.timings import timing_table
-    from quire.client import Client
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams
 
-    if not isinstance(client, Client):
-        raise TypeError("a Client is asked for")
-    params = SamplingParams(temperature=0.8, seed=1, max_tokens=max_tokens)
-    output, began, first_s = RequestOutput(prompt=prompt), time.perf_counter(), 0.0
-    print(terminal.paint(prompt, "dim"), end="", flush=True)
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens)
+    output, began, first_s = RequestOutput(prompt=shown), time.perf_counter(), 0.0
+    print(terminal.paint(shown, "dim"), end="", flush=True)
     for delta in client.generate(prompt, params, return_token_ids=True, return_timings=True):
         output.add(delta)
         if delta.text:

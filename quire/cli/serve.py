@@ -18,9 +18,7 @@ HELP = "serve a model in the foreground"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's."""
-    parser.add_argument(
-        "model", nargs="?", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
-    )
+    parser.add_argument("model", nargs="?", help="folder, GGUF file or name of `quire models` (default: smollm2)")
     parser.add_argument(
         "--port",
         type=int,

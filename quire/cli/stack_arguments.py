@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from quire.engine_options import ENGINE_OPTIONS, stack_flags
 from quire.errors import InvalidArgument
 from quire.local.spec import LOOPBACK, StackSpec
 from quire.local.state import DEFAULT_NAME
-from quire.models import DEMO, find_model
+from quire.models import default_model, find_model
 
 DEFAULT_PORT = 8000
 
@@ -60,16 +61,17 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
             group.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
 
 
-def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool) -> StackSpec:
-    """Raises typed errors for a model that is not there, and for credentials that would open the door to everybody."""
+def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
+    """Raises typed errors for a model that is not there, and for credentials that would open the door to everybody.
+
+    Without a model the default one is fetched, unless `fetch` is false.
+    """
     for key in args.api_key:
         _check_api_key(key)
-    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
-    # As in vLLM, a model is called what it was called here.
-    options["served-model-name"] = options["served-model-name"] or model or DEMO.name
-    return StackSpec(
+    # Refused, where it cannot be, before a model is fetched.
+    shape = StackSpec(
         name=args.name,
-        model=str(find_model(model)),
+        model="",
         host=args.host,
         port=port,
         grpc_port=args.grpc_port,
@@ -79,10 +81,14 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         prefill=args.prefill,
         decode=args.decode,
         tokenizers=args.tokenizers,
-        flags=stack_flags(options),
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.shutdown_timeout,
     )
+    name, path = (model, find_model(model)) if model is not None else default_model(fetch=fetch)
+    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
+    # As in vLLM, a model is called what it was called here.
+    options["served-model-name"] = options["served-model-name"] or name
+    return replace(shape, model=str(path), flags=stack_flags(options))
 
 
 def _check_api_key(key: str) -> None:

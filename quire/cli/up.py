@@ -11,9 +11,7 @@ HELP = "start the services in the background"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The stack's flags; in the background unless told otherwise."""
-    parser.add_argument(
-        "--model", help="folder, GGUF file or name of `quire models` (default: the source's demo model)"
-    )
+    parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
     parser.add_argument(
         "--port", type=int, metavar="N", help="port of HTTP (default: 8000, or a free one where that is taken)"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from quire.errors import NotFound, Unavailable
 from quire.model_catalog import CATALOG, CatalogModel, fetched, models_folder, pull
-from quire.models import find_model
+from quire.models import default_model, find_model, is_conversational
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8192
 MEMBER = "tiny_model/Tiny.gguf"
@@ -93,6 +93,23 @@ def test_names_are_found_behind_paths(tiny: CatalogModel, tmp_path: Path, monkey
     assert find_model("tiny") == tmp_path / "tiny"
     with pytest.raises(NotFound, match="There is no folder"):
         find_model("other")
+
+
+def test_the_default_is_fetched(tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.models.CATALOG", {"smollm2": tiny})
+    name, path = default_model()
+    assert (name, path.read_bytes()) == ("tiny", CONTENT) and is_conversational(str(path))
+
+
+def test_the_demo_model_takes_the_defaults_place_with_one_line(
+    tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.models.CATALOG", {"smollm2": replace(tiny, package="no-such-model")})
+    name, path = default_model()
+    assert name == "demo" and (path / "config.json").is_file() and not is_conversational(str(path))
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and said[0].startswith("Fetching"), said
+    assert "no-such-model" in said[1] and said[1].endswith("Serving demo of the source instead.")
 
 
 def test_entries_are_whole() -> None:

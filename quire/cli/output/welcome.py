@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from quire.cli.output.terminal import paint
 from quire.client import Client
 from quire.local.events import Ready
 from quire.local.spec import StackSpec
+from quire.models import is_conversational
 
 
 def print_welcome(spec: StackSpec, ready: Ready) -> None:
@@ -18,12 +20,20 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
     with Client(ready.grpc, api_key=key) as client:
         models = client.models()
     name = models[0].name if models else spec.model
-    body = json.dumps({"model": name, "prompt": "ROMEO:\nBut soft,", "max_tokens": 40})
+    path, asked = _example(spec.model)
+    body = json.dumps({"model": name, **asked, "max_tokens": 40})
     headers = ["-H", "Content-Type: application/json"]
     if key is not None:
         # The key itself is the user's to know, and to keep off the screen.
         headers += ["-H", "Authorization: Bearer KEY"]
     insecure = ["-k"] if http.startswith("https") else []
-    curl = shlex.join(["curl", "-s", *insecure, f"{http}/v1/completions", *headers, "-d", body])
+    curl = shlex.join(["curl", "-s", *insecure, f"{http}{path}", *headers, "-d", body])
     print(f"\nQuire serves {paint(name, 'bold')} after {ready.seconds:.1f} s:\n")
     print(f"  HTTP  {paint(http, 'cyan')}\n  gRPC  {ready.grpc}\n\nTry it:\n\n  {curl}\n", flush=True)
+
+
+def _example(model: str) -> tuple[str, dict[str, Any]]:
+    """A path and a body that suit the model."""
+    if is_conversational(model):
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    return "/v1/completions", {"prompt": "ROMEO:\nBut soft,"}
