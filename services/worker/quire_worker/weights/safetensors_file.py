@@ -20,6 +20,7 @@ from torch import Tensor
 from quire_common.errors import ConfigError, Unsupported
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 8
 _LENGTH_BYTES = 8
 
 DTYPES: Final[dict[str, torch.dtype]] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -115,10 +116,16 @@ class SafetensorsFile:
 
     def _entry(self, name: str, value: Any, data: int) -> TensorEntry:
         try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise self._corrupt(f"the name of tensor {name[:80]!a} is no text") from error
+        try:
             dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
             item_bytes = _ITEM_BYTES[dtype]
         except (TypeError, KeyError, ValueError) as error:
             raise self._corrupt(f"the entry of tensor {name[:80]} is malformed") from error
+        if len(shape) > MAX_DIMENSIONS:
+            raise self._corrupt(f"tensor {name[:80]} has {len(shape)} dimensions")
         numbers = (*shape, begin, end)
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
             raise self._corrupt(f"the entry of tensor {name[:80]} holds what is no size")
