@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cli import terminal
+from quire.cli.output import terminal
 
 HELP = "list the models that have a name"
 
