@@ -11,6 +11,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from numpy.typing import NDArray
 
+from tests.gguf.vocabularies import TextFile
+
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 331, 64, 96, 3, 8, 2, 512
 Weights = dict[str, NDArray[np.float32]]
 
@@ -23,6 +25,9 @@ class TinyModel:
     head_dim: int = 8
     tied: bool = False
     kind: GGMLQuantizationType = GGMLQuantizationType.F32
+    vocab: int = VOCAB
+    text: TextFile | None = None
+    """The tokenizer, if there is to be one."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Keys behind the architecture; None leaves one out."""
     change: Callable[[Weights], object] = lambda weights: None
@@ -37,8 +42,11 @@ class TinyModel:
                 writer.add_string(f"{self.architecture}.{key}", value)
             elif value is not None:
                 writer.add_uint32(f"{self.architecture}.{key}", value)
-        writer.add_eos_token_id(2)
-        writer.add_eot_token_id(5)
+        if self.text is not None:
+            self.text.add_to(writer)
+        else:
+            writer.add_eos_token_id(2)
+            writer.add_eot_token_id(5)
         weights = self.weights()
         self.change(weights)
         for name, values in weights.items():
@@ -60,7 +68,7 @@ class TinyModel:
             "attention.head_count_kv": KV_HEADS,
             "attention.layer_norm_rms_epsilon": 1e-5,
             "rope.freq_base": 5000.0,
-            "vocab_size": VOCAB,
+            "vocab_size": self.vocab,
         }
         if self.architecture == "llama":
             found["rope.dimension_count"] = self.head_dim
@@ -78,7 +86,7 @@ class TinyModel:
         def norm(size: int) -> NDArray[np.float32]:
             return 1 + normal(size)
 
-        found = {"token_embd.weight": normal(VOCAB, HIDDEN)}
+        found = {"token_embd.weight": normal(self.vocab, HIDDEN)}
         queries, keys = HEADS * self.head_dim, KV_HEADS * self.head_dim
         for layer in range(LAYERS):
             own: Weights = {
@@ -99,5 +107,5 @@ class TinyModel:
             found |= {f"blk.{layer}.{name}": values for name, values in own.items()}
         found["output_norm.weight"] = norm(HIDDEN)
         if not self.tied:
-            found["output.weight"] = normal(VOCAB, HIDDEN)
+            found["output.weight"] = normal(self.vocab, HIDDEN)
         return found

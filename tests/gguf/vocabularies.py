@@ -39,6 +39,14 @@ class TextFile:
     def write(self, path: Path) -> Path:
         """Write the file, and return its path."""
         writer = GGUFWriter(path, self.architecture)
+        self.add_to(writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return path
+
+    def add_to(self, writer: GGUFWriter) -> None:
+        """Add the keys to a file that is being written."""
         for key, value in (self._values() | self.change).items():
             key = f"tokenizer.{key}"
             if isinstance(value, bool):
@@ -49,10 +57,6 @@ class TextFile:
                 writer.add_string(key, value)
             elif value is not None:
                 writer.add_array(key, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
-        return path
 
     def _values(self) -> dict[str, Any]:
         shape = json.loads(self.tokenizer.to_str())
