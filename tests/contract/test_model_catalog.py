@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.__main__ import main
 from quire.errors import NotFound, Unavailable
 from quire.model_catalog import CATALOG, CatalogModel, fetched, models_folder, pull
 from quire.models import default_model, find_model, is_conversational
@@ -110,6 +111,19 @@ def test_the_demo_model_takes_the_defaults_place_with_one_line(
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 2 and said[0].startswith("Fetching"), said
     assert "no-such-model" in said[1] and said[1].endswith("Serving demo of the source instead.")
+
+
+def test_the_commands_fetch_and_list(
+    tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.models.CATALOG", {"tiny": tiny})
+    monkeypatch.setattr("quire.model_catalog.CATALOG", {"tiny": tiny})
+    assert main(["models"]) == 0 and "not fetched" in capsys.readouterr().out
+    assert main(["pull", "tiny"]) == 0
+    said = capsys.readouterr()
+    assert Path(said.out.strip()).read_bytes() == CONTENT and said.err == "Fetching tiny from tiny-model 1.0\n"
+    assert main(["models"]) == 0 and str(fetched(tiny)) in capsys.readouterr().out
+    assert main(["pull", "other"]) == 1 and "Known names: tiny" in capsys.readouterr().err
 
 
 def test_entries_are_whole() -> None:
