@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from quire.cli.connection import add_connection_arguments, connect
+from quire.cli.arguments.connection import add_connection_arguments, connect
 from quire.cli.output.terminal import paint, print_error
 
 if TYPE_CHECKING:

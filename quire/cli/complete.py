@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from quire.cli.connection import add_connection_arguments, connect
+from quire.cli.arguments.connection import add_connection_arguments, connect
 
 HELP = "continue a prompt"
 

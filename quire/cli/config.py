@@ -10,8 +10,8 @@ import json
 import subprocess
 from typing import Any
 
+from quire.cli.arguments.stack_arguments import DEFAULT_PORT, add_stack_arguments, stack_spec
 from quire.cli.output.terminal import paint, table
-from quire.cli.stack_arguments import DEFAULT_PORT, add_stack_arguments, stack_spec
 
 HELP = "explain every option: its value, and where that came from"
 _LIMIT_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 
 HELP = "stop the services"
 

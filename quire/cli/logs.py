@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 from quire.cli.output.terminal import paint
 
 HELP = "read the services' logs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 from quire.cli.output.terminal import table
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from quire.cli.connection import api_key
-from quire.cli.stack_arguments import add_name
+from quire.cli.arguments.connection import api_key
+from quire.cli.arguments.stack_arguments import add_name
 
 HELP = "answer a file of OpenAI batch requests"
 

@@ -7,7 +7,7 @@ import signal
 import types
 from typing import TYPE_CHECKING
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 from quire.local.spec import StackSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 from quire.cli.output.terminal import paint, table
 
 HELP = "show what runs"

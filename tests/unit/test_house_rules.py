@@ -161,9 +161,10 @@ def test_the_list_of_banned_nouns_is_short_and_says_what_to_use() -> None:
     assert len(BANNED) <= 30 and all(BANNED.values())
 
 
-# Hooks of a library (Triton, threading.local), and callbacks and counters that a device's parts share.
+# Attributes of libraries (Triton, tokenizers, threading.local), and callbacks and counters that a device's parts share.
 ASSIGNED_FROM_OUTSIDE = {
     ("services/kvstore/quire_kvstore/tiers/redis_backend.py", "self._local.generation"),
+    ("services/tokenizer/quire_tokenizer/guarded_tokenizer.py", "self._tokenizer.normalizer"),
     ("services/worker/quire_worker/cuda/cuda_device.py", "body.advanced"),
     ("services/worker/quire_worker/cuda/graphs/step_graph.py", "self._body.advanced"),
     ("services/worker/quire_worker/cuda/kernel_compiler.py", "JITFunction.run"),

@@ -6,8 +6,8 @@ import argparse
 import random
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.connection import api_key
-from quire.cli.stack_arguments import add_engine_options
+from quire.cli.arguments.connection import api_key
+from quire.cli.arguments.stack_arguments import add_engine_options
 from quire.engine_options import ENGINE_OPTIONS
 from quire.errors import InvalidArgument
 

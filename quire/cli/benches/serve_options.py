@@ -9,7 +9,7 @@ from quire.bench.datasets import BenchRequest, RandomLengths, custom_requests, r
 from quire.bench.server_facts import ServerFacts, find_facts, vocabulary_of
 from quire.bench.serving_report import METRICS, ReportOptions
 from quire.bench.target import ALIASES, BACKENDS, Target
-from quire.cli.connection import api_key
+from quire.cli.arguments.connection import api_key
 from quire.errors import FailedPrecondition, InvalidArgument
 from quire.request_parameters import BENCH_FLAGS
 

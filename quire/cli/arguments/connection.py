@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from quire.cli import stack_arguments
+from quire.cli.arguments import stack_arguments
 from quire.client import Client
 from quire.errors import FailedPrecondition
 
