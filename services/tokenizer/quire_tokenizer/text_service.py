@@ -71,7 +71,8 @@ class TextService:
 
     @contextlib.contextmanager
     def detokenizing(self) -> Iterator[Detokenizer]:
-        """A stream's state, for as long as the stream lives."""
+        """A context that yields the state of a Detokenize stream and counts the stream while it is open. Raises
+        Overloaded if too many streams are open."""
         vocabulary = self.tools.vocabulary
         if len(self._streams) >= self._config.max_streams:
             raise Overloaded(

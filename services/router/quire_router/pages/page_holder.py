@@ -127,6 +127,8 @@ class PageHolder:
         return (pool.namespace, pool.group) if pool.namespace else self._pool
 
     def _become(self, number: int) -> None:
+        """Take `number`, which the directory has opened, or -1 for none, and report a change to `moved`. The directory
+        drops the pages of the former number."""
         former, self.number = self.number, number
         self._say()
         if former >= 0:

@@ -125,6 +125,8 @@ class Pipeline:
         *,
         admitted: bool,
     ) -> Generation:
+        """Encode the prompts and place the sequences of a job; `generate` has resolved its model and admitted it.
+        `admitted`: the job is a part of a larger request, which pays for the tokens and gives the places back."""
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):

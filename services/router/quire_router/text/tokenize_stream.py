@@ -49,8 +49,8 @@ class TokenizeStream:
         return self._open and request.ByteSize() <= MOST_BYTES
 
     async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse | None:
-        """The answer, None where it takes too long: then a call may tell. The request is given its id. Raises
-        QuireError: Unavailable where the stream breaks."""
+        """Send the request under a new id and return its answer, or None if it takes too long: the caller may then try
+        a unary call. Raises the answer's QuireError, and Unavailable if the stream breaks."""
         began_s = time.monotonic()
         out, request.id = self._out, next(self._ids)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()

@@ -177,7 +177,8 @@ class KvTraffic:
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
-        """The kvstore answered, or did not in time; the request may have left meanwhile."""
+        """Record the kvstore's answer to a lookup, or its failure. Found pages are kept until the request starts, which
+        loads them. Their leases are released at once if the request has left or nothing was found."""
         if result.failed:
             self._breaker.failed()
             self._stats.lookup_failed()

@@ -90,8 +90,8 @@ class StepLayout:
         return cls(size, stop_ids, tiling, place, at, () if fresh else None)
 
     def leaving(self, fresh: tuple[Fresh, ...], chunks: int) -> StepLayout:
-        """The same for a step of so many chunks, of which these have no tiles; their rows count from the first row that
-        prefills."""
+        """The same layout for a step of `chunks` prefill chunks. Those in `fresh` go to cuDNN and have no tiles; their
+        rows count from the first row that prefills."""
         moved = tuple(Fresh(self.size.decodes + each.row, each.tokens) for each in fresh)
         return replace(self, fresh=moved, tiled=chunks > len(fresh))
 

@@ -116,6 +116,7 @@ def _extend(states: list[int], token: int, place: int) -> None:
 
 
 def _key(sampling: Sampling) -> int:
+    """A hash of seed and sample number, which varies the tokens; 0 if the sequence is greedy."""
     if sampling.temperature < GREEDY_BELOW:
         return 0
     key = ((sampling.sample * SAMPLE_FACTOR + sampling.seed) * FIRST_MIX) & MASK

@@ -97,6 +97,7 @@ class ChatFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
+        """A choice's fields beside its index and text, which chunks and whole documents share."""
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": finish_name(delta.finish),

@@ -117,7 +117,8 @@ def _think(state, token):
 
 @triton.jit
 def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
-    """Where the budget of thinking is used up, only the end mark's next token is left, with its raw logit."""
+    """If the thinking budget is spent, write a row to `target`: the raw logit of the end mark's next token, and -inf
+    for all others. `logits` is a row to read, `state` the logits processor state; all are pointers."""
     budget = tl.load(state + AT.budget)
     if (budget >= 0) & (tl.load(state + AT.spent) >= budget):
         forced = tl.load(state + tl.load(state + AT.ends_at) + tl.load(state + AT.ended))
