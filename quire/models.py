@@ -44,8 +44,8 @@ def find_model(model: str | os.PathLike[str] | None) -> Path:
 
 
 def default_model(*, fetch: bool = True) -> tuple[str, Path]:
-    """What is served where nothing is named: the catalogue's default model, or, with one line that says why, the small
-    one of the source. Name and path. Without `fetch`, whichever is there."""
+    """Name and path of the model that is served if none is named: the catalogue's default. If that cannot be had, one
+    line says why, and models/demo takes its place. Without `fetch`, the default counts only if it is there."""
     model = CATALOG[DEFAULT]
     if not fetch:
         there = fetched(model)

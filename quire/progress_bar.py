@@ -70,7 +70,7 @@ class ByteBar:
             print(what, file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int) -> None:
-        """So many bytes of so many are there."""
+        """Show that `done` of `total` bytes are there."""
         if self._shown:
             full = done * _WIDTH // max(total, 1)
             bar = f"{'█' * full}{' ' * (_WIDTH - full)}"

@@ -33,21 +33,21 @@ class Parameter:
     """The field of quire.v1.GenerateRequest that carries the value."""
     description: str
     cost: str
-    """What the cost of a value grows with: a class of docs/limits.md."""
+    """The cost class of docs/limits.md: what the cost of a value grows with."""
     default: Any = None
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
     """`low` itself is refused."""
     least: float | None = None
-    """What engines take at least, where that is not `low`."""
+    """The least value that engines take, if other than `low`."""
     instead_of_low: str = ""
-    """What to choose instead of a `low` that is refused."""
+    """The fix that the error for a refused `low` gives."""
     engine_bounds: str = ""
     """The bounds in the words of the engine's error, where these are not made of the numbers."""
     max_items: int = 0
     limit: str = ""
-    """What bounds a value, where the numbers do not say all."""
+    """The bound in words, if the numbers do not say all."""
     client_checks_high: bool = True
     """Whether the Python client refuses more than `high`; otherwise the router alone does."""
     always_sent: bool = True
@@ -238,7 +238,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 LIMITS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "limit")
 DRAW_NUMBERS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group in ("temperature", "limit"))
-"""What a draw depends on beside its logits and its random key."""
+"""The numbers that a draw depends on, beside its logits and its random key."""
 PENALTIES: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "penalty")
 NUMBERS: tuple[Parameter, ...] = (*DRAW_NUMBERS, *PENALTIES)
 BENCH_FLAGS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.bench_flag)

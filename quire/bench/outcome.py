@@ -24,7 +24,7 @@ class Outcome:
     """The events themselves, where they were asked for."""
 
     def fail(self, error: str) -> None:
-        """It has no whole answer."""
+        """Record that the request has no whole answer."""
         self.error = error
 
     def add_event(self, now_s: float) -> None:
@@ -37,7 +37,7 @@ class Outcome:
         self.last_s = now_s
 
     def set_usage(self, prompt_tokens: int, output_tokens: int) -> None:
-        """As the server counts."""
+        """Take the server's own counts of tokens."""
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:

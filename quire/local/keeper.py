@@ -17,12 +17,12 @@ from quire.local.spec import StackSpec
 _MOST_S = 10.0
 # A life of this length is a healthy one: what was before it does not count.
 _HEALTHY_S = 10.0
-# So many processes in a row that ended before they could serve: another one will not do better.
+# The keeper gives up a member after this many processes in a row that ended before they could serve.
 _FAILED_STARTS = 5
 
 
 class RestartPolicy:
-    """Of one member."""
+    """When one member is started again, and when it is given up."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = self._next_s = first_s

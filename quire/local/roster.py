@@ -138,7 +138,7 @@ class Roster:
         return [name for name, service in self.state.services.items() if service.phase == "failed"]
 
     def set_phase(self, phase: str) -> None:
-        """Of the whole stack."""
+        """Set the phase of the whole stack."""
         self.state.enter_phase(phase)
         self._write()
 

@@ -64,7 +64,7 @@ class StackState:
         self.http, self.grpc = http, grpc
 
     def enter_phase(self, phase: str) -> None:
-        """Of the whole stack."""
+        """Set the phase of the whole stack."""
         self.phase = phase
 
     @classmethod

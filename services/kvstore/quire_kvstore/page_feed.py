@@ -67,7 +67,7 @@ class Watcher:
             self._feed.changed.notify_all()
 
     def lose_place(self) -> None:
-        """What it has heard is of no use: a snapshot comes next."""
+        """Drop what the holder knows; the next message is a snapshot."""
         self.at = -1
 
     def start_snapshot(self) -> int:

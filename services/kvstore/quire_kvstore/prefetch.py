@@ -97,11 +97,11 @@ class PageLoad(PageJob):
         return any(prefetch.wants(index) for prefetch, index in self.waiters)
 
     def use_buffer(self, offset: int, view: memoryview) -> None:
-        """It is read to that memory."""
+        """Record the memory that the page is read into."""
         self.offset, self.view = offset, view
 
     def go_to_tier(self, tier: int) -> None:
-        """That tier is asked for it."""
+        """Record the tier that is asked for the page."""
         self.tier = tier
 
     def release_buffer(self) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Report:
         grant_arrival_us: int,
         draining: bool,
     ) -> None:
-        """What every Report says of the worker."""
+        """The worker's counts that every Report carries."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 

@@ -58,7 +58,7 @@ _LARGEST_SHAPE = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where one tensor lies. The last axis of `shape` is the one along which blocks are packed."""
+    """The place of one tensor. Blocks are packed along the last axis of `shape`."""
 
     name: str
     kind: BlockKind
@@ -71,7 +71,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What one file's header says. The file itself is closed."""
+    """The contents of one file's header. The file itself is closed."""
 
     path: Path
     version: int

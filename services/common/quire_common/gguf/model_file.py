@@ -26,9 +26,9 @@ class GgufModel:
     name: str
     """The file's name without its ending and part number."""
     metadata: Metadata
-    """Of the first file."""
+    """Metadata of the first file."""
     tensors: Mapping[str, TensorPlace]
-    """Of all files, by name."""
+    """Tensors of all files, by name."""
     files: tuple[GgufFile, ...]
 
 

@@ -56,7 +56,7 @@ class ServedSession(ABC, Generic[L]):
         self._connection.shut_down()
 
     def abandon(self) -> None:
-        """It is not served: let go of its connection."""
+        """Close the connection of a session that is not served."""
         self._connection.close()
 
     @abstractmethod

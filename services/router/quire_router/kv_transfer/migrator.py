@@ -1,4 +1,4 @@
-"""What finds engines for sequences, as the KV routes see it."""
+"""The part of the replica choice that KV routes call."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Pull:
         self.release()
 
     def add_timings(self, timings: Iterable[HopTiming]) -> None:
-        """Of what came before the pull, or after it."""
+        """Add timings of what came before the pull, or after it."""
         self.timings += timings
 
     def release_load(self) -> None:

@@ -36,7 +36,7 @@ class TicketSource(Protocol):
 
     @property
     def address(self) -> str:
-        """As discovery names it."""
+        """The address by which discovery names the replica."""
 
     @property
     def session(self) -> TransferSource:

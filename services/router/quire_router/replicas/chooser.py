@@ -99,7 +99,7 @@ class Chooser:
         return rows
 
     def _fitting_rows(self, sequence: SequenceState, rows: Rows) -> Rows:
-        """Of the rows those whose role it is, or else all."""
+        """The rows with this role, or all rows if none has it."""
         table = self._fleet.table
         if sequence.job.kv_export:
             fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]

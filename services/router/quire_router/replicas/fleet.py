@@ -100,7 +100,7 @@ class Fleet:
         return self.replicas.get(instance)
 
     def row_of(self, instance: str) -> ReplicaRow | None:
-        """What placement knows of that replica."""
+        """The replica's row in the placement table."""
         replica = self.replicas.get(instance)
         return replica.row if replica is not None else None
 

@@ -22,7 +22,7 @@ class PendingSequences:
         self._detokenizer = make_detokenizer(self._texts, self.leave)
 
     def enter(self, sequence: SequenceState) -> None:
-        """It has no engine; with its last token known it needs none."""
+        """The sequence has no engine; if its last token is known, the sequence needs none."""
         sequence.hold(self)
         if not sequence.engine.finish:
             self.waiting[sequence.handle] = sequence
@@ -31,7 +31,7 @@ class PendingSequences:
             self._detokenizer.open(sequence)
 
     def leave(self, sequence: SequenceState) -> None:
-        """It is not here any more. Idempotent."""
+        """Forget a sequence that has left. Idempotent."""
         self.waiting.pop(sequence.handle, None)
         if self._texts.pop(sequence.handle, None) is not None:
             self._detokenizer.close(sequence.handle)

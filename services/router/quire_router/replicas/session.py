@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 # A healthy scheduler welcomes at once.
 _WELCOME_TIMEOUT_S = 10.0
-# How many promised signs of life must be missing at least.
+# A session is lost only after this many heartbeats are missing.
 _HEARTBEATS = 3
-# What no service has said itself: see from_rpc_error.
+# The code of a status that no service has made: see from_rpc_error.
 _CUT = "PEER_UNAVAILABLE"
 
 

@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 
 class Submission(Protocol):
-    """What can be submitted: a sequence, or a place for one."""
+    """A sequence, or a reservation of a place for one."""
 
     context: RequestContext
 

@@ -25,7 +25,7 @@ class Admitted(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What belongs to a sequence's last row."""
+    """The parts of a message that belong to a sequence's last row."""
 
     handle: int
     cached_tokens: int

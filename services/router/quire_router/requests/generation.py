@@ -160,7 +160,7 @@ class Generation:
         self.prompt_texts = texts
 
     def add_timings(self, *timings: HopTiming) -> None:
-        """Of the router's own phases, in their order."""
+        """Add timings of the router's own phases, in their order."""
         self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:

@@ -1,4 +1,4 @@
-"""What is new of one sequence, and what ends one. Plain values; formats are made of them elsewhere."""
+"""Delta, and the names of finish reasons: plain values, of which the front makes its formats."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
 class Progress(Protocol):
-    """What engines have sent of a sequence, as far as it is of interest here."""
+    """The part of a sequence's engine progress that this module reads."""
 
     output_ids: bytearray
 
@@ -89,7 +89,7 @@ def failure_of(
 
 
 def not_a_prefill(instance: str) -> EngineFailure:
-    """It let go of a sequence as prefilled that was to be decoded there."""
+    """An engine ended a sequence as prefilled that it should have decoded."""
     error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
     return EngineFailure("failed", instance, error, suspect=True)
 

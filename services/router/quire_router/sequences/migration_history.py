@@ -57,17 +57,17 @@ class MigrationHistory:
             self.shunned.clear()
 
     def leave_engine(self, instance: str) -> None:
-        """That engine is not the first choice for what follows."""
+        """Avoid this engine for the next attempts if another one can run the sequence."""
         self.avoid = instance
 
     def lose_engine(self, reason: str) -> None:
-        """It has no engine from now on. `reason`: a metric's label."""
+        """Record that the sequence has lost its engine. `reason`: a metric's label."""
         self.reason = reason
         if not self.lost_ns:
             self.lost_ns = time.monotonic_ns()
 
     def find_engine(self) -> int:
-        """It has another; returns how long it had none, in microseconds."""
+        """Record that the sequence has another engine; return how long it had none, in microseconds."""
         us = (time.monotonic_ns() - self.lost_ns) // 1000 if self.lost_ns else 0
         self.times += bool(self.lost_ns)
         self.total_us += us

@@ -38,7 +38,7 @@ _HINT = Field("any")
 
 
 def _field(parameter: Parameter) -> Field:
-    """What bodies may have of a parameter."""
+    """The field of a body for one parameter."""
     return Field(
         parameter.kind, parameter.default, low=parameter.low, high=parameter.high, max_items=parameter.max_items
     )
