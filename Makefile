@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Build requirements of the packages, installed under the constraints once instead of once per package.
 BUILD_TOOLS := hatchling editables grpcio-tools setuptools
 SOURCES := quire services bench tests tools hatch_build.py
-TYPED := quire services bench tests tools/renames tools/limits_table.py tools/parameters_table.py
+TYPED := quire services bench tests tools/renames tools/limits_table.py tools/parameters_table.py tools/vllm_options_table.py
 BUF := @bufbuild/buf@1.75.0
 
 .PHONY: help

@@ -1,7 +1,7 @@
-"""The options of an engine, by vLLM's names and some of its own: which service takes each, and which are known but
-not served yet.
+"""The options of an engine, by vLLM's names and some of its own: which service takes each.
 
 One table for `quire serve`, `quire up` and `LLM(...)`. Values are checked by the service that takes them.
+`quire.vllm_options` has the names of vLLM that no service takes as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidArgument, Unsupported
+from quire import vllm_options
+from quire.errors import InvalidArgument
 from quire.local.spec import SERVICES
 
 
@@ -148,37 +149,31 @@ ENGINE_OPTIONS = (
 )
 _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 
-# vLLM's flags that a user may bring along. They are refused by name, never ignored.
-_NOT_SERVED_YET = """
-config data-parallel-size download-dir dp enable-auto-tool-choice
-enable-expert-parallel enable-lora generation-config
-kv-transfer-config limit-mm-per-prompt
-lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
-pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
-tensor-parallel-size tool-call-parser tp trust-remote-code
-"""
-NOT_SERVED_YET = frozenset(_NOT_SERVED_YET.split())
+# Every name that a user may give, without aliases.
+OPTION_NAMES = (*_BY_NAME, *(option.name for option in vllm_options.VLLM_OPTIONS))
 
 
 def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
-    """The services' flags for a user's options (dashes or underscores). Raises for names that are not served."""
-    flags: dict[str, dict[str, str | bool]] = {}
-    for key, value in options.items():
-        if value is None:
-            continue
-        name = key.replace("_", "-")
-        if name not in _BY_NAME:
+    """The services' flags for a user's options (dashes or underscores). Raises for what is not served."""
+    given = {key.replace("_", "-"): (key, value) for key, value in options.items() if value is not None}
+    wanted: dict[str, Any] = {}
+    for name, (key, value) in given.items():
+        if name in vllm_options.BY_NAME:
+            wanted |= vllm_options.translated(vllm_options.BY_NAME[name], value, key)
+        elif name not in _BY_NAME:
             raise unknown_option(name, key)
+    # What was given by Quire's own name counts, whatever vLLM's names are translated into.
+    wanted |= {name: value for name, (_, value) in given.items() if name in _BY_NAME}
+    flags: dict[str, dict[str, str | bool]] = {}
+    for name, value in wanted.items():
         for service, own in _BY_NAME[name].takers:
             flags.setdefault(service, {})[own] = _spell(_BY_NAME[name], value)
     return flags
 
 
 def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> InvalidArgument:
-    """The error for an option that no service takes: known to vLLM, or a slip of the pen."""
-    if name in NOT_SERVED_YET:
-        return Unsupported("UNSUPPORTED_OPTION", f"{spelled} is not supported yet.", "Leave it out.", param=name)
-    close = difflib.get_close_matches(name, [*_BY_NAME, *extra], n=1)
+    """The error for an option that neither Quire nor vLLM has: a slip of the pen."""
+    close = difflib.get_close_matches(name, [*OPTION_NAMES, *extra], n=1)
     suggestion = f"--{close[0]}" if close and spelled.startswith("-") else "".join(close).replace("-", "_")
     fix = f"Did you mean {suggestion}?" if close else "See `quire serve --help`."
     return InvalidArgument("UNKNOWN_OPTION", f"Unknown option {spelled}.", fix, param=name)

@@ -63,7 +63,7 @@ async def kill(rig: Rig, member: str) -> None:
         await asyncio.sleep(POLL_S)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.deep), pytest.param(10, marks=pytest.mark.slow)])
 async def test_killed_kvstore_costs_cache_hits_alone(seed: int, kills: int) -> None:
     async with disturbed("paced 5", {"disk-path": ""}, seed) as (rig, load):
         for _ in range(kills):

@@ -20,6 +20,7 @@ from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_worker.kv_transfer.agent_process import COMMAND
 from tests.fakes.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
+from tests.tiers import deep_after
 
 
 def restarts() -> float:
@@ -44,7 +45,7 @@ def await_end(pidfd: int) -> None:
     assert select.select([pidfd], [], [], WAIT_S)[0], "the process is still there"
 
 
-@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+@pytest.mark.parametrize("kind", deep_after(1, [MoveKind.LOAD, MoveKind.STORE]))
 def test_killed_agent_is_a_miss_and_is_replaced(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=2) as rig:
         rig.stored(1, 2, 3)
@@ -169,7 +170,7 @@ ORPHAN = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", deep_after(1, [True, False]))
 def test_agent_ends_with_its_worker_even_while_it_hangs(tmp_path: Path, stopped: bool) -> None:
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     worker = subprocess.Popen(

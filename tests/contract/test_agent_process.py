@@ -11,6 +11,7 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.kv_transfer.copier import HostCopier
 from tests.fakes.agent_rig import EMPTY, PAGE_BYTES, AgentRig, BytesPool, body, digest, load, store
+from tests.tiers import deep_after
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ class CountingCopier(HostCopier):
         super().to_ring(page, slot)
 
 
-@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+@pytest.mark.parametrize("kind", deep_after(1, [MoveKind.LOAD, MoveKind.STORE]))
 def test_cancelled_move_is_reported_once_and_frees_its_slots(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=4) as rig:
         rig.stored(1, 2, 3, 4)
@@ -163,7 +164,7 @@ def test_cancelled_move_is_reported_once_and_frees_its_slots(tmp_path: Path, kin
         assert rig.pool.pages[21:24] == [body(1), body(2), body(3)]
 
 
-@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+@pytest.mark.parametrize("kind", deep_after(1, [MoveKind.LOAD, MoveKind.STORE]))
 def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=32, copy_bytes=2 * PAGE_BYTES, copier=CountingCopier) as rig:
         copier = rig.copier
@@ -238,7 +239,7 @@ def test_page_counts_only_after_its_copy_ended(tmp_path: Path) -> None:
         assert rig.pool.pages[11:13] == [body(1), body(2)]
 
 
-@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+@pytest.mark.parametrize("kind", deep_after(1, [MoveKind.LOAD, MoveKind.STORE]))
 def test_cancelled_move_is_reported_after_its_copies_ended(tmp_path: Path, kind: MoveKind) -> None:
     with AgentRig(tmp_path, slots=2, copier=LateCopier) as rig:
         copier = rig.copier

@@ -19,6 +19,7 @@ from quire_worker.kv_transfer.transports.registry import Traffic, names
 from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
 from tests.contract.kv_agent_side import EACH, FAST, PAGE_BYTES, AgentSide, agent_side
 from tests.contract.test_kvstore_service import Running, serving
+from tests.tiers import deep_after
 from tests.unit.kvstore.pages import chain, config
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def test_each_transport_of_the_registry_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("choice", [*EACH, "auto"])
-@pytest.mark.parametrize("page_bytes", [1000, PAGE_BYTES, (2 << 20) + 4096])
+@pytest.mark.parametrize("page_bytes", deep_after(1, [PAGE_BYTES, 1000, (2 << 20) + 4096]))
 def test_what_is_stored_is_loaded(choice: str, page_bytes: int) -> None:
     with (
         serving(config(1, ram_bytes=48 << 20)) as running,
@@ -99,7 +100,7 @@ def test_without_the_library_pages_go_over_grpc(running: Running, monkeypatch: p
 
 
 @pytest.mark.parametrize("choice", EACH)
-@pytest.mark.parametrize("place", [10, 40, 125, HEADER_BYTES, HEADER_BYTES + PAGE_BYTES - 1])
+@pytest.mark.parametrize("place", deep_after(2, [10, HEADER_BYTES + PAGE_BYTES - 1, 40, 125, HEADER_BYTES]))
 def test_a_byte_that_went_bad_in_memory_is_a_miss_and_counted_and_gone(
     running: Running, choice: str, place: int
 ) -> None:

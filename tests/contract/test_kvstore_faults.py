@@ -19,6 +19,7 @@ from quire_common.errors import NotFound, QuireError, Unavailable
 from quire_common.pages import check_page
 from tests.contract.kvstore_process import Connection, KvstoreProcess
 from tests.redis_server import RedisServer, redis_server
+from tests.tiers import deep_after
 from tests.unit.kvstore.pages import body, chain, part
 from tests.unit.kvstore.tiers import eventually
 
@@ -177,7 +178,7 @@ def test_kill_during_a_put_or_a_read_leaves_no_wrong_page(children: list[Kvstore
     assert second.stop() == 0
 
 
-@pytest.mark.parametrize("name", ["flipped", "truncated", "foreign", "swapped"])
+@pytest.mark.parametrize("name", deep_after(2, ["flipped", "truncated", "foreign", "swapped"]))
 def test_page_file_damage_between_runs_is_noticed(children: list[KvstoreProcess], tmp_path: Path, name: str) -> None:
     flags = ("--disk-path", str(tmp_path))
     first = start(children, *flags)

@@ -13,6 +13,7 @@ from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.errors import from_rpc_error
 from quire_common.sequence import Sequence, Stop, sequence_to_pb
 from quire_worker.paced.answer import paced_tokens
+from tests.tiers import deep_after
 
 TOKENS = 300
 STOP = Stop(TOKENS, ignore_eos=True)
@@ -46,7 +47,7 @@ def generate(fault: str, timeout_s: int) -> tuple[list[int], str, float]:
     return tokens, code, took
 
 
-@pytest.mark.parametrize("fault", ["die@50", "hang@50", "silent@50", "wrong-epoch@50"])
+@pytest.mark.parametrize("fault", deep_after(2, ["die@50", "silent@50", "hang@50", "wrong-epoch@50"]))
 def test_lost_paced_worker_is_noticed(fault: str) -> None:
     tokens, code, took = generate(fault, TIMEOUT_S)
     assert code == "WORKER_LOST" and took < DETECTED_S

@@ -7,6 +7,7 @@ import pytest
 from bench.scheduler.delay_driver import Measured, measure
 from bench.scheduler.delay_stack import DelayStack
 from bench.scheduler.delay_workload import PROMPT_LEN, DelayWorkload, pages_needed
+from tests.tiers import deep_after
 
 ROWS = 8
 
@@ -25,7 +26,7 @@ def measured(stack: DelayStack, work: DelayWorkload, step_ms: float) -> Measured
     raise AssertionError("nothing ends")
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("lockstep", deep_after(1, [False, True]))
 def test_paced_answers_are_right_with_and_without_delay(work: DelayWorkload, lockstep: bool) -> None:
     with DelayStack(1.0, ROWS, lockstep=lockstep) as stack:
         for delay_ms in (0.0, 10.0):

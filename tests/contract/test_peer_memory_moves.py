@@ -9,6 +9,7 @@ import pytest
 
 from quire_common.credit import RankAddress
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, SharedPools, content, peer_rig
+from tests.tiers import deep_after
 
 PAGES = [1, 2, 3, 4, 5, 6]
 TARGETS = [31, 32, 33, 34, 35, 36]
@@ -79,7 +80,7 @@ def test_what_was_read_after_the_lease_had_ended_does_not_count() -> None:
         assert not there.told[1].ok and there.came(1) == 2
 
 
-@pytest.mark.parametrize("end", ["one export", "the run"])
+@pytest.mark.parametrize("end", deep_after(1, ["one export", "the run"]))
 def test_a_mover_answers_for_no_lease_whose_end_it_has_yet_to_hear_of(end: str) -> None:
     """Question and end reach it together: whichever it reads first, what was read after the end does not count."""
     shared = SharedPools()

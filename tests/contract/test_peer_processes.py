@@ -79,7 +79,7 @@ def test_complete_pull_computes_nothing_again(transport: str) -> None:
         assert sum(report.step_prefill_tokens.sum() for report in there.told.reports) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("number", deep_after(1, [signal.SIGSTOP, signal.SIGKILL]))
 def test_missing_pages_of_a_lost_worker_are_computed(number: signal.Signals) -> None:
     """The process of the engine alone is hit; its KV transfer agent must not seem to live on."""
     with a_side() as (process, here), a_side() as (_, there):

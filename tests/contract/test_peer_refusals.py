@@ -26,6 +26,7 @@ from tests.fakes.peer_pulls import (
     through,
 )
 from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
+from tests.tiers import deep_after
 
 # A KV transfer agent that waits longer than others do: a busy machine's "a little later" is none of theirs.
 _PATIENT = """
@@ -37,7 +38,7 @@ pull.EXPORT_WAIT_S = 60.0
 run_agent(sys.argv[1:], make_handlers)
 """
 IN_NO_HURRY = (sys.executable, "-c", _PATIENT)
-OVER_A_NETWORK = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+OVER_A_NETWORK = pytest.mark.parametrize("transport", deep_after(1, ["tcp", "grpc"]))
 
 
 @OVER_A_NETWORK

@@ -11,6 +11,7 @@ from quire_common.kv_data.frame import FrameKind, Head, unpack_places
 from quire_common.kv_data.lease_key import handle_of
 from tests.fakes.peer_pulls import LATE_S, dial, know_of_all
 from tests.fakes.peer_rig import EMPTY, KEY, PeerRig, PeerSide, content, peer_rig
+from tests.tiers import deep_after
 
 SLOTS = 64
 NUMBERS = list(range(1, 21))
@@ -66,7 +67,7 @@ def test_pages_come_several_at_a_time_and_whole() -> None:
         rig.assert_nothing_left()
 
 
-@pytest.mark.parametrize("wrong", [2, 3, 4, 11])
+@pytest.mark.parametrize("wrong", deep_after(1, [2, 3, 4, 11]))
 def test_one_that_is_not_what_it_is_called_takes_nothing_from_those_before(wrong: int) -> None:
     with peer_rig() as rig:
         here, there = both(rig)
@@ -105,7 +106,7 @@ def test_the_first_page_is_shown_alone_and_the_next_together_no_more_than_there_
         rig.assert_nothing_left()
 
 
-@pytest.mark.parametrize("page", [7, 2**31])
+@pytest.mark.parametrize("page", deep_after(1, [2**31, 7]))
 def test_what_was_never_shown_cannot_be_taken(page: int) -> None:
     with peer_rig() as rig:
         here, there = both(rig)

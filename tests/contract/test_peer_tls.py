@@ -10,6 +10,7 @@ from tests.certificates import Authority, TlsFiles
 from tests.fakes.peer_pulls import PAGES, TARGETS, failed, port_of, through
 from tests.fakes.peer_rig import NO_TLS, PAGE_BYTES, content, peer_rig
 from tests.tcp_relay import TcpRelay
+from tests.tiers import deep_after
 
 SAID = content(PAGES[0])[:256]
 
@@ -46,7 +47,9 @@ def test_pages_go_to_peers_of_the_same_authority_and_nobody_can_read_them(author
         rig.assert_nothing_left()
 
 
-@pytest.mark.parametrize("who", ["no TLS", "no certificate", "another authority's", "trusts another authority"])
+@pytest.mark.parametrize(
+    "who", deep_after(2, ["no certificate", "another authority's", "no TLS", "trusts another authority"])
+)
 def test_others_get_no_page_and_hold_up_nobody(authority: Authority, tmp_path: Path, who: str) -> None:
     stranger, friend = Authority(tmp_path, "stranger").files("stranger's"), authority.files("friend")
     tls = {

@@ -23,6 +23,7 @@ from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry import tracing
 from quire_router.front.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
+from tests.tiers import deep_after
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ("first-key", "second-key")
@@ -257,14 +258,17 @@ def test_keys_are_in_no_log_and_on_no_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "code"),
-    [
-        (["--port={taken}"], "PORT_IN_USE"),
-        (["--port=0", "--api-key-file=/nothing/here"], "API_KEY_FILE"),
-        (["--port=0", "--ssl-certfile=/nothing/here", "--ssl-keyfile=/nothing"], "TLS_FILE"),
-        (["--port=0", "--ssl-keyfile=/nothing", "--schedulers=x:1", "--tokenizers=x:1"], "TLS_FILE"),
-        (["--port=0", "--placement=magic"], "BAD_VALUE"),
-        (["--port=0", "--schedulers=127.0.0.1:1"], "NO_PEERS"),
-    ],
+    deep_after(
+        2,
+        [
+            (["--port={taken}"], "PORT_IN_USE"),
+            (["--port=0", "--api-key-file=/nothing/here"], "API_KEY_FILE"),
+            (["--port=0", "--ssl-certfile=/nothing/here", "--ssl-keyfile=/nothing"], "TLS_FILE"),
+            (["--port=0", "--ssl-keyfile=/nothing", "--schedulers=x:1", "--tokenizers=x:1"], "TLS_FILE"),
+            (["--port=0", "--placement=magic"], "BAD_VALUE"),
+            (["--port=0", "--schedulers=127.0.0.1:1"], "NO_PEERS"),
+        ],
+    ),
 )
 def test_a_bad_start_names_its_cause(flags: list[str], code: str) -> None:
     with socket.socket() as taken:

@@ -238,6 +238,7 @@ async def test_a_stop_string_in_what_the_lost_engine_said_needs_no_engine() -> N
         assert (answer["text"], answer["stop_reason"]) == ("abc", "de")
 
 
+@pytest.mark.deep
 @given(st.data())
 # Without shrinking: each example is a whole router, and the first that fails says enough.
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

@@ -296,6 +296,7 @@ async def test_kv_events_of_all_tenants_want_the_admin_scope(tmp_path: Path) -> 
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, key
 
 
+@pytest.mark.deep
 async def test_a_client_that_takes_nothing_gives_its_places_back() -> None:
     scheduler = PagedScheduler(step_s=0.005, tokens_per_step=10, max_model_len=1_000_000)
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]

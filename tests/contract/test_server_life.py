@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from quire.v1 import tokenizer_pb2_grpc
 from quire_common.errors import InvalidArgument, from_rpc_error
 from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
+from tests.tiers import deep_after
 
 SERVICE = textwrap.dedent(
     """
@@ -105,6 +106,7 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["drained", "closed"]
 
 
+@pytest.mark.deep
 def test_sigterm_during_a_native_start_exits_cleanly(tmp_path: Path) -> None:
     """A load goes on in its thread; at the interpreter's end C++ would abort the process (SIGABRT)."""
     native = "import torch; print('loading', flush=True)\n        while True: torch.rand(64, 64) @ torch.rand(64, 64)"
@@ -134,13 +136,16 @@ def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("flags", "code"),
-    [
-        (("--listen", "nonsense"), "BAD_ADDRESS"),
-        (("--frobnicate", "1"), "UNKNOWN_FLAG"),
-        (("--log-level", "loud"), "BAD_VALUE"),
-        (("--drain-timeout-s", "nan"), "BAD_VALUE"),
-        (("--config", "absent.yaml"), "CONFIG_UNREADABLE"),
-    ],
+    deep_after(
+        2,
+        [
+            (("--listen", "nonsense"), "BAD_ADDRESS"),
+            (("--frobnicate", "1"), "UNKNOWN_FLAG"),
+            (("--log-level", "loud"), "BAD_VALUE"),
+            (("--drain-timeout-s", "nan"), "BAD_VALUE"),
+            (("--config", "absent.yaml"), "CONFIG_UNREADABLE"),
+        ],
+    ),
 )
 def test_bad_flags_are_fatal_and_named(tmp_path: Path, kind: str, flags: tuple[str, ...], code: str) -> None:
     process = start(tmp_path, kind, *flags)

@@ -23,6 +23,7 @@ from quire_worker.model_source import load_configured
 from tests.fakes.engine_bench import EngineBench, Told, a_start
 from tests.fakes.worker_server import FakeScheduler
 from tests.model.folders import write_config
+from tests.tiers import deep_after
 
 WAIT_S = 120.0
 MAX_LEN = 256
@@ -153,13 +154,19 @@ def test_slots_of_a_dead_or_hanging_scheduler_are_freed(worker: str, number: sig
 
 @pytest.mark.parametrize(
     ("flags", "code"),
-    [
-        (("--model", "{tmp}/nothing"), "MODEL_NOT_FOUND"),
-        ((), "MODEL_MISSING"),
-        (("--model", "{folder}"), "MISSING_WEIGHTS"),
-        (("--model", "{folder}", "--load-format", "dummy", "--kv-cache-memory-bytes", "1000"), "KV_CACHE_TOO_SMALL"),
-        (("--model", "{folder}", "--kv-cache-memory-bytes", "1000000000000000"), "KV_CACHE_TOO_LARGE"),
-    ],
+    deep_after(
+        2,
+        [
+            (("--model", "{tmp}/nothing"), "MODEL_NOT_FOUND"),
+            ((), "MODEL_MISSING"),
+            (("--model", "{folder}"), "MISSING_WEIGHTS"),
+            (
+                ("--model", "{folder}", "--load-format", "dummy", "--kv-cache-memory-bytes", "1000"),
+                "KV_CACHE_TOO_SMALL",
+            ),
+            (("--model", "{folder}", "--kv-cache-memory-bytes", "1000000000000000"), "KV_CACHE_TOO_LARGE"),
+        ],
+    ),
 )
 def test_unservable_model_is_named_at_the_start(
     tmp_path: Path, folder: Path, flags: tuple[str, ...], code: str

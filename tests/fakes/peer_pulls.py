@@ -12,12 +12,14 @@ from quire_worker.kv_transfer.transports.data_link import connect
 from quire_worker.kv_transfer.transports.registry import missing_package
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
 from tests.tcp_relay import TcpRelay
+from tests.tiers import deep_after
 
 NO_NIXL = bool(missing_package("nixl"))
 NIXL = pytest.param(
     "nixl", marks=pytest.mark.skipif(NO_NIXL, reason="the package nixl is not installed: make test-nixl")
 )
-EACH = pytest.mark.parametrize("transport", ["shm", "tcp", "grpc", NIXL])
+EACH = pytest.mark.parametrize("transport", [*deep_after(1, ["tcp", "shm", "grpc"]), NIXL])
+"""Pulls by every transport: `make test` has one that crosses hosts, and the deep tests have the others."""
 # Whoever comes in by NIXL says so on a data connection.
 _COMES_BY = {"nixl": "tcp"}
 PAGES = [1, 2, 3, 4, 5, 6]

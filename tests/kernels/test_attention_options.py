@@ -18,6 +18,7 @@ from quire_worker.ops.interface import HeadShape, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.triton import attention, attention_plan
 from tests.kernels.test_triton_ops import DEVICE, ON_GPU, TYPES, Case, close, ints, make, randn
+from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -52,8 +53,8 @@ def plainly(case: Case, query: Tensor, pages: Tensor, window: int, sinks: Tensor
     return out.float()
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", deep_after(1, TYPES))
+@pytest.mark.parametrize("shape", deep_after(1, SHAPES))
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("eight_bits", [False, True])

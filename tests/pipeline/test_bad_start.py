@@ -14,6 +14,7 @@ from quire.local.ports import free_ports
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from tests.pipeline.leftovers import assert_nothing_left, read_state
+from tests.tiers import deep_after
 
 Damage = Callable[[Path], None]
 
@@ -49,7 +50,7 @@ CASES: list[tuple[Damage, str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "service", "words"), CASES, ids=[case[0].__name__ for case in CASES])
+@pytest.mark.parametrize(("damage", "service", "words"), deep_after(2, CASES), ids=[case[0].__name__ for case in CASES])
 def test_damaged_model_is_named_at_the_start(
     tmp_path: Path, demo_model: Path, damage: Damage, service: str, words: tuple[str, ...]
 ) -> None:
@@ -75,7 +76,9 @@ BAD_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("service", "flag", "value", "word"), BAD_FLAGS, ids=[f"{c[0]} {c[1]}" for c in BAD_FLAGS])
+@pytest.mark.parametrize(
+    ("service", "flag", "value", "word"), deep_after(1, BAD_FLAGS), ids=[f"{c[0]} {c[1]}" for c in BAD_FLAGS]
+)
 def test_bad_flag_is_named_at_the_start(demo_model: Path, service: str, flag: str, value: str, word: str) -> None:
     with pytest.raises(StartFailed) as raised:
         LocalStack(StackSpec("test", str(demo_model), flags={service: {flag: value}}))

@@ -115,6 +115,7 @@ async def past_the_router(stack: LocalStack, stops: list[str]) -> AsyncIterator[
             call.cancel()
 
 
+@pytest.mark.deep
 async def test_costly_stop_strings_do_not_delay_other_streams(paced: LocalStack) -> None:
     alone, _ = await beside(paced, None)
     figures = {"alone": (alone, 0)}

@@ -12,6 +12,7 @@ from quire.local.spec import SERVICES, StackSpec
 from quire.local.stack import LocalStack
 from tests.pipeline.leftovers import assert_nothing_left
 from tests.pipeline.page_tiers import PATIENT, wait_for_tiers
+from tests.tiers import deep_after
 
 PROMPT = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar, not to praise him.\n" * 8
 FLAGS = {"worker": {"paced": "2"}, **PATIENT}
@@ -28,7 +29,7 @@ def start(model: Path, **fields: object) -> LocalStack:
     return LocalStack(StackSpec("pages", str(model), flags=FLAGS, **fields))  # type: ignore[arg-type]  # the spec's own fields
 
 
-@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("lasting", deep_after(1, [True, False]))
 def test_kept_pages_serve_the_next_stack_of_that_name(demo_model: Path, *, lasting: bool) -> None:
     folder = pages_folder("pages", lasting=lasting)
     first = start(demo_model, keep_directory=lasting)

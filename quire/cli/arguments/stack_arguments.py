@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
-from quire.engine_options import ENGINE_OPTIONS, stack_flags
+from quire.engine_options import ENGINE_OPTIONS, OPTION_NAMES, stack_flags
 from quire.errors import InvalidArgument
 from quire.local.spec import LOOPBACK, StackSpec
 from quire.local.state import DEFAULT_NAME
 from quire.models import default_model, find_model
+from quire.vllm_options import VLLM_OPTIONS
 
 DEFAULT_PORT = 8000
 
@@ -59,6 +61,19 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
             group.add_argument(f"--{option.name}", action=argparse.BooleanOptionalAction, help=option.help)
         else:
             group.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+    for known in VLLM_OPTIONS:
+        # Not in --help, where they would hide what has an effect: docs/vllm-options.md lists them.
+        names = (f"--{known.name}", *(f"-{alias}" for alias in known.aliases))
+        if known.switch:
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+        else:
+            group.add_argument(*names, help=argparse.SUPPRESS)
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given, by name."""
+    options = {name: getattr(args, name.replace("-", "_")) for name in OPTION_NAMES}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
@@ -84,10 +99,11 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.shutdown_timeout,
     )
+    options = given_options(args)
+    stack_flags(options)
     name, path = (model, find_model(model)) if model is not None else default_model(fetch=fetch)
-    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
     # As in vLLM, a model is called what it was called here.
-    options["served-model-name"] = options["served-model-name"] or name
+    options["served-model-name"] = options.get("served-model-name") or name
     return replace(shape, model=str(path), flags=stack_flags(options))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.cli.arguments.connection import api_key
-from quire.cli.arguments.stack_arguments import add_engine_options
-from quire.engine_options import ENGINE_OPTIONS
+from quire.cli.arguments.stack_arguments import add_engine_options, given_options
 from quire.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -26,17 +25,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(engine)
 
 
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Those that were given."""
-    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def open_llm(args: argparse.Namespace) -> LLM:
     """Raises the typed errors of a start."""
     from quire.llm import LLM
 
-    return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **engine_options(args))
+    return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **given_options(args))
 
 
 def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:

@@ -59,7 +59,15 @@ class WorkerService:
             self._watch.wait_heard(LAST_WORD_S)
             raise
         spec = self._replica.engine.spec
-        log.info("model loaded", model=loaded.info.name, pages=spec.num_pages, slots=spec.num_slots)
+        log.info(
+            "model loaded",
+            model=loaded.info.name,
+            pages=spec.num_pages,
+            slots=spec.num_slots,
+            kv_tokens=spec.kv_tokens,
+            max_model_len=spec.max_model_len,
+            max_concurrency=round(spec.max_concurrency, 2),
+        )
         self._watch.succeeded(loaded.info)
 
     def drain(self, timeout_s: float) -> None:

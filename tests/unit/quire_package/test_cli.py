@@ -38,8 +38,8 @@ def test_every_command_helps(name: str, capsys: Capture) -> None:
 
 
 BAD = [
-    (["serve", "--quantization", "fp8"], "--quantization is not supported yet", "UNSUPPORTED_OPTION"),
-    (["serve", "-tp", "2"], "-tp is not supported yet", "UNSUPPORTED_OPTION"),
+    (["serve", "--quantization", "fp8"], "quantization fp8 is not supported", "UNSUPPORTED_OPTION"),
+    (["serve", "-tp", "2"], "tensor-parallel-size 2 is not supported", "UNSUPPORTED_OPTION"),
     (["serve", "--max-num-seq=3"], "Unknown option --max-num-seq", "UNKNOWN_OPTION"),
     (["serve", "/no/such/folder"], "There is no folder /no/such/folder", "MODEL_NOT_FOUND"),
     (["up", "--api-key", ""], "An API key is empty", "BAD_API_KEY"),

@@ -20,9 +20,10 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.ticket import Ticket
 from quire_router.config import RouterConfig
 from quire_router.replicas.session_outgoing import SessionOutgoing
-from quire_router.sequences.delta import LENGTH, LogprobEntry
+from quire_router.sequences.delta import LENGTH
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.engine_failure import failure_of
+from quire_router.sequences.logprob_entries import pack_entry
 from quire_router.sequences.sequence_state import SequenceState
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.stream_outgoing import MAX_STEPS
@@ -102,9 +103,10 @@ def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[s
 
 
 def test_what_another_engine_is_told() -> None:
-    sequence, entry = make_sequence(make_job(logprobs=0), DeltaQueue()), LogprobEntry(1, -1.0, 1, [], [])
+    sequence, entry = make_sequence(make_job(logprobs=0), DeltaQueue()), pack_entry(1, -1.0, 1, b"", b"")
     sequence.engine.add_row(pack_i32([5, 6, 7]), 0, 1)
-    sequence.engine.entries += [entry, entry]  # the third token's never came
+    sequence.engine.entries.append(entry)
+    sequence.engine.entries.append(entry)  # the third token's never came
     sequence.close_attempt()
     sequence.begin_attempt(40)
     spec = sequence.to_submit()
@@ -112,7 +114,8 @@ def test_what_another_engine_is_told() -> None:
     assert (sequence.handle, sequence.attempt, sequence.context.attempt, sequence.engine.resumed) == (40, 1, 1, True)
     assert not sequence.engine.finish
     sequence.engine.add_row(pack_i32([1] * 8), 0, 1)
-    sequence.engine.entries += [entry] * 8
+    for _ in range(8):
+        sequence.engine.entries.append(entry)
     sequence.close_attempt()
     assert sequence.engine.finish == LENGTH  # max_tokens have come: nobody needs to say so
 

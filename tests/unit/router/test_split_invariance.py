@@ -21,7 +21,8 @@ from quire_router.front.http.formats.completion_format import CompletionFormat
 from quire_router.front.http.formats.messages_format import MessagesFormat
 from quire_router.front.http.parsing.parse import ParsedRequest
 from quire_router.requests.generation import Generation
-from quire_router.sequences.delta import LENGTH, LogprobEntry
+from quire_router.sequences.delta import LENGTH
+from quire_router.sequences.logprob_entries import pack_entry
 from quire_tokenizer.detokenize.stop_matcher import stop_strings
 from quire_tokenizer.detokenize.text_stream import StopRules, TextStream
 from quire_tokenizer.model_folder import read_model_folder
@@ -55,7 +56,8 @@ def told(make: Any, ids: list[int], stop: tuple[str, ...], cuts: list[int], take
         row, finish = ids[start:end], LENGTH if end == len(ids) else 0
         sequence.engine.add_row(pack_i32(row), finish, 1)
         if logprobs >= 0:
-            sequence.engine.entries += [LogprobEntry(token_id, -1.0, 1, [], []) for token_id in row]
+            for token_id in row:
+                sequence.engine.entries.append(pack_entry(token_id, -1.0, 1, b"", b""))
         text, stop_index, used = stream.advance(row, finish)
         sequence.text.offsets += stream.offsets or []
         ended = sequence.add_text(text, stop_index, used)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,9 @@ from quire_common.errors import InvalidArgument, from_message
 from quire_common.telemetry.logs import get_logger
 from quire_common.ticket import ticket_from_pb
 from quire_router.replicas.session_step import Admitted, Failed, Finished, Prefilled, Pulled, SessionStep, StepRows
-from quire_router.sequences.delta import HopTiming, LogprobEntry
+from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.kv_route import PulledPages
+from quire_router.sequences.logprob_entries import pack_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -88,12 +88,11 @@ def _rows(message: sb.SessionResponse) -> StepRows:
 
 def _entries(
     columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], counts: Sequence[int]
-) -> list[tuple[int, LogprobEntry]]:
-    """Entries come in the order of the message's tokens, so one pass over the rows finds each its own."""
+) -> list[tuple[int, bytes]]:
+    """Packed entries with their handles, in the order of the tokens: one pass over the rows finds each its own."""
     ids, ends = i32(token, "token").tolist(), list(accumulate(counts))
-    tops = array("i", i32(columns.top_id, "top_id").tobytes())
-    top_logprobs = array("f", f32(columns.top_logprob, "top_logprob").tobytes())
-    found: list[tuple[int, LogprobEntry]] = []
+    tops, top_logprobs = i32(columns.top_id, "top_id").tobytes(), f32(columns.top_logprob, "top_logprob").tobytes()
+    found: list[tuple[int, bytes]] = []
     row, at = 0, 0
     entries = zip(
         i32(columns.token_index, "token_index").tolist(),
@@ -105,7 +104,7 @@ def _entries(
     for index, logprob, rank, top_count in entries:
         while ends[row] <= index:
             row += 1
-        top = slice(at, at + top_count)
-        found.append((handles[row], LogprobEntry(ids[index], logprob, rank, tops[top], top_logprobs[top])))
+        top = slice(4 * at, 4 * (at + top_count))
+        found.append((handles[row], pack_entry(ids[index], logprob, rank, tops[top], top_logprobs[top])))
         at += top_count
     return found

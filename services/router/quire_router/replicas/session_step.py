@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quire_common.credit.prompt_logprobs import PromptLogprobs
     from quire_common.errors import QuireError
     from quire_common.ticket import Ticket
-    from quire_router.sequences.delta import HopTiming, LogprobEntry
+    from quire_router.sequences.delta import HopTiming
     from quire_router.sequences.kv_route import PulledPages
 
 
@@ -65,8 +65,8 @@ class StepRows:
     finish: bytes
     handles: list[int]
     counts: list[int]
-    entries: list[tuple[int, LogprobEntry]]
-    """With their handles, in the order of the tokens; where logprobs were asked for."""
+    entries: list[tuple[int, bytes]]
+    """Packed logprob entries with their handles, in the order of the tokens; where logprobs were asked for."""
 
 
 @dataclass(slots=True)

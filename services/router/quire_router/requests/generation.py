@@ -13,6 +13,7 @@ from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.off_loop import MOST_VALUES, off_loop
 from quire_router.sequences.delta import FINISH_NAMES, LENGTH, Delta, HopTiming, Usage
+from quire_router.sequences.logprob_entries import PromptEntries, unpack_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,10 +84,10 @@ class Generation:
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
             )
         if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
-            entries = [entry for sequence in self.sequences for entry in sequence.engine.prompt_entries.values()]
+            packed = [entry for sequence in self.sequences for entry in sequence.engine.prompt_entries.values()]
             ids = await off_loop(
-                lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
-                heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
+                lambda: {token_id for e in map(unpack_entry, packed) for token_id in (e.token_id, *e.top_ids)},
+                heavy=len(packed) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
             )
             # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
             for sequence in self.sequences[:: self.job.siblings]:
@@ -150,10 +151,10 @@ class Generation:
         """The prompt of an answer, by the answer's index."""
         return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
-    def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
+    def prompt_entries(self, index: int) -> Sequence[LogprobEntry | None]:
         """Of each token of a sequence's prompt; the first has nothing before it. Call when the sequence has ended."""
         sequence = self.sequences[index // self.job.n * self.job.siblings]
-        return [sequence.engine.prompt_entries.get(position) for position in range(len(sequence.spec.prompt_ids))]
+        return PromptEntries(sequence.engine.prompt_entries, len(sequence.spec.prompt_ids))
 
     def set_prompt_texts(self, texts: Sequence[str]) -> None:
         """For echo, where they become known at the end alone."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
-from quire_router.sequences.delta import ERROR, LENGTH, REPETITION, HopTiming, LogprobEntry
+from quire_router.sequences.delta import ERROR, LENGTH, REPETITION, HopTiming
+from quire_router.sequences.logprob_entries import LogprobEntries, pack_entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # vLLM's stop_reason of an answer that ended by repetition detection.
 _REPEATED = "repetition_detected"
 # Stands for an entry that the client has already.
-_CLIENT_HAS = LogprobEntry(0, 0.0, 0, [], [])
+_CLIENT_HAS = pack_entry(0, 0.0, 0, b"", b"")
 
 
 class EngineProgress:
@@ -43,9 +43,9 @@ class EngineProgress:
         # A FinishReason, 0 while the engine runs it.
         self.finish = 0
         self.stop_reason: str | int | None = None
-        self.entries: list[LogprobEntry] = []
-        # By position, where the client asked for logprobs of the prompt.
-        self.prompt_entries: dict[int, LogprobEntry] = {}
+        self.entries = LogprobEntries()
+        # By position, where the client asked for logprobs of the prompt: packed entries.
+        self.prompt_entries: dict[int, bytes] = {}
         self.cached_tokens = 0
         self.timings: tuple[HopTiming, ...] = ()
         # The last attempt that an engine began to run; -1: none yet.
@@ -76,12 +76,12 @@ class EngineProgress:
     def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
         """Positions that come again, after a preemption or a migration, say the same again."""
         logprobs, at = chunk.logprobs, 0
-        tops, top_logprobs = array("i", logprobs.top_id.tobytes()), array("f", logprobs.top_logprob.tobytes())
+        tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
         ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
         each = zip(ids, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
         for position, (token_id, logprob, rank, count) in enumerate(each, start=chunk.first):
-            top = slice(at, at + count)
-            self.prompt_entries[position] = LogprobEntry(token_id, logprob, rank, tops[top], top_logprobs[top])
+            top = slice(4 * at, 4 * (at + count))
+            self.prompt_entries[position] = pack_entry(token_id, logprob, rank, tops[top], top_logprobs[top])
             at += count
 
     def start_after(self, output_ids: bytes, *, with_entries: bool) -> None:
@@ -89,7 +89,7 @@ class EngineProgress:
         self.output_ids += output_ids
         self.resumed = bool(output_ids)
         if with_entries:  # entries go by the token's place
-            self.entries = [_CLIENT_HAS] * self.tokens
+            self.entries = LogprobEntries([_CLIENT_HAS] * self.tokens)
 
     def begin_attempt(self) -> None:
         """Another engine goes on from the tokens so far."""

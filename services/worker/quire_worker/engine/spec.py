@@ -43,3 +43,13 @@ class EngineSpec:
     def table_width(self) -> int:
         """Pages of the longest sequence."""
         return math.ceil(self.max_model_len / self.page_size)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens for which the device has KV pages. Page 0 holds none."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """Sequences of the longest length that the pages hold at once."""
+        return (self.num_pages - 1) / self.table_width

@@ -1,0 +1,260 @@
+"""vLLM's engine options that Quire does not have under the same name: accepted, translated, or refused with a reason.
+
+`quire.engine_options` has those that a service takes as they are. docs/vllm-options.md is written from both tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidArgument, Unsupported
+
+
+@dataclass(frozen=True)
+class VllmOption:
+    """`neutral` are the values that ask for what Quire does anyway. `translate` makes Quire's options of a value;
+    without one, any other value is refused with `reason`, and `nearest` is what to do instead."""
+
+    name: str
+    reason: str
+    nearest: str = ""
+    neutral: tuple[str, ...] = ()
+    # Any value is accepted, because it has no effect without another option, which is refused, or because of `reason`.
+    accepted: bool = False
+    translate: Callable[[Any], Mapping[str, Any]] | None = None
+    switch: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """For the table in docs."""
+        if self.translate is not None:
+            return "translated"
+        if self.accepted:
+            return "accepted"
+        return "neutral values" if self.neutral else "refused"
+
+
+def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
+    """Quire's options for the value, which may be none. Raises Unsupported with the reason."""
+    if option.switch and _plain(value) not in ("true", "false"):
+        raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
+    if option.accepted or _plain(value) in option.neutral:
+        return {}
+    if option.translate is not None:
+        return option.translate(value)
+    shown = "" if option.switch and value else f" {_plain(value)}"
+    fix = option.nearest or "Leave it out."
+    raise Unsupported(
+        "UNSUPPORTED_OPTION", f"{spelled}{shown} is not supported: {option.reason}", fix, param=option.name
+    )
+
+
+def _plain(value: Any) -> str:
+    """A value of Python, of YAML or of a command line in one spelling."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, separators=(",", ":"), default=str)
+    text = str(value).strip().lower()
+    return text[:-2] if isinstance(value, float) and text.endswith(".0") else text
+
+
+def _swap_space(value: Any) -> Mapping[str, Any]:
+    try:
+        size = float(value)
+    except (TypeError, ValueError):
+        size = -1.0
+    if not 0 <= size < float("inf"):
+        raise InvalidArgument(
+            "BAD_VALUE", f"swap-space is {value!r}.", "Give a number of GiB, 0 or more.", param="swap-space"
+        )
+    return {"kv-offloading-size": value} if size else {}
+
+
+# Fields that only say which CUDA graphs are captured, or how torch compiles; they change no answer.
+_COMPILATION_FIELDS = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_num_of_warmups"}
+_NO_GRAPHS = ("none", "0")
+
+
+def _compilation(value: Any) -> Mapping[str, Any]:
+    fields = value
+    if isinstance(value, str):
+        try:
+            fields = json.loads(value)
+        except ValueError:
+            fields = None
+    if isinstance(fields, int) and not isinstance(fields, bool):
+        fields = {"mode": fields}
+    if not isinstance(fields, dict):
+        raise InvalidArgument(
+            "BAD_VALUE",
+            f"compilation-config is {value!r}.",
+            "Give a JSON object or a level from 0 to 3.",
+            param="compilation-config",
+        )
+    fields = dict(fields)
+    mode = fields.pop("mode", fields.pop("level", None))
+    graphs = _plain(fields.pop("cudagraph_mode", None)) if "cudagraph_mode" in fields else ""
+    if unknown := sorted(set(fields) - _COMPILATION_FIELDS):
+        raise Unsupported(
+            "UNSUPPORTED_OPTION",
+            f"compilation-config has {unknown[0]}, which is not supported: Quire's kernels are not compiled by torch.",
+            "Leave it out. Quire reads mode, cudagraph_mode and cudagraph_capture_sizes.",
+            param="compilation-config",
+        )
+    return {"enforce-eager": True} if graphs in _NO_GRAPHS or _plain(mode) in _NO_GRAPHS[1:] else {}
+
+
+_ONE_GPU = "one worker runs on one GPU."
+_REPLICAS = "Leave it out. `--replicas N` runs N copies of the model."
+_LORA = "LoRA adapters are not served."
+_MERGE = "Serve a checkpoint into which the adapter is merged."
+_TOOLS = "tool calls are not read from answers."
+_MEDIA = "only text is served."
+_WITHOUT = "It has no effect without {}."
+
+
+def _neutral(name: str, values: str, reason: str, nearest: str = "", *aliases: str) -> VllmOption:
+    return VllmOption(name, reason, nearest, tuple(values.split()), aliases=aliases)
+
+
+def _switch(name: str, only: str, reason: str, nearest: str = "") -> VllmOption:
+    """A switch whose value `only` is what Quire does anyway."""
+    return VllmOption(name, reason, nearest, (only,), switch=True)
+
+
+def _accepted(name: str, reason: str, *, switch: bool = False) -> VllmOption:
+    return VllmOption(name, reason, accepted=True, switch=switch)
+
+
+def _refused(name: str, reason: str, nearest: str = "") -> VllmOption:
+    return VllmOption(name, reason, nearest)
+
+
+VLLM_OPTIONS = (
+    _refused(
+        "config", "`quire` reads no configuration file.", "Give flags, or QUIRE_ variables: `quire config` shows each."
+    ),
+    _neutral("tokenizer-mode", "auto hf", "the tokenizer's own files decide."),
+    _switch("trust-remote-code", "false", "code of a model is never run.", "Serve an architecture that Quire has."),
+    _switch("skip-tokenizer-init", "false", "the tokenizer is a service.", "Send `prompt_token_ids` and read ids."),
+    _neutral("task", "auto generate", "only generation is served."),
+    _neutral("runner", "auto generate", "only generation is served."),
+    _neutral("convert", "auto none", "only generation is served."),
+    _neutral("model-impl", "auto vllm", "Quire has its own models."),
+    _neutral("config-format", "auto hf", "Hugging Face folders and GGUF files are read."),
+    _neutral("revision", "main none", "a model is a local folder or file.", "Give the folder of that revision."),
+    _neutral("code-revision", "main none", "code of a model is never run."),
+    _neutral("tokenizer-revision", "main none", "a tokenizer is a local folder.", "Give its folder with --tokenizer."),
+    _refused("download-dir", "models are not downloaded from a hub.", "Use `hf download NAME --local-dir FOLDER`."),
+    _refused("hf-token", "models are not downloaded from a hub.", "Use `hf download NAME --local-dir FOLDER`."),
+    _refused("hf-config-path", "config.json is read from the model's folder."),
+    _neutral("hf-overrides", "{} none", "config.json is read as it is.", "Change config.json in a copy of the folder."),
+    _neutral(
+        "generation-config",
+        "vllm",
+        "defaults of generation_config.json are not applied; its end tokens are.",
+        "Give vllm, and send sampling parameters with the request.",
+    ),
+    _neutral("override-generation-config", "{} none", "requests carry the parameters.", "Send them with the request."),
+    _neutral("quantization", "none gguf", "of quantized weights only GGUF files are read.", "Serve a GGUF file.", "q"),
+    _switch("allow-deprecated-quantization", "false", "of quantized weights only GGUF files are read."),
+    _neutral("tensor-parallel-size", "1", _ONE_GPU, _REPLICAS, "tp"),
+    _neutral("pipeline-parallel-size", "1", _ONE_GPU, _REPLICAS, "pp"),
+    _neutral("prefill-context-parallel-size", "1", _ONE_GPU, _REPLICAS, "pcp"),
+    _neutral("decode-context-parallel-size", "1", _ONE_GPU, _REPLICAS, "dcp"),
+    _neutral("data-parallel-size", "1", "copies of the model are replicas.", "Use `--replicas N`.", "dp"),
+    _neutral("data-parallel-size-local", "1", "copies of the model are replicas.", "Use `--replicas N`.", "dpl"),
+    _neutral("data-parallel-backend", "mp", "Ray is not used.", "Leave it out.", "dpb"),
+    _switch("enable-expert-parallel", "false", "models with experts are not served."),
+    _neutral("distributed-executor-backend", "mp uni none", "workers are processes of their own; Ray is not used."),
+    _switch("disable-custom-all-reduce", "false", _ONE_GPU),
+    _neutral("nnodes", "1", "services find one another by --discovery.", "See docs/operations.md.", "n"),
+    VllmOption(
+        "swap-space",
+        "memory of the kvstore, to which preempted requests are swapped",
+        "--kv-offloading-size",
+        translate=_swap_space,
+    ),
+    _neutral("kv-offloading-backend", "native none", "pages go to the kvstore.", "See docs/operations.md."),
+    _neutral("cpu-offload-gb", "0", "weights stay on the device.", "Serve a smaller model, or on the CPU."),
+    _neutral("offload-backend", "auto none", "weights stay on the device."),
+    _switch("enable-chunked-prefill", "true", "long prompts are always split.", "Raise --max-num-batched-tokens."),
+    _neutral("max-long-partial-prefills", "1", "one limit is enough.", "Use --max-num-partial-prefills."),
+    _switch("disable-chunked-mm-input", "false", _MEDIA),
+    _accepted("async-scheduling", "The worker runs ahead of the scheduler on credit (--lockstep: not).", switch=True),
+    _switch("disable-hybrid-kv-cache-manager", "false", "models have one kind of KV page."),
+    _neutral("num-gpu-blocks-override", "none", "pages are counted in bytes.", "Use --kv-cache-memory-bytes."),
+    _neutral("prefix-caching-hash-algo", "sha256 sha256_cbor", "pages are always hashed with SHA-256."),
+    _switch("calculate-kv-scales", "false", "KV pages in fp8 need no scales."),
+    VllmOption(
+        "compilation-config",
+        "mode 0 and cudagraph_mode NONE become --enforce-eager; Quire captures the sizes that --max-num-seqs needs",
+        "--enforce-eager",
+        translate=_compilation,
+        aliases=("O", "cc"),
+    ),
+    _accepted("optimization-level", "Quire has one set of kernels."),
+    _accepted("cuda-graph-sizes", "Quire captures the sizes that --max-num-seqs needs."),
+    _accepted("cudagraph-capture-sizes", "Quire captures the sizes that --max-num-seqs needs."),
+    _accepted("max-cudagraph-capture-size", "Quire captures the sizes that --max-num-seqs needs."),
+    _accepted("max-seq-len-to-capture", "Steps of any context are captured."),
+    _accepted("max-parallel-loading-workers", "Weights are read by several threads."),
+    _neutral("stream-interval", "1", "each token is sent at once.", "Leave it out."),
+    _neutral("speculative-config", "none {}", "speculative decoding is not there yet."),
+    _neutral("kv-transfer-config", "none {}", "pages move by Quire's own transports.", "Use --prefill N --decode M."),
+    _neutral("ec-transfer-config", "none {}", _MEDIA),
+    _neutral("limit-mm-per-prompt", "{} none", _MEDIA),
+    _neutral("mm-processor-kwargs", "{} none", _MEDIA),
+    _accepted("mm-processor-cache-gb", _MEDIA.capitalize()),
+    _neutral("allowed-local-media-path", "none", _MEDIA),
+    _switch("enable-lora", "false", _LORA, _MERGE),
+    _refused("lora-modules", _LORA, _MERGE),
+    *(_accepted(name, _WITHOUT.format("--enable-lora")) for name in ("max-loras", "max-lora-rank", "max-cpu-loras")),
+    _accepted("fully-sharded-loras", _WITHOUT.format("--enable-lora"), switch=True),
+    _neutral("guided-decoding-backend", "auto", "structured output is not there yet."),
+    _neutral("structured-outputs-config", "{} none", "structured output is not there yet."),
+    _neutral("reasoning-parser", "none", "answers are not split.", "Use --reasoning-config for thinking budgets."),
+    _switch("enable-auto-tool-choice", "false", _TOOLS, "Read the calls from the text of the answer."),
+    _accepted("tool-call-parser", _WITHOUT.format("--enable-auto-tool-choice")),
+    _accepted("tool-parser-plugin", _WITHOUT.format("--enable-auto-tool-choice")),
+    _accepted("chat-template-content-format", "The chat template decides: a list where it reads lists, else text."),
+    _neutral("response-role", "assistant", "answers are the assistant's."),
+    _accepted("disable-log-requests", "Prompts are never logged.", switch=True),
+    _switch("enable-log-requests", "false", "prompts are never logged.", "Use traces: --otlp-traces-endpoint."),
+    _switch("enable-log-outputs", "false", "answers are never logged.", "Use traces: --otlp-traces-endpoint."),
+    _neutral("max-log-len", "none", "prompts are never logged."),
+    _accepted("disable-log-stats", "Statistics are in /metrics and `quire status`, not in the log.", switch=True),
+    _neutral("collect-detailed-traces", "none", "a trace has all phases.", "Use --otlp-traces-endpoint."),
+    _accepted("uvicorn-log-level", "--log-level sets the level of every service."),
+    _accepted("disable-uvicorn-access-log", "There is no access log.", switch=True),
+    _switch("disable-fastapi-docs", "false", "/docs is always there."),
+    _neutral("root-path", "none", "paths are /v1/...", "Let the proxy remove the prefix."),
+    _refused("middleware", "code does not come with an option.", "Put a proxy in front."),
+    _neutral("ssl-ca-certs", "none", "clients' certificates are not asked for.", "Use --api-key-file."),
+    _neutral("ssl-cert-reqs", "0", "clients' certificates are not asked for.", "Use --api-key-file."),
+    _switch("enable-ssl-refresh", "false", "certificates are read at the start.", "Use `quire restart router`."),
+    _neutral("uds", "none", "the router listens on TCP.", "Use --host and --port."),
+    _switch("headless", "false", "services are started one by one.", "See docs/architecture.md, 'The five by hand'."),
+    _switch("enable-sleep-mode", "false", "a worker does not give its memory back.", "Use `quire down`."),
+    _switch("return-tokens-as-token-ids", "false", "requests ask for it.", "Send return_tokens_as_token_ids."),
+    _accepted("enable-prompt-tokens-details", "usage always has the cached tokens.", switch=True),
+    _neutral("logits-processor-pattern", "none", "code never comes with a request.", "Use --logits-processors."),
+    _neutral("logprobs-mode", "raw_logprobs", "logprobs are of the model's own logits."),
+    _neutral("scheduler-cls", "none", "code does not come with an option.", "See docs/extending.md."),
+    _neutral("worker-cls", "auto", "code does not come with an option.", "See docs/extending.md."),
+    _neutral("worker-extension-cls", "none", "code does not come with an option.", "See docs/extending.md."),
+    _neutral("additional-config", "{} none", "it is for vLLM's plug-ins.", "See docs/extending.md."),
+    _neutral("model-loader-extra-config", "{} none", "weights are read by one loader."),
+    _neutral("pooler-config", "none {}", "only generation is served."),
+    _accepted("ignore-patterns", "Only the files that are needed are read."),
+    _switch("use-tqdm-on-load", "true", "`quire up` shows the progress."),
+    _switch("enable-eplb", "false", "models with experts are not served."),
+    _accepted(
+        "disable-cascade-attn", "Quire has no cascade attention, so there is nothing to switch off.", switch=True
+    ),
+    _switch("disable-sliding-window", "false", "a model's window is part of what it computes."),
+)
+BY_NAME = {name: option for option in VLLM_OPTIONS for name in (option.name, *option.aliases)}

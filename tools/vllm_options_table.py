@@ -1,0 +1,89 @@
+"""Writes docs/vllm-options.md: what each of vLLM's option names means to Quire, from the tables that flags derive from.
+
+`python -m tools.vllm_options_table` writes the file; a test fails where it is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.engine_options import ENGINE_OPTIONS
+from quire.vllm_options import VLLM_OPTIONS, VllmOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "vllm-options.md"
+# Options of ENGINE_OPTIONS that vLLM does not have.
+_OURS = ("kvstore-", "lockstep", "paced", "batch-invariant", "vllm-grpc", "share-prefix", "redis", "requests-per",
+         "tokens-per", "metrics-", "max-body", "max-n", "request-timeout", "worker-timeout", "torch-threads",
+         "log-level", "device", "api-key-file")  # fmt: skip  # a list of beginnings
+_EXACT = ("max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills")
+
+
+def document() -> str:
+    """The whole page."""
+    return "\n".join(_lines()).rstrip() + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# vLLM's options"
+    yield ""
+    yield "`LLM(...)`, `quire serve` and `quire up` take the option names of vLLM 0.24. A name that is in no table"
+    yield "below is an error that names the nearest one."
+    yield ""
+    yield "`quire/vllm_options.py` and `quire/engine_options.py` are the tables; `python -m"
+    yield "tools.vllm_options_table` writes this page from them."
+    yield ""
+    yield "## Taken under the same name"
+    yield ""
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for engine in ENGINE_OPTIONS:
+        if engine.name in _EXACT or not engine.name.startswith(_OURS):
+            yield f"| `--{engine.name}` | {_cell(engine.help)} |"
+    yield ""
+    for title, kind, header in _SECTIONS:
+        yield f"## {title}"
+        yield ""
+        yield header
+        yield "|" + "---|" * (header.count("|") - 1)
+        yield from (_row(option) for option in VLLM_OPTIONS if option.kind == kind)
+        yield ""
+
+
+_SECTIONS = (
+    ("Translated", "translated", "| option | meaning | becomes |"),
+    ("Accepted without an effect", "accepted", "| option | why it changes nothing |"),
+    ("Accepted at some values; others are refused", "neutral values", "| option | accepted | why no other | instead |"),
+    ("Refused", "refused", "| option | why | instead |"),
+)
+
+
+def _row(option: VllmOption) -> str:
+    cells = [_names(option), option.reason]
+    if option.neutral:
+        cells.insert(1, ", ".join(option.neutral))
+    if option.kind != "accepted":
+        cells.append(option.nearest or "Leave it out.")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _names(option: VllmOption) -> str:
+    return f"`--{option.name}`" + "".join(f", `-{alias}`" for alias in option.aliases)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page."""
+    DOCUMENT.write_text(document())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
