@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--fail", default="", help="CODE: log a typed error and exit with 2")
+    parser.add_argument("--fail-beside", default="", help="DIRECTORY:COUNT: fail once so many services are about to")
     parser.add_argument("--crash", action="store_true", help="die of an exception")
     parser.add_argument("--fail-once", default="", help="file: PORT_IN_USE while it does not exist, then create it")
     parser.add_argument("--fail-while", default="", help="file: the typed error GONE while it exists")
@@ -53,6 +54,15 @@ def log(**record: object) -> None:
 def typed_failure(code: str) -> int:
     log(level="error", message="failed", code=code, error=f"the cause of {code}", fix=f"the fix of {code}")
     return 2
+
+
+def wait_for_others(name: str, beside: str) -> None:
+    """Write a file of this service's name, and wait until the directory holds COUNT files."""
+    directory, _, count = beside.rpartition(":")
+    (Path(directory) / name).touch()
+    limit = time.monotonic() + TOLD_LIMIT_S
+    while len(list(Path(directory).iterdir())) < int(count) and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -79,6 +89,8 @@ def main() -> int:
     options = arguments()
     if options.dump:
         Path(options.dump).write_text(json.dumps({"argv": sys.argv, "environ": dict(os.environ)}))
+    if options.fail_beside:
+        wait_for_others(options.name, options.fail_beside)
     if options.fail:
         return typed_failure(options.fail)
     if options.crash:

@@ -82,8 +82,10 @@ def test_failed_start_shows_the_services_typed_error() -> None:
     assert read_state().phase == "failed"
 
 
-def test_failed_start_blames_the_service_that_others_need() -> None:
-    switches = {service: ("--fail", f"NO_{service.upper()}") for service in ("router", "scheduler", "worker")}
+def test_failed_start_blames_the_service_that_others_need(tmp_path: Path) -> None:
+    failing = ("router", "scheduler", "worker")
+    beside = f"{tmp_path}:{len(failing)}"
+    switches = {service: ("--fail", f"NO_{service.upper()}", "--fail-beside", beside) for service in failing}
     with pytest.raises(StartFailed) as raised:
         LocalStack(fake_spec(switches=switches))
     assert raised.value.code == "NO_WORKER"
