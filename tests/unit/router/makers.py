@@ -9,6 +9,7 @@ import numpy as np
 from quire_common.credit.hello import ModelInfo, PageGeometry
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.telemetry import tracing
+from quire_router.loop_budget import LoopBudget
 from quire_router.requests.catalog import ServedModel
 from quire_router.requests.generation import Generation
 from quire_router.sequences.delta_queue import DeltaQueue
@@ -44,10 +45,12 @@ def make_sequence(job: GenerateJob, delta_queue: DeltaQueue[SequenceState], inde
     return SequenceState(index, 2 + 2 * index, job, spec, RequestContext("r"), delta_queue)
 
 
-def make_generation(job: GenerateJob) -> Generation:
+def make_generation(job: GenerateJob, loop_budget: LoopBudget | None = None) -> Generation:
     delta_queue = DeltaQueue[SequenceState]()
     sequences = [make_sequence(job, delta_queue, i) for i in range(job.n)]
     bytes_of: Any = NoTokenBytes()
     span = tracing.start_span("x")
     served = ServedModel("m", MODEL)
-    return Generation(job, Caller("r"), served, sequences, delta_queue, bytes_of, 0, lambda: None, span)
+    return Generation(
+        job, Caller("r"), served, sequences, delta_queue, bytes_of, loop_budget or LoopBudget(), 0, lambda: None, span
+    )

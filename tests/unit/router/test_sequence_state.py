@@ -43,7 +43,7 @@ def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> 
     assert [(part.text, part.tokens, part.finish) for part in parts] == [("a", 2, 0), ("ébc", 2, 0), ("dé", 1, 2)]
     assert b"".join(part.token_ids for part in parts) == pack_i32([1, 2, 3, 4, 5])
     assert [offset for part in parts for offset in part.offsets] == [1, 1, 3, 4, 6]
-    assert not sequence.client.has_more
+    assert sequence.client.waiting_tokens == 0
 
 
 def test_text_behind_a_cut_waits_for_the_tokenizer_like_any_other() -> None:
@@ -112,6 +112,17 @@ async def test_the_consumer_gets_news_then_the_error() -> None:
     second.add_text("b", -1, 1)
     first.fail(Unavailable("GONE", "x", "y"))
     assert [d.text for d in await generation.next_deltas()] == ["b"]
+    with pytest.raises(Unavailable):
+        await generation.next_deltas()
+
+
+async def test_for_a_client_that_has_gone_nothing_is_made_of_what_waits() -> None:
+    generation = make_generation(make_job(logprobs=20, stream=True))
+    (sequence,) = generation.sequences
+    sequence.engine.add_row(pack_i32([1]), 0, 1)
+    sequence.text.add_offsets([1])
+    sequence.add_text("a", -1, 1)
+    generation.abandon(Unavailable("GONE", "x", "y"))
     with pytest.raises(Unavailable):
         await generation.next_deltas()
 

@@ -134,6 +134,7 @@ class BeamSearch:
             (),
             DeltaQueue(),
             self._token_bytes,
+            self._pipeline.loop_budget,
             arrived_ns,
             lambda: self._pipeline.charge(caller.tenant, costs.completion_tokens),
             span,

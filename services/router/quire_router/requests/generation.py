@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quire_router.loop_budget import LoopBudget
     from quire_router.requests.catalog import ServedModel
     from quire_router.sequences.delta import LogprobEntry
     from quire_router.sequences.delta_queue import DeltaQueue
@@ -40,6 +41,7 @@ class Generation:
         sequences: Sequence[SequenceState],
         delta_queue: DeltaQueue[SequenceState],
         token_bytes: TokenBytes,
+        loop_budget: LoopBudget,
         arrived_ns: int,
         release: Callable[[], None],
         span: tracing.Span,
@@ -53,6 +55,7 @@ class Generation:
         self.served = served
         self.sequences = sequences
         self.token_bytes = token_bytes
+        self._loop_budget = loop_budget
         self.prompt_texts = prompt_texts
         self.created = int(time.time())
         self.running = len(sequences)
@@ -77,8 +80,12 @@ class Generation:
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """What is new, of at least one sequence; call while `running`. Raises the QuireError that ended the job."""
-        deltas = self._deltas(await self._delta_queue.next_sequences())
+        """What is new; nothing if the client left meanwhile. Call while `running`. Raises what ended the job."""
+        await self._delta_queue.wait()
+        if self._most_tokens is not None:
+            tokens = min(self._most_tokens, sum(sequence.client.waiting_tokens for sequence in self.sequences))
+            await self._loop_budget.take(tokens * (2 + self.job.sampling.logprobs))
+        deltas = self._deltas(self._delta_queue.take_sequences())
         if self._wants_logprobs:
             await self.token_bytes.ensure(
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
@@ -95,8 +102,6 @@ class Generation:
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
-        if self._most_tokens is not None and any(sequence.client.has_more for sequence in self.sequences):
-            await asyncio.sleep(0)  # others have their turn between two parts
         return deltas
 
     @property
@@ -122,7 +127,7 @@ class Generation:
         for sequence, delta in zip(sequences, deltas, strict=True):
             if delta.finish:
                 self.running -= 1
-            elif most is not None and sequence.client.has_more:
+            elif most is not None and sequence.client.waiting_tokens:
                 self._delta_queue.add(sequence)
         return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
 
@@ -168,6 +173,11 @@ class Generation:
         """End the job from outside: its sequences are aborted, and `next_deltas` raises after the last deltas."""
         self._delta_queue.fail(error)
         self._abort()
+
+    def abandon(self, error: QuireError) -> None:
+        """The client has gone: like `cancel`, but no more deltas are made of what waits."""
+        self._delta_queue.drop()
+        self.cancel(error)
 
     def usage(self) -> Usage:
         """Tokens so far."""

@@ -17,6 +17,7 @@ from quire_common.logits_processors import check_known, processors_in
 from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
 from quire_common.telemetry import tracing
 from quire_router import metrics
+from quire_router.loop_budget import LoopBudget
 from quire_router.requests.generation import Generation
 from quire_router.requests.lengths import answer_length, check_prompt, check_resume, truncated
 from quire_router.requests.products import check_encoded, check_request
@@ -75,6 +76,7 @@ class Pipeline:
         self._handles = handles
         self._admission = admission
         self._token_bytes = token_bytes
+        self.loop_budget = LoopBudget()
         # Counts tokens of a tenant.
         self.charge = charge
         self._ticket_manager = ticket_manager
@@ -145,6 +147,7 @@ class Pipeline:
             sequences,
             delta_queue,
             self._token_bytes,
+            self.loop_budget,
             arrived_ns,
             _nothing if admitted else lambda: self._end(generation),
             span,

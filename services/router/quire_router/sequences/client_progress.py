@@ -61,9 +61,9 @@ class ClientProgress:
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
     @property
-    def has_more(self) -> bool:
-        """Whether the last delta left tokens for another."""
-        return self._taken < self._text.confirmed
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for the next delta."""
+        return self._text.confirmed - self._taken
 
     def take_delta(self, most_tokens: int | None = None) -> Delta:
         """What is new since the last call. A delta of more than `most_tokens` is cut if its tokens have offsets: the

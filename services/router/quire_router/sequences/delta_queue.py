@@ -23,7 +23,7 @@ QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
 class DeltaQueue(Generic[QueuedT]):
-    """One per job; one consumer, that awaits `next_sequences`, or has itself called and then calls `take_sequences`.
+    """One per job; one consumer, that awaits `wait`, or has itself called; then it calls `take_sequences`.
 
     `error` ends it, after the output that came before.
     """
@@ -50,14 +50,17 @@ class DeltaQueue(Generic[QueuedT]):
             self.error = error
             self._wake()
 
-    async def next_sequences(self) -> list[QueuedT]:
-        """Sequences with new output, at least one; raises what `fail` was told once there are none."""
+    def drop(self) -> None:
+        """The consumer wants nothing that waits."""
+        self.take_sequences()
+
+    async def wait(self) -> None:
+        """Return when there are sequences with new output; raise what `fail` was told once there are none."""
         while not self._ready:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self.take_sequences()
 
     def take_sequences(self) -> list[QueuedT]:
         """Sequences with new output, perhaps none."""

@@ -53,5 +53,5 @@ class ClientWatch:
             f"The client took nothing of its answer for {self._stall_s:g} s.",
             "Read the answer as it comes, or raise --client-stall-s.",
         )
-        self._generation.cancel(error)
+        self._generation.abandon(error)
         self._generation.close()

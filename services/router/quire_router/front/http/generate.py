@@ -161,7 +161,7 @@ class _Watch:
         """Cancel this one when the client goes, at once if it has gone already."""
         self._generation = generation
         if self._gone:
-            generation.cancel(client_gone())
+            generation.abandon(client_gone())
 
     async def run(self, receive: Receive) -> None:
         """Until the client goes, or the answer is complete (which reads the same, and harms nothing)."""
@@ -171,7 +171,7 @@ class _Watch:
         if self._starting is not None:
             self._starting.cancel()
         if self._generation is not None:
-            self._generation.cancel(client_gone())
+            self._generation.abandon(client_gone())
 
 
 @contextlib.asynccontextmanager

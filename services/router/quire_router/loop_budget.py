@@ -1,0 +1,48 @@
+"""LoopBudget: what large pieces of work may take of one turn of the event loop, together.
+
+`off_loop` is for work that a thread can do. Parts of streamed answers are made on the loop, and each is short; but many
+become due at once when many slow clients read on, or leave. Without a common budget, the loop would make all of them
+before it serves anybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from quire_router.off_loop import MOST_VALUES
+
+
+class LoopBudget:
+    """At most `most_values` values a turn of the loop. Work that does not fit waits for a later turn, in its order."""
+
+    def __init__(self, most_values: int = MOST_VALUES) -> None:
+        self._most_values = most_values
+        self._spent = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, values: int) -> None:
+        """Return in a turn of the loop that has room for so many values. More than a turn's budget get a turn alone."""
+        if not self._waiting and self._fits(values):
+            self._spend(values)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((values, turn))
+        await turn
+
+    def _fits(self, values: int) -> bool:
+        return not self._spent or self._spent + values <= self._most_values
+
+    def _spend(self, values: int) -> None:
+        if values and not self._spent:
+            asyncio.get_running_loop().call_soon(self._renew)
+        self._spent += values
+
+    def _renew(self) -> None:
+        """A new turn has begun. Whoever is let in runs in the next one, whose budget this is."""
+        self._spent = 0
+        while self._waiting and self._fits(self._waiting[0][0]):
+            values, turn = self._waiting.popleft()
+            if not turn.done():  # the request was not cancelled meanwhile
+                self._spend(values)
+                turn.set_result(None)
