@@ -38,6 +38,7 @@ async def test_rows_that_break_two_tokenizers_are_not_sent_to_a_third(mode: str)
         bad = await rig.complete("one two three", max_tokens=80, stop=[POISON])
         assert (bad.status_code, bad.json()["error"]["code"]) == (500, "TOKENIZER_LIMIT")
         for answer in await asyncio.gather(*beside):
+            assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == text(80, "one two three"), answer.text
         assert sum(fake.poisoned for fake in rig.tokenizers) == 2
         (left,) = [fake for fake in rig.tokenizers if not fake.poisoned]
@@ -52,6 +53,7 @@ async def test_two_such_requests_at_once(mode: str) -> None:
         bad = await asyncio.gather(*(rig.complete("one two three", max_tokens=80, stop=[POISON]) for _ in range(2)))
         assert {answer.json()["error"]["code"] for answer in bad} == {"TOKENIZER_LIMIT"}
         for answer in await asyncio.gather(*beside):
+            assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == text(80, "one two three"), answer.text
         assert sum(fake.poisoned for fake in rig.tokenizers) <= 4
 

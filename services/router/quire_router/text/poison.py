@@ -1,7 +1,7 @@
 """Requests that hang or kill tokenizers: one that was being worked on as two were lost is failed, not tried at a third.
 
-What was sent and not answered when a tokenizer was lost is suspected. It is tried once more, alone: what runs beside
-it then is suspected at most once. A suspect that is answered is cleared.
+What was sent and not answered when a tokenizer was lost is suspected. It is tried once more, alone: of rows, nothing
+else of the session is in flight then. A suspect that is answered is cleared.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What one life of a Detokenize stream has to tell its tokenizer, built only when the stream takes it.
 
-Messages are small, so that none holds others up: opens of sequences with long histories go in parts, between which
-rows of others go on, and long rows are cut. A sequence under suspicion (see poison.py) is opened in messages of its
-own, one such sequence at a time. Rows of a sequence that is not open yet need no queue: its tokens are in the sequence,
-and all that are there when it is opened go with the open. Rows that a slow tokenizer does not take are joined, so that
-what waits is bounded by the answers themselves.
+Messages are small, so that none holds others up: opens of sequences with long histories go in parts, between which rows
+of others go on, and long rows are cut. A sequence under suspicion (see poison.py) is opened in messages of its own, and
+nothing else is in flight meanwhile: a tokenizer that is lost then was lost by that sequence. Rows of a sequence that is
+not open yet need no queue: its tokens are in the sequence, and all that are there when it is opened go with the open.
+Rows that a slow tokenizer does not take are joined, so that what waits is bounded by the answers themselves.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class DetokenizeOutgoing:
         self._short: deque[_Opening] = deque()
         self._long: deque[_Opening] = deque()
         self._suspects: deque[_Opening] = deque()
-        # The suspect that is being opened, and the message with the last of it.
+        # The suspect that is being opened, and whether a message of it is in flight.
         self._opening_suspect: _Opening | None = None
-        self._last_of_suspect: tb.DetokenizeRequest | None = None
+        self._suspect_in_flight = False
         self._others_next = False
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._join_at = MAX_STEPS
@@ -125,11 +125,17 @@ class DetokenizeOutgoing:
 
     def answered(self) -> SequenceState | None:
         """The oldest message was. Tells the suspect that has come through by it, if one has."""
-        message, opening = self._unanswered.popleft(), self._opening_suspect
-        if opening is None or message is not self._last_of_suspect:
+        self._unanswered.popleft()
+        if not self._unanswered and self._suspect_waits():
+            self._wake.set()
+        opening = self._opening_suspect
+        if opening is None or not self._suspect_in_flight:
             return None
-        self._opening_suspect = self._last_of_suspect = None
+        self._suspect_in_flight = False
         self._wake.set()
+        if not opening.done:
+            return None
+        self._opening_suspect = None
         return opening.sequence if self._sequences.get(opening.handle) is opening.sequence else None
 
     def unanswered(self, *, oldest: bool) -> set[int]:
@@ -149,8 +155,7 @@ class DetokenizeOutgoing:
             if self._over:
                 return
             self._wake.clear()
-            while self._rows or self._short or self._long or self._closes or self._may_open_suspect():
-                message = self._next()
+            while (message := self._next()) is not None:
                 self._unanswered.append(message)
                 yield message
                 if self._over:
@@ -162,15 +167,19 @@ class DetokenizeOutgoing:
             if sequence is not None:
                 sequence.text.add_rows(count)
 
-    def _may_open_suspect(self) -> bool:
-        """Whether a suspect waits that may be opened, or the rest of one."""
-        return self._last_of_suspect is None and (self._opening_suspect is not None or bool(self._suspects))
+    def _suspect_waits(self) -> bool:
+        return self._opening_suspect is not None or bool(self._suspects)
 
-    def _next(self) -> tb.DetokenizeRequest:
+    def _next(self) -> tb.DetokenizeRequest | None:
+        """The next message. None if there is nothing to tell, or if answers must come first: to all that is in flight
+        before a message of a suspect, and to that message before any other."""
+        if self._suspect_in_flight:
+            return None
         others = bool(self._rows or self._short or self._long or self._closes)
-        if self._may_open_suspect() and not (self._others_next and others):
-            self._others_next = True
-            return self._open_suspect()
+        if self._suspect_waits() and not (self._others_next and others):
+            return None if self._unanswered else self._open_suspect()
+        if not others:
+            return None
         self._others_next = False
         message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
         size, most = len(message.token), MESSAGE_BYTES - (_LONG_BYTES if self._long else 0)
@@ -188,14 +197,11 @@ class DetokenizeOutgoing:
         return message
 
     def _open_suspect(self) -> tb.DetokenizeRequest:
+        """A message with as much of a suspect as there is room for: empty if it has gone."""
         opening = self._opening_suspect = self._opening_suspect or self._suspects.popleft()
+        self._suspect_in_flight = self._others_next = True
         message = tb.DetokenizeRequest()
         self._open(opening, message, MESSAGE_BYTES)
-        if opening.done:
-            if message.open or message.handle:
-                self._last_of_suspect = message
-            else:
-                self._opening_suspect = None  # it has gone
         return message
 
     def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
