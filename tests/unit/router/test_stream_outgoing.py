@@ -34,9 +34,10 @@ class Rig:
         self._tokenizer, self._texts = FakeTokenizer(), dict[int, Any]()
 
     def sequence(
-        self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0
+        self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0, stops: int = 0
     ) -> SequenceState:
-        made = make_sequence(make_job(), DeltaQueue(), index)
+        stop = tuple(f"{number:03d}" * 170 for number in range(stops))
+        made = make_sequence(make_job(stop=stop), DeltaQueue(), index)
         made.engine.add_row(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
         made.text.start_after(confirmed, confirmed, with_offsets=False)
         for _ in range(strikes):
@@ -149,6 +150,24 @@ async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> Non
     assert sorted(ended) == [sequence.handle for sequence in made]
     for sequence, confirmed in zip(made, (0, 90_000, 5, 50_000, 20_000), strict=True):
         assert sequence.client.take_delta().text == letters(confirmed, len(sequence.engine.output_ids) // 4)
+
+
+async def test_rows_wait_behind_few_opens_however_many_are_to_come(rig: Rig) -> None:
+    """128 sequences with 64 stop strings of 512 characters each took rows of others 400 ms behind them."""
+    running = rig.sequence(0, 4, 2)
+    rig.answer(await rig.next())
+    opened = [rig.sequence(index, 0, 0, stops=64) for index in range(1, 129)]
+    waiting = await rig.all_that_may_be_sent()
+    rig.step(running)
+    waiting += await rig.all_that_may_be_sent()
+    assert len(waiting) <= 4 and running.handle in i32(waiting[-1].handle).tolist()
+    rig.answer(waiting.pop(0))
+    turns = 0
+    while rig.out._opening or waiting:
+        waiting = waiting or [await rig.next()]
+        rig.answer(waiting.pop(0))
+        turns += 1
+    assert len(opened) / 2 <= turns <= 2 * len(opened)
 
 
 async def test_nothing_else_is_in_flight_while_a_suspect_is_opened(rig: Rig) -> None:

@@ -34,6 +34,8 @@ _SHORT_BYTES = MESSAGE_BYTES // 8
 # The least share of a message that a long history gets.
 _LONG_BYTES = MESSAGE_BYTES // 2
 _LEAST_BYTES = 4096
+# Opens of so many bytes may be in flight, so that the next rows never wait behind more.
+_MOST_OPENING_BYTES = 2 * MESSAGE_BYTES
 log = get_logger(__name__)
 
 
@@ -70,8 +72,9 @@ class DetokenizeOutgoing:
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._join_at = MAX_STEPS
         self._closes: list[int] = []
-        # Each is answered, in their order.
-        self._unanswered: deque[tb.DetokenizeRequest] = deque()
+        # Each is answered, in their order. With the bytes of opens in it.
+        self._unanswered: deque[tuple[tb.DetokenizeRequest, int]] = deque()
+        self._opening_bytes = 0
 
     @property
     def backlog(self) -> int:
@@ -125,9 +128,9 @@ class DetokenizeOutgoing:
 
     def answered(self) -> SequenceState | None:
         """The oldest message was. Tells the suspect that has come through by it, if one has."""
-        self._unanswered.popleft()
-        if not self._unanswered and self._suspect_waits():
-            self._wake.set()
+        self._opening_bytes -= self._unanswered.popleft()[1]
+        if self._opening:
+            self._wake.set()  # there may be room for more of it
         opening = self._opening_suspect
         if opening is None or not self._suspect_in_flight:
             return None
@@ -141,22 +144,25 @@ class DetokenizeOutgoing:
     def unanswered(self, *, oldest: bool) -> set[int]:
         """Handles of the messages that were sent and not answered, or of the first of them."""
         found: set[int] = set()
-        for message in list(self._unanswered)[: 1 if oldest else None]:
+        for message, _ in list(self._unanswered)[: 1 if oldest else None]:
             found.update(i32(message.handle, "handle").tolist())
             found.update(opened.handle for opened in message.open)
         return found
 
     async def messages(self) -> AsyncIterator[tb.DetokenizeRequest]:
         """The stream's requests. The first is empty: its answer says that the tokenizer is there."""
-        self._unanswered.append(tb.DetokenizeRequest())
-        yield self._unanswered[0]
+        first = tb.DetokenizeRequest()
+        self._unanswered.append((first, 0))
+        yield first
         while True:
             await self._wake.wait()
             if self._over:
                 return
             self._wake.clear()
             while (message := self._next()) is not None:
-                self._unanswered.append(message)
+                opening_bytes = sum(opened.ByteSize() for opened in message.open)
+                self._opening_bytes += opening_bytes
+                self._unanswered.append((message, opening_bytes))
                 yield message
                 if self._over:
                     return
@@ -172,10 +178,11 @@ class DetokenizeOutgoing:
 
     def _next(self) -> tb.DetokenizeRequest | None:
         """The next message. None if there is nothing to tell, or if answers must come first: to all that is in flight
-        before a message of a suspect, and to that message before any other."""
+        before a message of a suspect, to that message before any other, and to opens before more than so many."""
         if self._suspect_in_flight:
             return None
-        others = bool(self._rows or self._short or self._long or self._closes)
+        opens = bool(self._short or self._long) and self._opening_bytes < _MOST_OPENING_BYTES
+        others = bool(opens or self._rows or self._closes)
         if self._suspect_waits() and not (self._others_next and others):
             return None if self._unanswered else self._open_suspect()
         if not others:
@@ -183,11 +190,11 @@ class DetokenizeOutgoing:
         self._others_next = False
         message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
         size, most = len(message.token), MESSAGE_BYTES - (_LONG_BYTES if self._long else 0)
-        while self._short and size < most:
+        while opens and self._short and size < most:
             size += self._open(self._short[0], message, MESSAGE_BYTES - size)
             if self._short[0].done:
                 self._short.popleft()
-        if self._long:
+        if opens and self._long:
             self._open(self._long[0], message, max(MESSAGE_BYTES - size, _LONG_BYTES))
             if self._long[0].done:
                 self._long.popleft()
