@@ -154,7 +154,9 @@ OPTION_NAMES = (*_BY_NAME, *(option.name for option in vllm_options.VLLM_OPTIONS
 
 
 def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
-    """The services' flags for a user's options (dashes or underscores). Raises for what is not served."""
+    """Translate a user's options, by Quire's or vLLM's names (dashes or underscores), into flags for each service.
+    Raises InvalidArgument or Unsupported for an option or value that Quire does not have. Options that are None are
+    left out."""
     given = {key.replace("_", "-"): (key, value) for key, value in options.items() if value is not None}
     wanted: dict[str, Any] = {}
     for name, (key, value) in given.items():

@@ -98,6 +98,8 @@ def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> l
 
 
 def _default_url(args: argparse.Namespace) -> str:
+    """Return the URL that --host and --port give or, where neither is given, that of the running stack called --name.
+    Raises FailedPrecondition where no such stack runs."""
     from quire.local.state import StateDirectory
 
     if args.host or args.port:

@@ -58,7 +58,8 @@ class KvstoreService:
         return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
 
     def start(self) -> None:
-        """Memory starts empty; the disk's pages are found by their headers."""
+        """Open the tiers, populate the RAM, then start the data port and the sweeper. RAM starts without pages; pages
+        on disk are found by their headers. The gRPC server is not started here."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.store.start()
         self._populate()

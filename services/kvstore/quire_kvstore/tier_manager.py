@@ -130,6 +130,8 @@ class TierManager:
             return view
 
     def on_page_read(self, job: PageJob) -> None:
+        """Publish in RAM the page that was read, complete its load, and offer it to faster write-through tiers. Where a
+        put has brought the page meanwhile, that one completes the load, and the buffer is given back."""
         load = cast("PageLoad", job)
         with self._lock:
             offset, size = load.release_buffer()

@@ -38,7 +38,7 @@ def stepped(answer: StepText) -> None:
 
 @contextlib.contextmanager
 def rendering() -> Iterator[None]:
-    """Time a rendering, successful or not."""
+    """Record how long the `with` block takes, which renders a conversation, whether it succeeds or raises."""
     started = time.perf_counter()
     try:
         yield

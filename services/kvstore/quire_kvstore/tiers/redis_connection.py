@@ -127,7 +127,8 @@ class RedisConnection:
                 raise RedisConnectionLost(f"{address} does not let us in: {answer}")
 
     def _read_line(self) -> bytes:
-        """Up to the next CRLF, which is taken too."""
+        """Receive up to the next CRLF and return the bytes before it; the CRLF is consumed. Raises RedisConnectionLost,
+        also for a line that is longer than `_LONGEST_LINE`."""
         while True:
             have = bytes(self._buffer[self._begin : min(self._end, self._begin + _LONGEST_LINE)])
             end = have.find(b"\r\n")

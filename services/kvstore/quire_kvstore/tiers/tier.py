@@ -49,7 +49,7 @@ class _WriteRun:
     """Pages that were offered together, and how many of them are still to be written."""
 
     keys: Sequence[PageKey]
-    finish_removal: int
+    unwritten: int
 
 
 class _PageWrite(NamedTuple):
@@ -65,7 +65,7 @@ class TierCallbacks(Protocol):
         ended with this call."""
 
     def on_page_read(self, job: PageJob) -> None:
-        """The page is in its place, and right."""
+        """The backend has read the page into its buffer, and the page is intact."""
 
     def on_page_missed(self, job: PageJob) -> None:
         """It was not found here; its place, if it has one, is not used any more."""
@@ -235,7 +235,7 @@ class Tier:
             try:
                 if batch:
                     self._write([write.job for write in batch], callbacks)
-                for run in self._finished_runs(batch):
+                for run in self._finish_writes(batch):
                     self.backend.refresh(reversed(run.keys))
             except Exception:
                 log.exception("a write failed in an unforeseen way", medium=self.backend.name)
@@ -246,12 +246,13 @@ class Tier:
                     if not self._writes and not self._writing:
                         self._write_done.notify_all()
 
-    def _finished_runs(self, batch: Sequence[_PageWrite]) -> list[_WriteRun]:
-        """Runs that have all their pages written or dropped with this batch."""
+    def _finish_writes(self, batch: Sequence[_PageWrite]) -> list[_WriteRun]:
+        """Subtract the batch's pages, which were written or dropped, from their runs. Returns each run that has no page
+        left to write."""
         with self._lock:
             for write in batch:
-                write.run.finish_removal -= 1
-            return [run for run in dict.fromkeys(write.run for write in batch) if not run.finish_removal]
+                write.run.unwritten -= 1
+            return [run for run in dict.fromkeys(write.run for write in batch) if not run.unwritten]
 
     def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         with contextlib.ExitStack() as borrowed:

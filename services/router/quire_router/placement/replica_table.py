@@ -171,7 +171,8 @@ class ReplicaTable:
         return sequences
 
     def queue(self, rows: Rows) -> NDArray[np.int64]:
-        """Prompt tokens to be computed there: what it said and what was sent since, or what this router knows of."""
+        """Prompt tokens that each replica has yet to compute: the larger of what it last reported plus what this router
+        has sent since, and of what this router's own requests still need there."""
         queue: NDArray[np.int64] = np.maximum(
             self.queued_tokens[rows] + self.sent_tokens[rows], self.pending_tokens[rows]
         )

@@ -152,11 +152,11 @@ class BeamSearch:
     async def _searched(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
         job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
-        ends = frozenset((*job.stop_token_ids, *eos))
+        end_ids = frozenset((*job.stop_token_ids, *eos))
         searches = [_Search(ids, most) for ids, most in rendering.prompts]
         best: list[list[Beam]] = []
         while any(search.live for search in searches):
-            await self._step(job, caller, [search for search in searches if search.live], ends, costs)
+            await self._step(job, caller, [search for search in searches if search.live], end_ids, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
             best = [self._best(job, search) for search in searches]
             # As of an answer that is cut off, what it has come to: it may end here.
@@ -170,9 +170,10 @@ class BeamSearch:
         return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in best for beam in beams)]
 
     async def _step(
-        self, job: GenerateJob, caller: Caller, searches: list[_Search], ends: frozenset[int], costs: _Costs
+        self, job: GenerateJob, caller: Caller, searches: list[_Search], end_ids: frozenset[int], costs: _Costs
     ) -> None:
-        """One token for every live beam; the likeliest `n` of all that could follow live on."""
+        """Run one job that generates the next token of every live beam. Of each search, the `job.n` likeliest longer
+        beams stay live; beams that end in one of `end_ids` move to `ended`. Changes `searches` and `costs`."""
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(
             model=job.model,
@@ -199,7 +200,7 @@ class BeamSearch:
         following = iter(entries[i] for i in range(len(beams)))
         for search in searches:
             await asyncio.sleep(0)  # with many prompts, others have their turn between
-            _grow(search, [next(following) for _ in search.live], job, ends)
+            _grow(search, [next(following) for _ in search.live], job, end_ids)
 
     @staticmethod
     def _best(job: GenerateJob, search: _Search) -> list[Beam]:
@@ -274,7 +275,7 @@ def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
 
 
-def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, ends: frozenset[int]) -> None:
+def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: frozenset[int]) -> None:
     """The likeliest `n` of all that could follow the live beams live on. Of n x 2n possible ones, and of those that
     have ended, none is made that can never be told."""
     search.left -= 1
@@ -283,7 +284,7 @@ def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, en
     for number, entry in enumerate(entries):
         so_far = search.live[number].logprob
         for token_id, logprob, rank in _alternatives(entry):
-            candidates = stopped if token_id in ends else grown
+            candidates = stopped if token_id in end_ids else grown
             candidates.append((so_far + logprob, number, token_id, logprob, rank))
 
     def best(candidates: list[_Candidate], *, stop: bool) -> list[Beam]:

@@ -184,7 +184,8 @@ class Pipeline:
             raise
 
     async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
-        """All that `generate` does before anything runs. Raises QuireError."""
+        """Check the job, find its model and tokenize its prompts as `generate` does; nothing is sent to a replica.
+        Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model)

@@ -86,7 +86,7 @@ class Lifecycle:
         quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
         """
         self._replica.transfers.suspend_transfer(request)
-        swapped = self._stop(request, swaps=swaps, stores=stores)
+        swapped = self._stop_request(request, swaps=swaps, stores=stores)
         request.preempt(now, counts=not spare)
         if spare:
             self._replica.stats.reclaimed()
@@ -130,7 +130,7 @@ class Lifecycle:
         match request.state:
             case State.STARTED:
                 if fence is None:
-                    self._stop(request)
+                    self._stop_request(request)
                     late_steps = True
                 else:
                     self._vacated(request, fence, suspect)
@@ -155,8 +155,10 @@ class Lifecycle:
         if self._ended is not None:
             self._ended(request, reason, code)
 
-    def _stop(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
-        """Take slot and pages away; whether the pages are swapped: stored, and loaded when the request resumes."""
+    def _stop_request(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
+        """Stop a started request and take its slot and pages. Without `stores`, none of its pages are stored now.
+        Returns whether the pages were swapped, which `swaps` allows: they are stored, to be loaded when the request
+        resumes."""
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
         # Until it has drawn a token, nobody knows whether its pages are sound.

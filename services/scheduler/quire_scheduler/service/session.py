@@ -149,7 +149,7 @@ class Session:
     def _take_step(self, outputs: SessionOutputs) -> bool:
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
-        if len(messages) == 1 and self._join(outputs, messages[0]):
+        if len(messages) == 1 and self._join_last_message(outputs, messages[0]):
             return True
         if not self._has_room(messages) and outputs.prompt_logprobs:
             # The router may read as fast as it can: it is the requests that ask for too much.
@@ -170,8 +170,9 @@ class Session:
             rest = replace(rest, failed=[*rest.failed, *failed])
         return rest
 
-    def _join(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
-        """Add it, which `message` says, to the last that waits. False: nothing was changed."""
+    def _join_last_message(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
+        """Join `outputs`, whose wire form is `message`, to the last message in the queue. Returns False, and changes
+        nothing, where they cannot be joined."""
         if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
             return False
         into = self._waiting[-1]

@@ -49,7 +49,8 @@ class Disguise:
     to_plain: dict[int, int]
 
     def put_on(self, value: Any) -> Any:
-        """JSON-like data with all its strings disguised."""
+        """Return a copy of JSON-like data in which the characters of `to_symbol` are replaced in all strings, keys
+        included, so that no string reads as a special token any more."""
         if isinstance(value, str):
             return _translated(value, self.to_symbol)
         if isinstance(value, list):

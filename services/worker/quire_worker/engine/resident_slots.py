@@ -162,10 +162,9 @@ class ResidentSlots:
         self._observer.slot_ended(trace)
 
     def admit_ready(self) -> list[tuple[int, QuireError]]:
-        """Let waiting slots run whose cached range has become ready; returns those that wait for what will not come.
-
-        The highest order key is judged first, so that of several holders of lost pages the oldest is left to fill them.
-        """
+        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that nobody will fill;
+        returns these slots with their errors. Slots are checked from the highest order key down, so that of several
+        holders of lost pages the oldest stays, and computes them itself."""
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
             error = self._waiting.check_slot(slot)
@@ -255,7 +254,7 @@ class ResidentSlots:
             busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any() or states.exported[fresh].any()
         )
         if taken or (states.refs[own].any() and self._in_use(own)):
-            raise _page_taken()
+            raise _page_taken_error()
 
     def _in_use(self, pages: Int32) -> bool:
         """Whether a running slot holds one of the pages."""
@@ -267,7 +266,8 @@ def _require(condition: bool, what: str) -> None:
         raise Internal("INTEGRITY", f"The engine's state is inconsistent: {what}.", "Report it with the worker's log.")
 
 
-def _page_taken() -> QuireError:
+def _page_taken_error() -> QuireError:
+    """For a grant that gives a slot a page to write which is not free: others may still write or read that page."""
     return FailedPrecondition(
         "PAGE_TAKEN",
         "The slot was granted a page that another slot, a move or a step in flight may still write, or that is lent.",

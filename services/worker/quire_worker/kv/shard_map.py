@@ -79,7 +79,9 @@ class ShardMap:
                     end = min(self._cuts[index + 1], offset + length)
                     source, begin = self._choose(index, turn, given, at)
                     given[source] += end - at
-                    _append(pieces, Piece(source, begin + at - self._cuts[index], local + at - offset, end - at))
+                    _append_or_extend(
+                        pieces, Piece(source, begin + at - self._cuts[index], local + at - offset, end - at)
+                    )
                     at, index = end, index + 1
             dealt[rank] = tuple(pieces)
         return dealt
@@ -140,8 +142,8 @@ def _local_offsets(shards: Sequence[ShardRange], page_bytes: int) -> dict[int, l
     return parts
 
 
-def _append(pieces: list[Piece], piece: Piece) -> None:
-    """To the last one, where it goes on with it on both sides."""
+def _append_or_extend(pieces: list[Piece], piece: Piece) -> None:
+    """Append `piece`, or extend the last piece where `piece` continues it in the same source and in the target."""
     if pieces:
         last = pieces[-1]
         if (last.source, last.source_offset + last.length, last.target_offset + last.length) == (

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from quire_worker.ops.weight import Weight
 
 
-class _Gap(NamedTuple):
-    """What is read and written between two pieces."""
+class _EagerAttention(NamedTuple):
+    """One layer's attention of chunks, and their output projection, which are launched between two graph pieces."""
 
     layer: int
     window: int
@@ -39,12 +39,13 @@ class _Gap(NamedTuple):
     """[R, Q D]: rows of chunks are missing."""
     weight: Weight
     result: Tensor
-    """[R, H]: all rows of the product are missing."""
+    """[R, H]: where the output projection goes; no graph computes any row of it."""
     adds: bool
-    """Whether the product is added to what lies there."""
+    """Whether the projection is added to what `result` holds."""
 
-    def put(self, begin: int, end: int, attended: Tensor) -> None:
-        """Rows of the product, of what they attended to."""
+    def project(self, begin: int, end: int, attended: Tensor) -> None:
+        """Compute the output projection of `attended`, attention's output for rows begin..end, into those rows of
+        `result`."""
         if self.adds:
             gemm_add(self.result[begin:end], attended, self.weight)
         else:
@@ -59,7 +60,7 @@ class StepGraph:
         self._body = body
         self._recorder = recorder
         self._pieces: list[Replayable] = []
-        self._gaps: list[_Gap] = []
+        self._eager: list[_EagerAttention] = []
         self._plan: TritonPlan | None = None
         # Columns of a step in which nobody runs: all rows are padding.
         layout.pack_nobody(body.uploaded)
@@ -77,13 +78,13 @@ class StepGraph:
 
     def layout_of(self, fresh: tuple[Fresh, ...], chunks: int) -> StepLayout:
         """How a step of so many chunks is packed for it, of which these are fresh."""
-        return self.layout.leaving(fresh, chunks) if self._gaps else self.layout
+        return self.layout.leaving(fresh, chunks) if self._eager else self.layout
 
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream."""
         self._body.advanced = False
-        if self._gaps:
+        if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
                 self._replay_pieces(layout)
         self._body.advanced = True  # controls and draws are in the last piece
@@ -92,17 +93,19 @@ class StepGraph:
     def _replay_pieces(self, layout: StepLayout) -> None:
         shape, pages = self._body.decoder.head_shape, self._body.pages
         fresh, others, tiles = layout.fresh or (), layout.others, self._plan if layout.tiled else None
-        for piece, gap in zip(self._pieces, self._gaps, strict=False):
+        for piece, eager in zip(self._pieces, self._eager, strict=False):
 
-            def leave(chunk: Fresh, rows: Tensor, gap: _Gap = gap) -> None:
-                gap.put(chunk.row, chunk.row + chunk.tokens, rows)
+            def leave(chunk: Fresh, rows: Tensor, eager: _EagerAttention = eager) -> None:
+                eager.project(chunk.row, chunk.row + chunk.tokens, rows)
 
             piece.replay()
             if tiles is not None:
-                prefill_attention(gap.query, pages, gap.layer, tiles, shape, gap.window, gap.attended, pdl=False)
-            fresh_attention(gap.query, gap.turned, fresh, shape, leave)
+                prefill_attention(
+                    eager.query, pages, eager.layer, tiles, shape, eager.window, eager.attended, pdl=False
+                )
+            fresh_attention(eager.query, eager.turned, fresh, shape, leave)
             for begin, end in others:
-                gap.put(begin, end, gap.attended[begin:end])
+                eager.project(begin, end, eager.attended[begin:end])
 
     def _attend(
         self,
@@ -124,6 +127,6 @@ class StepGraph:
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
         places = borrowed(query), borrowed(turned), borrowed(attended)
-        self._gaps.append(_Gap(layer, window, *places, weight, borrowed(result), onto is not None))
+        self._eager.append(_EagerAttention(layer, window, *places, weight, borrowed(result), onto is not None))
         self._recorder.begin()
         return result if onto is None else None

@@ -46,7 +46,7 @@ class PullManager:
         with self._changed:
             self._pulls[job.number] = pull
         try:
-            threading.Thread(target=self._run, args=(pull,), name="pull", daemon=True).start()
+            threading.Thread(target=self._run_pull, args=(pull,), name="pull", daemon=True).start()
         except RuntimeError as error:  # the system has none left
             log.warning("a pull got no thread", cause=str(error))
             self._end(pull, 0)
@@ -104,7 +104,9 @@ class PullManager:
                     pull.cancel()
             self._changed.notify_all()
 
-    def _run(self, pull: Pull) -> None:
+    def _run_pull(self, pull: Pull) -> None:
+        """Run a pull on its own thread, tell the engine how many pages came, and close the pull. An error of the pull
+        is logged, not raised."""
         pages = 0
         try:
             pages = pull.run()

@@ -129,6 +129,8 @@ class ShmTransport:
                 raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """Lend the store the ring, once for each connection, and name the place of each page that is left; the store
+        copies the pages out of the ring. Returns when the store has taken them all. Raises TransportError, NotFound."""
         size = len(page_source.remaining) * transfer.page_bytes
         try:
             with self._sending.exchange(transfer.access.arena, transfer.access.key, size) as exchange:

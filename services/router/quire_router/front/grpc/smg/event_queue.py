@@ -51,7 +51,8 @@ class EventQueue(Generic[M]):
             self._news.set()
 
     async def messages(self) -> AsyncIterator[M]:
-        """In order, until `fill` has ended and nothing waits."""
+        """Yield the messages in order, until `fill` has ended and the queue is empty. An error of `fill` is not raised
+        here."""
         while self._waiting or not self._over:
             if not self._waiting:
                 self._news.clear()

@@ -29,7 +29,7 @@ class MessagesFormat:
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         self._generation = generation
         self._asked = parsed.job.default_max_tokens or 0
-        self._last: Delta | None = None
+        self._final_delta: Delta | None = None
 
     def opening(self) -> bytes:
         """The message without its text, and the beginning of that."""
@@ -40,14 +40,14 @@ class MessagesFormat:
     def frame(self, delta: Delta) -> bytes:
         """Its text."""
         if delta.finish:
-            self._last = delta
+            self._final_delta = delta
         return _DELTA_HEAD + orjson.dumps(delta.text) + b"}}\n\n" if delta.text else b""
 
     def closing(self) -> bytes:
         """The end of the text, why it ended, the usage."""
         changed: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
-        if self._last is not None:
-            changed = self._stop(self._last)
+        if self._final_delta is not None:
+            changed = self._stop(self._final_delta)
         usage = self._usage(self._generation.usage().completion_tokens)
         return b"".join(
             (
@@ -70,23 +70,24 @@ class MessagesFormat:
         content = [{"type": "text", "text": delta.text}] if delta.text else []
         return orjson.dumps(self._message(content, delta, self._generation.usage().completion_tokens))
 
-    def _message(self, content: list[dict[str, str]], last: Delta | None, output_tokens: int) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, str]], final_delta: Delta | None, output_tokens: int) -> dict[str, Any]:
+        """Build Anthropic's message object. `final_delta` is the delta that has the stop reason; None at the start."""
         return {
             "id": f"msg_{self._generation.caller.request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._generation.served.name,
             "content": content,
-            **(self._stop(last) if last is not None else {"stop_reason": None, "stop_sequence": None}),
+            **(self._stop(final_delta) if final_delta is not None else {"stop_reason": None, "stop_sequence": None}),
             "usage": self._usage(output_tokens),
         }
 
-    def _stop(self, last: Delta) -> dict[str, str | None]:
-        if last.finish == LENGTH:
+    def _stop(self, final_delta: Delta) -> dict[str, str | None]:
+        if final_delta.finish == LENGTH:
             cut = self._generation.usage().completion_tokens < self._asked
             return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
-        if isinstance(last.stop_reason, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+        if isinstance(final_delta.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": final_delta.stop_reason}
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self, output_tokens: int) -> dict[str, int]:
