@@ -98,7 +98,7 @@ def test_activations_and_embedding(dtype: torch.dtype) -> None:
     assert torch.equal(ops.activation(extreme, "gelu_tanh").cpu(), torch.tensor([[0.0, 1e4, 0.0]]))
     table = randn(30, 96).to(dtype)
     token = torch.tensor([3, 0, 29])
-    assert close(ops.embedding(token.to(DEVICE), table.to(DEVICE), 2.0), table.float()[token] * 2)
+    assert close(ops.embedding(token.to(DEVICE), DenseWeight(table.to(DEVICE)), 2.0), table.float()[token] * 2)
 
 
 class Case:

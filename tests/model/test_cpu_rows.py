@@ -143,4 +143,4 @@ def test_backends_by_name() -> None:
 
 def test_the_kernels_fulfil_the_interface() -> None:
     checked: Ops[CpuPlan] = CpuOps(SHAPE, PAGE)
-    assert checked.row_multiple == 16
+    assert checked.row_multiple == 1

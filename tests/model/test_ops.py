@@ -63,8 +63,8 @@ def test_activations(ops: TorchOps) -> None:
 def test_embedding_and_head(ops: TorchOps) -> None:
     weight = randn(30, 8)
     token = torch.tensor([3, 0, 29])
-    assert torch.equal(ops.embedding(token, weight, 1.0), weight[token])
-    assert torch.equal(ops.embedding(token, weight, 2.0), weight[token] * 2)
+    assert torch.equal(ops.embedding(token, DenseWeight(weight), 1.0), weight[token])
+    assert torch.equal(ops.embedding(token, DenseWeight(weight), 2.0), weight[token] * 2)
     assert torch.equal(weight, randn(30, 8))
     x = randn(16, 8, seed=4)
     logits = x @ weight.T

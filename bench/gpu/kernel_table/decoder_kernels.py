@@ -98,7 +98,7 @@ class DecoderKernels:
         bench, (table, *_) = self._bench, self._weights["head"]
         token = bench.ids(CALLS, rows)
         cost = embedding_cost(rows, bench.spec.hidden_size, bench.dtype.itemsize)
-        return KernelCase("embedding", lambda index: bench.ops.embedding(token[index], table.data, 1.0), cost)
+        return KernelCase("embedding", lambda index: bench.ops.embedding(token[index], table, 1.0), cost)
 
     def _norms(self, rows: int) -> Iterator[KernelCase]:
         bench, hidden = self._bench, self._bench.spec.hidden_size

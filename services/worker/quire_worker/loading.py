@@ -18,6 +18,7 @@ import xxhash
 from quire_common.credit import PageGeometry
 from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import GgufModel, is_gguf, open_gguf
+from quire_common.gguf.block_kinds import BlockKind
 from quire_common.request_parameters import DRAW_NUMBERS
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
@@ -33,8 +34,10 @@ from quire_worker.ops.interface import HeadShape
 from quire_worker.runner import ModelRunner
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.gguf.config_fields import read_config as read_gguf_config
+from quire_worker.weights.gguf.loader import block_kinds as gguf_block_kinds
 from quire_worker.weights.gguf.loader import load_gguf
-from quire_worker.weights.loader import load_checkpoint, load_dummy
+from quire_worker.weights.loader import DUMMY_KIND, load_checkpoint, load_dummy
+from quire_worker.weights.loader import block_kinds as checkpoint_block_kinds
 from quire_worker.weights.parameter_store import ParameterStore
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -111,6 +114,16 @@ class ModelSource:
                     weights = load_checkpoint(checkpoint, self.parameters, self.family.names, store, weights_progress)
         return _model_digest(self.config, weights)
 
+    def block_kinds(self, options: LoadOptions) -> dict[tuple[str, int], BlockKind]:
+        """How the weights of products are stored, by role and layer."""
+        products = [each for each in self.parameters if len(each.shape) == 2]
+        if options.load_format == "dummy":
+            return {(each.role, each.layer): DUMMY_KIND for each in products}
+        if self.gguf is not None:
+            return gguf_block_kinds(self.gguf, products)
+        with Checkpoint(self.path) as checkpoint:
+            return checkpoint_block_kinds(checkpoint, products, self.family.names)
+
     def facts(self, digest: bytes, *, batch_invariant: bool) -> ModelFacts:
         """What others want to know of it."""
         return ModelFacts(
@@ -153,7 +166,7 @@ def load_model(
             param="kv_cache_dtype",
         )
     source = read_source(folder, options, progress)
-    spec, store = source.spec, ParameterStore(source.parameters)
+    spec, store = source.spec, ParameterStore(source.parameters, stored=source.block_kinds(options))
     digest = source.fill(store, options, progress)
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)

@@ -78,8 +78,8 @@ def load_configured(
 
 
 def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
-    """The runner with as many threads as neighbours leave it, where nobody said how many and where that changes no
-    bit of its results."""
+    """The runner with as many threads as neighbours leave it, where nobody said how many. Kernels for the CPU give the
+    same bits with any number of threads; torch's products do not."""
     import torch
 
     from quire_worker.ops.cpu_ops import CpuOps
@@ -87,7 +87,7 @@ def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
 
     ops = runner.decoder.ops
     fixed = config.torch_threads or torch.get_num_threads() == 1
-    return runner if fixed or not isinstance(ops, CpuOps) or ops.depends_on_threads else SharingRunner(runner)
+    return runner if fixed or not isinstance(ops, CpuOps) else SharingRunner(runner)
 
 
 def _load_on_gpu(

@@ -60,3 +60,4 @@ BLOCK_KINDS: Final = _kinds(
     (40, "NVFP4", 64, 36),
     (41, "Q1_0", 128, 18),
 )
+KIND_NAMED: Final = MappingProxyType({kind.name: kind for kind in BLOCK_KINDS.values()})

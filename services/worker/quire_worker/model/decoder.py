@@ -14,7 +14,7 @@ from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.parameters import MODEL_WIDE
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
-from quire_worker.ops.weight import DenseWeight, Weight
+from quire_worker.ops.weight import Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
 Attend = Callable[[Tensor, Tensor, int, P, int, Weight, Tensor | None], Tensor | None]
@@ -36,11 +36,6 @@ class LayerWeights:
     down: Weight
     mlp_post_norm: Tensor | None
 
-    @property
-    def products(self) -> tuple[Weight, ...]:
-        """All weights that are multiplied with."""
-        return self.qkv, self.o, self.gate_up, self.down
-
 
 class Decoder(Generic[P]):
     """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
@@ -49,14 +44,12 @@ class Decoder(Generic[P]):
         self.spec = spec
         self.ops = ops
         self.head_shape = HeadShape.of(spec)
-        self.embedding = store.require("embed.weight", MODEL_WIDE)
-        tables = rope_tables(spec.rope, spec.head_dim, max_positions)
-        self.rope = RopeTables(*(table.to(self.embedding.device) for table in tables))
+        self.embedding = ops.prepare(store.take_weight("embed", MODEL_WIDE), embeds=True)
         self.final_norm = _norm_weight(spec, store, "final_norm.weight", MODEL_WIDE)
-        self.head: Weight = DenseWeight(self.embedding) if spec.tied_embeddings else _linear(store, "head", MODEL_WIDE)
-        self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]
-        for weight in (self.head, *(each for layer in self.layers for each in layer.products)):
-            ops.prepare(weight)
+        tables = rope_tables(spec.rope, spec.head_dim, max_positions)
+        self.rope = RopeTables(*(table.to(self.final_norm.device) for table in tables))
+        self.head = self.embedding if spec.tied_embeddings else _weight(ops, store, "head", MODEL_WIDE)
+        self.layers = [_layer_weights(spec, store, ops, layer) for layer in range(spec.layers)]
 
     def first_layers(self, count: int) -> Decoder[P]:
         """A decoder of so many of its layers, with the same weights."""
@@ -117,7 +110,7 @@ class Decoder(Generic[P]):
         return x if x is None or norm_weight is None else self.ops.rms_norm(x, norm_weight, self.spec.norm_eps)
 
 
-def _layer_weights(spec: ArchSpec, store: ParameterStore, layer: int) -> LayerWeights:
+def _layer_weights(spec: ArchSpec, store: ParameterStore, ops: Ops[P], layer: int) -> LayerWeights:
     norm_weights = {
         role: _optional_norm_weight(spec, store, f"{role}.weight", layer)
         for role in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
@@ -130,17 +123,17 @@ def _layer_weights(spec: ArchSpec, store: ParameterStore, layer: int) -> LayerWe
             spec.norm_eps,
         )
     return LayerWeights(
-        qkv=_linear(store, "qkv", layer),
+        qkv=_weight(ops, store, "qkv", layer),
         qk_norm_weights=qk_norm_weights,
-        o=_linear(store, "o", layer),
-        gate_up=_linear(store, "gate_up", layer),
-        down=_linear(store, "down", layer),
+        o=_weight(ops, store, "o", layer),
+        gate_up=_weight(ops, store, "gate_up", layer),
+        down=_weight(ops, store, "down", layer),
         **norm_weights,
     )
 
 
-def _linear(store: ParameterStore, role: str, layer: int) -> Weight:
-    return DenseWeight(store.require(f"{role}.weight", layer), store.get(f"{role}.bias", layer))
+def _weight(ops: Ops[P], store: ParameterStore, role: str, layer: int) -> Weight:
+    return ops.prepare(store.take_weight(role, layer))
 
 
 def _norm_weight(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor:

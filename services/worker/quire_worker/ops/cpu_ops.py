@@ -6,26 +6,31 @@ depend on its own sequence alone, to the bit.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from quire_common.credit import LogprobColumns
-from quire_worker.arrays import Float32, Int32
+from quire_worker.arrays import Float32, Int32, Int64
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
+from quire_worker.ops.cpu_products import BLOCK, make_look_up, make_product
 from quire_worker.ops.cpu_threads import CpuThreads
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.simd import LANES
+from quire_worker.ops.tile_weight import tile_weight
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.weight import Weight
+from quire_worker.ops.weight import TiledWeight, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 _NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
+_MOST_FLATS: Final = 4096
 _PAIR_COST: Final = 8
 """Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
@@ -35,8 +40,13 @@ class CpuOps:
 
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._torch = TorchOps(shape, page_size)
-        self.row_multiple = self._torch.row_multiple
+        self.row_multiple = 1
         self.batch_invariant = True
+        # A kernel is compiled for each combination of its arguments' types.
+        self._compiled: set[tuple[Any, ...]] = set()
+        self._products: dict[tuple[str, np.dtype[Any]], Callable[..., None]] = {}
+        self._flats: dict[int, tuple[Tensor, Float32]] = {}
+        self._look_ups: dict[str, Callable[..., None]] = {}
         self._group = shape.heads // shape.kv_heads
         self._threads = CpuThreads()
         self._scratch = Scratch()
@@ -52,51 +62,51 @@ class CpuOps:
         """Whether the kernels can compute heads of this size."""
         return shape.head_dim % LANES == 0
 
-    @property
-    def depends_on_threads(self) -> bool:
-        """Whether fewer torch threads than there were when this was made give other bits, with the weights that were
-        prepared. Kernels never do (see CpuThreads)."""
-        return self._torch.gemms_depend_on_threads
-
-    def prepare(self, weight: Weight) -> None:
-        self._torch.prepare(weight)
+    def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
+        """Store it in tiles, and compile the kernels for the way in which they are stored."""
+        tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
+        for segment in tiled.segments:
+            kind = segment.storage, segment.data.dtype
+            if kind not in self._products:
+                self._products[kind] = make_product(segment.storage, segment.data.dtype)
+        types = tuple((each.storage, each.data.dtype, each.scale.dtype) for each in tiled.segments)
+        if types not in self._compiled:
+            self._compiled.add(types)
+            self.lm_head(torch.zeros(1, tiled.inputs), tiled, 0.0)
+        if embeds:
+            (segment,) = tiled.segments
+            self._look_ups.setdefault(segment.storage, make_look_up(segment.storage))
+            self._look_up(np.zeros(1, np.int64), tiled)
+        return tiled
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
         return plan_step(pages, rows, position, count, page_table, self._group)
 
-    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        return self._torch.embedding(token, weight, scale)
+    def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        rows = self._look_up(token.numpy(), _tiled(weight))
+        return rows if scale == 1.0 else rows.mul_(scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         if size % LANES:
             return self._torch.rms_norm(x, norm_weight, eps)
-        out = torch.empty_like(x)
-        self._threads.rows(
-            cpu_rows.norm_rows, rows, size, _flat(x), _flat(norm_weight), np.float32(eps), size, _flat(out)
-        )
+        out = self._scratch.take("normed", rows, size)
+        given = self._flat(x), self._kept_flat(norm_weight), np.float32(eps), size, self._kept_flat(out)
+        self._threads.rows(cpu_rows.norm_rows, rows, size, *given)
         return out
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         rows, size = residual.shape
         if size % LANES:
             return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
-        out = torch.empty_like(residual)
-        self._threads.rows(
-            cpu_rows.add_norm_rows,
-            rows,
-            size,
-            _flat(delta),
-            _flat(residual),
-            _flat(norm_weight),
-            np.float32(eps),
-            size,
-            _flat(out),
-        )
+        out = self._scratch.take("normed", rows, size)
+        given = self._flat(delta), self._flat(residual), self._kept_flat(norm_weight)
+        self._threads.rows(cpu_rows.add_norm_rows, rows, size, *given, np.float32(eps), size, self._kept_flat(out))
         return out
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return self._torch.linear(x, weight)
+        tiled = _tiled(weight)
+        return self._product(x, tiled, self._scratch.take("product", x.shape[0], tiled.bias.size))
 
     def qk_norm_rope_write(
         self,
@@ -109,23 +119,24 @@ class CpuOps:
         norm: QkNormWeights | None,
     ) -> Tensor:
         out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
+        flat, kept = self._flat, self._kept_flat
         self._threads.rows(
             cpu_rows.rope_write_rows,
             plan.rows,
             qkv.shape[1],
-            _flat(qkv),
-            _flat(pages),
+            flat(qkv),
+            kept(pages),
             plan.write_at,
             plan.position,
-            _flat(rope.cos),
-            _flat(rope.sin),
+            kept(rope.cos),
+            kept(rope.sin),
             norm is not None,
-            _NO_NORM_WEIGHT if norm is None else _flat(norm.query),
-            _NO_NORM_WEIGHT if norm is None else _flat(norm.key),
+            _NO_NORM_WEIGHT if norm is None else kept(norm.query),
+            _NO_NORM_WEIGHT if norm is None else kept(norm.key),
             np.float32(0.0 if norm is None else norm.eps),
             pages.stride(2) * layer,
             self._sizes(pages),
-            _flat(out),
+            kept(out),
         )
         return out
 
@@ -135,8 +146,8 @@ class CpuOps:
         out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
         out[plan.real_rows :].zero_()
         given = (
-            _flat(query),
-            _flat(pages),
+            self._flat(query),
+            self._kept_flat(pages),
             plan.table,
             plan.items,
             pages.stride(2) * layer,
@@ -145,7 +156,7 @@ class CpuOps:
             np.float32(shape.softcap),
             window,
         )
-        target = _flat(out)
+        target = self._kept_flat(out)
         self._threads.items(
             cpu_attention.attend,
             plan.cost * (shape.heads * shape.head_dim * _PAIR_COST // 64),
@@ -166,20 +177,67 @@ class CpuOps:
         if activation != "silu" or size % LANES:
             return self._torch.gated_activation(gate_up, activation)
         out = self._scratch.take("gated", rows, size)
-        self._threads.rows(cpu_rows.silu_gate_rows, rows, 2 * size, _flat(gate_up), size, _flat(out))
+        self._threads.rows(cpu_rows.silu_gate_rows, rows, 2 * size, self._flat(gate_up), size, self._kept_flat(out))
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         return self._torch.activation(x, activation)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        return self._torch.lm_head(x, weight, softcap)
+        tiled = _tiled(weight)
+        logits = self._product(x, tiled, torch.empty(x.shape[0], tiled.bias.size))
+        return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
         return self._torch.sample(logits, columns)
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         return self._torch.logprobs(logits, token, wanted)
+
+    def _product(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
+        """x @ weight.T + bias, by `out`, which has the outputs of whole tiles."""
+        rows, size = x.shape[0], weight.blocks * BLOCK
+        if size != weight.inputs:
+            x = functional.pad(x, (0, size - weight.inputs))
+        padded = weight.bias.size
+        given, target = self._flat(x), self._flat(out)
+        for segment in weight.segments:
+            self._threads.rows(
+                self._products[segment.storage, segment.data.dtype],
+                segment.count,
+                rows * size,
+                *(given, rows, segment.data, segment.scale, segment.offset, weight.blocks),
+                *(weight.bias[segment.first :], target, padded, segment.first),
+            )
+        return out if padded == weight.outputs else out[:, : weight.outputs].contiguous()
+
+    def _look_up(self, output: Int64, weight: TiledWeight) -> Tensor:
+        (tiles,) = weight.segments
+        out = torch.empty(output.size, weight.inputs)
+        self._threads.rows(
+            self._look_ups[tiles.storage],
+            output.size,
+            weight.inputs * LANES,
+            *(output, tiles.data, tiles.scale, tiles.offset, weight.blocks, self._flat(out), weight.inputs),
+        )
+        return out
+
+    def _flat(self, tensor: Tensor) -> Float32:
+        """All numbers of a contiguous tensor, as kernels take them; `view` refuses others."""
+        kept = self._flats.get(id(tensor))
+        if kept is not None and kept[0] is tensor:
+            return kept[1]
+        flat: Float32 = tensor.view(-1).numpy()
+        return flat
+
+    def _kept_flat(self, tensor: Tensor) -> Float32:
+        """The same of one that is there in many steps, kept: to make it anew takes longer than some kernels do."""
+        flat = self._flat(tensor)
+        if id(tensor) not in self._flats:
+            if len(self._flats) >= _MOST_FLATS:
+                self._flats.clear()
+            self._flats[id(tensor)] = tensor, flat
+        return flat
 
     def _sizes(self, pages: Tensor) -> tuple[int, ...]:
         _, kv_heads, _, _, page_size, head_dim = pages.shape
@@ -201,7 +259,7 @@ class CpuOps:
         self.gated_activation(row, "silu")
 
 
-def _flat(tensor: Tensor) -> Float32:
-    """All numbers of a contiguous tensor, as kernels take them; `view` refuses others."""
-    flat: Float32 = tensor.view(-1).numpy()
-    return flat
+def _tiled(weight: Weight) -> TiledWeight:
+    if not isinstance(weight, TiledWeight):
+        raise TypeError(f"not prepared: {type(weight).__name__}")
+    return weight

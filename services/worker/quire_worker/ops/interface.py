@@ -70,8 +70,10 @@ class Ops(Protocol[P]):
         """Whether a row's results are the same bits whatever else is in the step."""
         ...
 
-    def prepare(self, weight: Weight) -> None:
-        """Called for every weight of the model before any step: measure, compile or choose what its products need."""
+    def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
+        """Called for every weight of the model before any step: measure, compile or choose what its products need.
+        Returns the weight that the other methods take, which may be stored in another way. `embeds`: `embedding` takes
+        it."""
         ...
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
@@ -83,8 +85,8 @@ class Ops(Protocol[P]):
         """
         ...
 
-    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        """token [R] int64, weight [V, H] -> [R, H], times `scale`."""
+    def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        """token [R] int64, weight of V outputs and H inputs -> [R, H]: rows of the weight, times `scale`."""
         ...
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

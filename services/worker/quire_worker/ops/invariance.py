@@ -54,29 +54,5 @@ def gemm_depends_on_rows(outputs: int, inputs: int) -> bool:
     return not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in _GEMM_ROWS)
 
 
-def gemm_depends_on_threads(outputs: int, inputs: int) -> bool:
-    """Whether x @ weight.T has other bits with half as many threads, and so on down to one.
-
-    Of a few numbers of rows: that rows keep their bits in all others is measured by `product_depends_on_rows`, and
-    known of one thread.
-    """
-    most = torch.get_num_threads()
-    if most == 1:
-        return False
-    weight, x = _random(outputs, inputs, seed=6), _random(_GEMM_ROWS[-1], inputs, seed=7)
-    whole = functional.linear(x, weight)
-    try:
-        threads = most
-        while threads > 1:
-            threads //= 2
-            torch.set_num_threads(threads)
-            rows = _GEMM_ROWS[:1] if threads == 1 else _GEMM_ROWS
-            if not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in rows):
-                return True
-    finally:
-        torch.set_num_threads(most)
-    return False
-
-
 def _random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

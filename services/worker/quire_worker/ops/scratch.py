@@ -7,18 +7,31 @@ from math import prod
 import torch
 from torch import Tensor
 
+_MOST_SHAPES = 256
+
 
 class Scratch:
-    """Named float32 buffers that grow and never shrink. A buffer is valid until its name is taken again."""
+    """Named float32 buffers that grow and never shrink. A buffer is valid until its name is taken again.
+
+    The same tensor is returned each time for a name and shape, as long as the buffer does not grow.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._taken: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A contiguous tensor of the shape; what it holds is left over from before."""
+        taken = self._taken.get((name, shape))
+        if taken is not None:
+            return taken
         size = prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
             # Zeros, since left-over NaNs in padding would spread.
             buffer = self._buffers[name] = torch.zeros(size)
-        return buffer[:size].view(shape)
+            self._taken.clear()
+        if len(self._taken) >= _MOST_SHAPES:
+            self._taken.clear()
+        taken = self._taken[name, shape] = buffer[:size].view(shape)
+        return taken

@@ -2,7 +2,8 @@
 
 Left to itself the compiler does not vectorise loops whose arrays might overlap, nor sums, whose order it must keep.
 Here the order is written down, so a row's results have the same bits in whatever company a kernel computes it. Nothing
-in this file knows of models; no word checks bounds. Lanes are float32; `at` counts elements of a flat array.
+in this file knows of models; no word checks bounds. Lanes are float32; `at` counts elements of a flat array, which may
+hold narrower numbers where a word says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-from quire_worker.arrays import Float32, Int64
+from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
 
 LANES: Final = 16
 Vector = Any
@@ -103,7 +104,43 @@ def _address(builder: Any, array: Any, at: Any) -> Any:
 
 
 def _load(builder: Any, array: Any, at: Any) -> Any:
+    if array.type.pointee == ir.IntType(16):
+        return _load_float16(builder, array, at)
     return builder.load(_address(builder, array, at), align=_ALIGN)
+
+
+def _narrow(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
+    """LANES numbers of so many bits, as `widen` makes them floats."""
+    kind = ir.VectorType(ir.IntType(bits), LANES)
+
+    def emit(builder: Any, array: Any, at: Any) -> Any:
+        address = builder.bitcast(builder.gep(array, [at]), kind.as_pointer())
+        return widen(builder, builder.load(address, align=bits // 8))
+
+    return emit
+
+
+def _low(builder: Any, octets: Any) -> Any:
+    return builder.sitofp(builder.and_(builder.zext(octets, _INTS), _constant(15, _INTS)), _FLOATS)
+
+
+def _high(builder: Any, octets: Any) -> Any:
+    return builder.sitofp(builder.lshr(builder.zext(octets, _INTS), _constant(4, _INTS)), _FLOATS)
+
+
+def _octets(builder: Any, octets: Any) -> Any:
+    return builder.sitofp(builder.sext(octets, _INTS), _FLOATS)
+
+
+def _brain(builder: Any, words: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(words, _INTS), _constant(16, _INTS)), _FLOATS)
+
+
+def _half(builder: Any, words: Any) -> Any:
+    return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+
+
+_load_float16 = _narrow(16, _half)
 
 
 def _store(builder: Any, array: Any, at: Any, value: Any) -> None:
@@ -209,7 +246,13 @@ def _prefetch(builder: Any, array: Any, at: Any) -> None:
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_INT, number) for number in (0, 2, 1)))
 
 
-load: Callable[[Float32, int], Vector] = _word("ai", "v", _load)
+load: Callable[[Float32 | UInt16, int], Vector] = _word("ai", "v", _load)
+"""Of an array of uint16: their bits as float16."""
+load_low_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _low))
+"""Bits 0-3 of bytes, 0 to 15."""
+load_high_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _high))
+load_int8: Callable[[Int8, int], Vector] = _word("ai", "v", _narrow(8, _octets))
+load_bfloat16: Callable[[UInt16, int], Vector] = _word("ai", "v", _narrow(16, _brain))
 store: Callable[[Float32, int, Vector], None] = _word("aiv", "", _store)
 spread: Callable[[Number], Vector] = _word("f", "v", _spread)
 """The same number in all lanes."""

@@ -17,11 +17,11 @@ from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
-from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depends_on_rows, gemm_depends_on_threads
+from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depends_on_rows
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
 from quire_worker.ops.torch_plan import TorchPlan, plan_step
-from quire_worker.ops.weight import DenseWeight, Weight
+from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredWeight, Weight, as_dense
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
@@ -37,8 +37,7 @@ class TorchOps:
     """Implements `Ops`. One object per model; its scratch memory makes it a single thread's.
 
     What keeps a row's bits apart from its company is measured when the object is made, at the number of torch threads
-    that is set then; it must not change after. CpuOps takes products from here alone, of which `prepare` measures what
-    fewer threads would change.
+    that is set then; it must not change after.
     """
 
     row_multiple = ROW_MULTIPLE
@@ -51,16 +50,14 @@ class TorchOps:
         """False on a machine whose batched products depend on their rows in every way tried."""
         self._row_tile = max(row_tile or ROW_TILES[-1], _SPLIT_ROWS if torch.get_num_threads() > 1 else 0)
         self._in_blocks: dict[tuple[int, int], bool] = {}
-        self.gemms_depend_on_threads = False
-        """Whether a product that was prepared has other bits with fewer threads."""
         self._scratch = Scratch()
 
-    def prepare(self, weight: Weight) -> None:
+    def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
         """Measure products of the weight's shape now rather than at their first use."""
-        outputs, inputs = weight.data.shape
-        if (outputs, inputs) not in self._in_blocks:
-            self._in_blocks[outputs, inputs] = gemm_depends_on_rows(outputs, inputs)
-            self.gemms_depend_on_threads |= gemm_depends_on_threads(outputs, inputs)
+        shape = weight.outputs, weight.inputs
+        if shape not in self._in_blocks:
+            self._in_blocks[shape] = gemm_depends_on_rows(*shape)
+        return weight.dense() if isinstance(weight, StoredWeight) else weight
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
         return plan_step(
@@ -74,8 +71,8 @@ class TorchOps:
             row_tile=self._row_tile,
         )
 
-    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        rows = weight.index_select(0, token)
+    def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        rows = as_dense(weight).data.index_select(0, token)
         return rows if scale == 1.0 else rows.mul_(scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
@@ -87,10 +84,11 @@ class TorchOps:
         return self.rms_norm(residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        if isinstance(weight, DenseWeight):
-            return self._gemm(x, weight.data, weight.bias)
-        product = self._gemm(x, weight.data.to(torch.float32), None).mul_(weight.scale)
-        return product if weight.bias is None else product.add_(weight.bias)
+        if isinstance(weight, Int8Weight):
+            product = self._gemm(x, weight.data.to(torch.float32), None).mul_(weight.scale)
+            return product if weight.bias is None else product.add_(weight.bias)
+        dense = as_dense(weight)
+        return self._gemm(x, dense.data, dense.bias)
 
     def _gemm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         in_blocks = self._in_blocks.get((weight.shape[0], weight.shape[1]))

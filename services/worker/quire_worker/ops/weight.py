@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from quire_common.gguf.block_kinds import BlockKind
+from quire_worker.arrays import Float32, UInt16
+from quire_worker.weights.gguf.dequantize import dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,11 @@ class DenseWeight:
     def outputs(self) -> int:
         """Size of the result's last axis."""
         return self.data.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Values of a row."""
+        return self.data.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -45,12 +56,112 @@ class Int8Weight:
         return self.data.shape[0]
 
     @property
+    def inputs(self) -> int:
+        """Values of a row."""
+        return self.data.shape[1]
+
+    @property
     def num_bytes(self) -> int:
         """What a product reads of it."""
         return self.data.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-Weight = DenseWeight | Int8Weight
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of one tensor, as its file has them."""
+
+    kind: BlockKind
+    data: Tensor
+    """[rows, bytes of a row] uint8."""
+
+    @property
+    def inputs(self) -> int:
+        """Values of a row."""
+        return self.data.shape[1] // self.kind.num_bytes * self.kind.values
+
+    def values(self) -> Tensor:
+        """[rows, inputs] float32."""
+        flat = torch.from_numpy(dequantize(self.kind, self.data.reshape(-1).numpy()))
+        return flat.view(self.data.shape[0], self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """One or more tensors as their files have them, stacked along the outputs. An implementation makes of it what it
+    computes with: see `Ops.prepare`."""
+
+    parts: tuple[StoredRows, ...]
+    bias: Tensor | None = None
+    """[outputs]."""
+
+    @property
+    def outputs(self) -> int:
+        """Size of the result's last axis."""
+        return sum(part.data.shape[0] for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Values of a row."""
+        return self.parts[0].inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of it."""
+        return sum(part.data.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+
+    def dense(self) -> DenseWeight:
+        """Its values in float32."""
+        return DenseWeight(torch.cat([part.values() for part in self.parts]), self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Outputs that are stored alike, as kernels for the CPU read them (see cpu_products.py)."""
+
+    storage: str
+    """One of cpu_products.STORAGES."""
+    data: NDArray[Any]
+    """Flat: [tiles, blocks, ...], as the storage has it."""
+    scale: Float32 | UInt16
+    """Flat: [tiles, blocks, 1 or 2, LANES], as uint16: the bits of float16; empty for floats."""
+    offset: Float32 | UInt16
+    """The same; empty where the storage has none."""
+    first: int
+    """The first output."""
+    count: int
+    """Tiles."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of them."""
+        return self.data.nbytes + self.scale.nbytes + self.offset.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class TiledWeight:
+    """Tiles of outputs. Rows of `blocks` whole blocks; values from `inputs` on are zero."""
+
+    segments: tuple[Tiles, ...]
+    bias: Float32
+    """[outputs of all tiles], zero where there is none."""
+    outputs: int
+    inputs: int
+    blocks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of it."""
+        return sum(segment.num_bytes for segment in self.segments) + self.bias.nbytes
+
+
+Weight = DenseWeight | Int8Weight | StoredWeight | TiledWeight
+
+
+def as_dense(weight: Weight) -> DenseWeight:
+    """The weight itself; TypeError for those that an implementation did not ask for by `Ops.prepare`."""
+    if not isinstance(weight, DenseWeight):
+        raise TypeError(f"a product of {type(weight).__name__} is not computed here")
+    return weight
 
 
 def quantize_int8(weight: DenseWeight) -> Int8Weight:

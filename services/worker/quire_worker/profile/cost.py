@@ -63,13 +63,13 @@ def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
 
 def product_cost(rows: int, weight: Weight, element: int) -> Cost:
     """The weight as it is stored, and what goes in and comes out, whose elements have so many bytes."""
-    outputs, inputs = weight.data.shape
+    outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
 
 def gated_product_cost(rows: int, weight: Weight, element: int) -> Cost:
     """The same where half of the outputs are gates, which come out multiplied with the others."""
-    outputs, inputs = weight.data.shape
+    outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs // 2) * element, 2 * rows * inputs * outputs)
 
 

@@ -83,7 +83,7 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
         ops.costs.clear()
         with profile(activities=activities) as profiler:
             _run(device, batch, 1)
-            costs = ops.costs | costs_behind(batch, info.vocab_size, decoder.embedding.element_size())
+            costs = ops.costs | costs_behind(batch, info.vocab_size, decoder.final_norm.element_size())
             _run(device, batch, config.steps - 1)
     finally:
         device.close()

@@ -48,14 +48,14 @@ class TracedOps(Generic[P]):
     def batch_invariant(self) -> bool:
         return self._ops.batch_invariant
 
-    def prepare(self, weight: Weight) -> None:
-        self._ops.prepare(weight)
+    def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
+        return self._ops.prepare(weight, embeds=embeds)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
         return self._ops.plan(pages, rows, position, count, page_table)
 
-    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        cost = embedding_cost(token.shape[0], weight.shape[1], weight.element_size())
+    def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        cost = embedding_cost(token.shape[0], weight.inputs, weight.num_bytes // (weight.outputs * weight.inputs))
         return self._trace("embedding", cost, lambda: self._ops.embedding(token, weight, scale))
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import xxhash
+from torch import Tensor
 
 from quire_common.errors import ConfigError
+from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.parameter_store import ParameterStore
-from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+from quire_worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
 from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
 
 Progress = Callable[[int, int], None]
@@ -24,6 +26,8 @@ Progress = Callable[[int, int], None]
 # Tensors of old checkpoints that hold what the spec already says.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _DUMMY_DEVIATION = 0.02
+DUMMY_DTYPE = torch.bfloat16
+DUMMY_KIND = KIND_NAMED["BF16"]
 
 
 def load_checkpoint(
@@ -42,7 +46,7 @@ def load_checkpoint(
     progress(0, total)
     # In the order of the files, so that a cold disk is read forwards.
     ordered = sorted(found, key=lambda item: (item[1].path, item[2].begin))
-    copies = [TensorCopy(file.path, entry, store.destination(spec)) for spec, file, entry in ordered]
+    copies = [TensorCopy(file.path, entry, _target(store, spec, DTYPES[entry.dtype])) for spec, file, entry in ordered]
     digests = copy_tensors(copies, lambda done: progress(done, total))
     combined = xxhash.xxh3_128()
     for name in sorted(digests):
@@ -55,21 +59,43 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
 
     A parameter's values depend on the seed, on its own name and shape, and on the kind of device alone.
     """
-    total = sum(store.destination(spec).nbytes for spec in specs)
+    total = sum(_target(store, spec, DUMMY_DTYPE).nbytes for spec in specs)
     done = 0
     progress(0, total)
     for spec in specs:
-        target = store.destination(spec)
+        target = _target(store, spec, DUMMY_DTYPE)
         # 32 bits, since torch's CPU generator reads no more of a seed.
         own_seed = zlib.crc32(f"{seed}/{spec.role}/{spec.layer}/{spec.shape}".encode())
         generator = torch.Generator(target.device).manual_seed(own_seed)
-        target.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
+        drawn = target if store.stored_rows(spec) is None else torch.empty(spec.shape)
+        drawn.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
         # As if read from a bf16 checkpoint.
-        target.copy_(target.to(torch.bfloat16))
+        target.copy_(drawn.to(DUMMY_DTYPE))
         done += target.nbytes
         progress(done, total)
     shapes = "".join(f"{spec.role}/{spec.layer}/{spec.shape};" for spec in specs)
     return xxhash.xxh3_128(f"dummy/{seed}/{shapes}".encode()).digest()
+
+
+def block_kinds(
+    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], names: Mapping[str, str]
+) -> dict[tuple[str, int], BlockKind]:
+    """The types of all parameters that the checkpoint has in a type that can be read, by role and layer."""
+    found = {}
+    for spec in specs:
+        place = checkpoint.find(names[spec.role].format(layer=spec.layer))
+        if place is not None and place[1].dtype in DTYPES:
+            found[spec.role, spec.layer] = KIND_NAMED[place[1].dtype]
+    return found
+
+
+def _target(store: ParameterStore, spec: ParameterSpec, dtype: torch.dtype) -> Tensor:
+    """Where a parameter goes: its part of a packed tensor, or rows of the type that its file has."""
+    rows = store.stored_rows(spec)
+    if rows is None:
+        return store.destination(spec)
+    with torch.inference_mode(False):  # a view that threads outside of it may write to
+        return rows.data.view(dtype)
 
 
 def _match(

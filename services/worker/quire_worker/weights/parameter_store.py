@@ -1,31 +1,51 @@
 """The tensors that the decoder computes with, by role and layer.
 
-Parameters that are used together are packed into one tensor (query, key and value; gate and up). It knows shapes, not
-files.
+Parameters that are used together are packed into one tensor (query, key and value; gate and up), or kept side by side
+as their file stores them. It knows shapes, not files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
+from quire_common.gguf.block_kinds import BlockKind
 from quire_worker.model.parameters import ParameterSpec
+from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, Weight
 
 Key = tuple[str, int]
 
 
 class ParameterStore:
-    """Packed tensors, allocated at once and filled by a loader."""
+    """Packed tensors, allocated at once and filled by a loader.
+
+    `stored`: parameters, by role and layer, that are kept as rows of such blocks; all parameters of a packed role or
+    none.
+    """
 
     def __init__(
-        self, specs: Sequence[ParameterSpec], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+        self,
+        specs: Sequence[ParameterSpec],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        stored: Mapping[Key, BlockKind] | None = None,
     ) -> None:
         rows: dict[Key, int] = {}
         self._place: dict[Key, tuple[Key, int]] = {}
+        self._stored: dict[Key, list[StoredRows]] = {}
+        self._stored_place: dict[Key, StoredRows] = {}
         tails: dict[Key, tuple[int, ...]] = {}
         for spec in specs:
+            kind = None if stored is None else stored.get((spec.role, spec.layer))
+            if kind is not None:
+                size = prod(spec.shape[1:]) // kind.values * kind.num_bytes
+                part = StoredRows(kind, torch.empty((spec.shape[0], size), dtype=torch.uint8))
+                self._stored.setdefault((spec.packed, spec.layer), []).append(part)
+                self._stored_place[spec.role, spec.layer] = part
+                continue
             key = (spec.packed, spec.layer)
             begin = rows.get(key, 0)
             self._place[spec.role, spec.layer] = (key, begin)
@@ -34,6 +54,10 @@ class ParameterStore:
         self._packed = {
             key: torch.empty((count, *tails[key]), dtype=dtype, device=device) for key, count in rows.items()
         }
+
+    def stored_rows(self, spec: ParameterSpec) -> StoredRows | None:
+        """The rows of a parameter that is kept as its file has it, to be written; None for the others."""
+        return self._stored_place.get((spec.role, spec.layer))
 
     def destination(self, spec: ParameterSpec) -> Tensor:
         """The part of a packed tensor that is this parameter, a view to be written."""
@@ -48,7 +72,19 @@ class ParameterStore:
         """A packed tensor that the model has by its spec; KeyError is a bug of the caller."""
         return self._packed[packed, layer]
 
+    def take_weight(self, packed: str, layer: int) -> Weight:
+        """A weight of products by its role without the ending `.weight`. One that is kept as its file has it leaves
+        the store, so that it takes memory no longer than its user needs it."""
+        bias = self.get(f"{packed}.bias", layer)
+        parts = self._stored.pop((f"{packed}.weight", layer), None)
+        if parts is None:
+            return DenseWeight(self.require(f"{packed}.weight", layer), bias)
+        for role in [role for role, part in self._stored_place.items() if any(part is each for each in parts)]:
+            del self._stored_place[role]
+        return StoredWeight(tuple(parts), bias)
+
     @property
     def num_bytes(self) -> int:
         """Memory that the tensors take."""
-        return sum(tensor.nbytes for tensor in self._packed.values())
+        stored = sum(part.data.nbytes for part in self._stored_place.values())
+        return stored + sum(tensor.nbytes for tensor in self._packed.values())

@@ -17,7 +17,7 @@ from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs
 from quire_worker.ops.triton.kernels.batch_invariant_gemm import batch_invariant_gemm_kernel
 from quire_worker.ops.triton.kernels.gemm import gemv_kernel, split_k_gemm_kernel, tall_gemm_kernel
 from quire_worker.ops.triton.launch import options
-from quire_worker.ops.weight import DenseWeight, Weight
+from quire_worker.ops.weight import DenseWeight, Weight, as_dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class GemmConfigs:
 
     def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
         """[R, inputs] -> [R, outputs] of x's type; `out`: where it is to lie."""
-        weight = _dense(weight)
+        weight = as_dense(weight)
         if self.batch_invariant:
             return batch_invariant_gemm(x, weight, pdl, out)
         config = self.config_for(x.shape[0], *weight.data.shape)
@@ -87,7 +87,7 @@ class GemmConfigs:
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """[R, inputs] -> [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) by one kernel; None: a
         product and an activation are the faster way, or the only one."""
-        weight = _dense(weight)
+        weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None
         config = self._gated.config_for(x.shape[0], *weight.data.shape)
@@ -96,7 +96,7 @@ class GemmConfigs:
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
     """The product by cuBLAS, into `out` [R, outputs]."""
-    dense = _dense(weight)
+    dense = as_dense(weight)
     if dense.bias is None:
         return torch.mm(x, dense.data.T, out=out)
     return torch.addmm(dense.bias, x, dense.data.T, out=out)
@@ -104,7 +104,7 @@ def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
 
 def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
     """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it; a bias comes after that."""
-    dense = _dense(weight)
+    dense = as_dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
     if dense.bias is not None:
         residual.add_(dense.bias)
@@ -176,9 +176,3 @@ def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Ten
         **options(pdl, num_warps=config.warps),
     )
     return y
-
-
-def _dense(weight: Weight) -> DenseWeight:
-    if not isinstance(weight, DenseWeight):
-        raise TypeError("only dense weights have a product on this device")
-    return weight

@@ -23,7 +23,7 @@ from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.launch import empty_like_rows, options, power_of_two
-from quire_worker.ops.weight import Weight
+from quire_worker.ops.weight import Weight, as_dense
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
@@ -60,17 +60,19 @@ class TritonOps:
         self.pdl = pdl
         """Whether kernels overlap with those before them, from the next call on."""
 
-    def prepare(self, weight: Weight) -> None:
-        """Nothing is measured at start: ways of products are a table."""
+    def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
+        """The same weight. Nothing is measured at start: the kernels of products are a table."""
+        return weight
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
         return plan_step(self._device, rows, position, count, page_table, self._shape, even=self.batch_invariant)
 
-    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        hidden = weight.shape[1]
-        out = torch.empty((token.shape[0], hidden), dtype=weight.dtype, device=weight.device)
+    def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        rows = as_dense(weight).data
+        hidden = rows.shape[1]
+        out = torch.empty((token.shape[0], hidden), dtype=rows.dtype, device=rows.device)
         grid = (token.shape[0], -(-hidden // _ELEMENTS))
-        embedding_kernel[grid](token, weight, out, hidden, scale, BLOCK=_ELEMENTS, **options(self.pdl))
+        embedding_kernel[grid](token, rows, out, hidden, scale, BLOCK=_ELEMENTS, **options(self.pdl))
         return out
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

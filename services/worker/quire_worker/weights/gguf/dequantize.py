@@ -1,12 +1,13 @@
-"""Blocks of GGUF tensors as float32, exactly as ggml's reference computes them: same operations in the same order.
+"""Blocks of GGUF tensors as small integers with scales, and as float32: exactly the numbers of ggml's reference.
 
-Each kind is a function from [blocks, bytes of a block] uint8 to [blocks, values of a block] float32. The layouts are
-ggml's (ggml-common.h): `d` and `m` are float16 scales, quants are packed from the low bits up. Knows nothing of files.
+Each kind of quantised blocks is a function from [blocks, bytes of a block] uint8 to `Quants`. The layouts are ggml's
+(ggml-common.h): `d` and `m` are float16 scales, quants are packed from the low bits up. Knows nothing of files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -17,23 +18,55 @@ from quire_common.gguf.block_kinds import BlockKind
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int8]
 
 _GROUP = 32
 # The 16 levels of IQ4: steps are small near zero, where most weights are.
-_IQ4_LEVELS: Final = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
-)
+_IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class Quants:
+    """value = integer * scale + offset, in float32. The product is exact or rounded once, as in ggml."""
+
+    integer: Integers
+    """[blocks, groups, values of a group]."""
+    scale: Floats
+    """[blocks, groups]."""
+    offset: Floats | None = None
+    """[blocks, groups]; None: zero."""
+    nibbles_from: int | None = None
+    """All integers are of this one and the 15 above it; None: they need more than four bits."""
+
+    def values(self) -> Floats:
+        """[blocks, groups, values of a group]."""
+        product: Floats = self.integer.astype(np.float32)
+        product *= self.scale[:, :, None]
+        if self.offset is not None:
+            product += self.offset[:, :, None]
+        return product
 
 
 def can_dequantize(kind: BlockKind) -> bool:
     """Whether blocks of a kind can be read."""
-    return kind.name in _KINDS
+    return kind.name in READABLE_KINDS
+
+
+def quants(kind: BlockKind, data: Bytes) -> Quants:
+    """Integers and scales of whole blocks of a kind that is quantised."""
+    return _QUANTISED[kind.name](data.reshape(-1, kind.num_bytes))
+
+
+def is_quantised(kind: BlockKind) -> bool:
+    """Whether its blocks have scales; the others are plain floating-point numbers."""
+    return kind.name in _QUANTISED
 
 
 def dequantize(kind: BlockKind, data: Bytes) -> Floats:
     """Values of whole blocks, flat, in the order of the row. `data` is flat, of a multiple of the block's bytes."""
-    values: Floats = _KINDS[kind.name](data.reshape(-1, kind.num_bytes))
-    return values.reshape(-1)
+    if kind.name in _PLAIN:
+        return _PLAIN[kind.name](data)
+    return quants(kind, data).values().reshape(-1)
 
 
 def _half(blocks: Bytes, begin: int) -> Floats:
@@ -59,24 +92,29 @@ def _single_bits(packed: Bytes, width: int) -> Bytes:
     return (parts & np.uint8(1)).reshape(len(packed), -1)
 
 
-def _f32(blocks: Bytes) -> Floats:
-    return blocks.view("<f4").astype(np.float32)
+def _f32(data: Bytes) -> Floats:
+    return data.view("<f4").astype(np.float32)
 
 
-def _f16(blocks: Bytes) -> Floats:
-    return blocks.view("<f2").astype(np.float32)
+def _f16(data: Bytes) -> Floats:
+    return data.view("<f2").astype(np.float32)
 
 
-def _bf16(blocks: Bytes) -> Floats:
-    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+def _bf16(data: Bytes) -> Floats:
+    return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def _q4_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:], 16).astype(np.float32) - 8)
+def _signed(integers: Bytes, less: int = 0) -> Integers:
+    """Less than 128, as signed numbers, from which `less` is taken away."""
+    return integers.view(np.int8) - np.int8(less)
 
 
-def _q4_1(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:], 16).astype(np.float32) + _half(blocks, 2)
+def _q4_0(blocks: Bytes) -> Quants:
+    return Quants(_signed(_nibbles(blocks[:, 2:], 16), 8)[:, None], _half(blocks, 0), nibbles_from=-8)
+
+
+def _q4_1(blocks: Bytes) -> Quants:
+    return Quants(_signed(_nibbles(blocks[:, 4:], 16))[:, None], _half(blocks, 0), _half(blocks, 2), nibbles_from=0)
 
 
 def _q5(blocks: Bytes, begin: int) -> Bytes:
@@ -85,89 +123,85 @@ def _q5(blocks: Bytes, begin: int) -> Bytes:
     return _nibbles(blocks[:, begin + 4 :], 16) | (high << np.uint8(4))
 
 
-def _q5_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * (_q5(blocks, 2).astype(np.float32) - 16)
+def _q5_0(blocks: Bytes) -> Quants:
+    return Quants(_signed(_q5(blocks, 2), 16)[:, None], _half(blocks, 0))
 
 
-def _q5_1(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _q5(blocks, 4).astype(np.float32) + _half(blocks, 2)
+def _q5_1(blocks: Bytes) -> Quants:
+    return Quants(_signed(_q5(blocks, 4))[:, None], _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+def _q8_0(blocks: Bytes) -> Quants:
+    return Quants(blocks[:, None, 2:].view(np.int8), _half(blocks, 0))
 
 
-def _q2_k(blocks: Bytes) -> Floats:
+def _q2_k(blocks: Bytes) -> Quants:
     """16 bytes of scale and minimum for 16 values each, 64 bytes of quants, d, m."""
     scales = blocks[:, :16]
-    scale = (_half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32))[:, :, None]
-    minimum = (_half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32))[:, :, None]
-    quants = _pairs_of_bits(blocks[:, 16:80], _GROUP).reshape(-1, 16, 16)
-    return (scale * quants.astype(np.float32) - minimum).reshape(len(blocks), -1)
+    scale = _half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
+    minimum = _half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
+    integer = _signed(_pairs_of_bits(blocks[:, 16:80], _GROUP))
+    return Quants(integer.reshape(-1, 16, 16), scale, -minimum, nibbles_from=0)
 
 
-def _q3_k(blocks: Bytes) -> Floats:
+def _q3_k(blocks: Bytes) -> Quants:
     """32 bytes of high bits, 64 of low ones, 12 of six-bit scales, d. A high bit that is absent takes 4 away."""
     low_scales, high_scales = blocks[:, 96:104], blocks[:, 104:108]
     scales = _nibbles(low_scales, 8) | (_pairs_of_bits(high_scales, 4) << np.uint8(4))
-    scale = (_half(blocks, 108) * (scales.astype(np.float32) - 32))[:, :, None]
-    low = _pairs_of_bits(blocks[:, 32:96], _GROUP).astype(np.float32)
-    high = _single_bits(blocks[:, :32], _GROUP).astype(np.float32)
-    quants = (low + (high - 1) * 4).reshape(-1, 16, 16)
-    return (scale * quants).reshape(len(blocks), -1)
+    scale = _half(blocks, 108) * (scales.astype(np.float32) - 32)
+    low, high = _pairs_of_bits(blocks[:, 32:96], _GROUP), _single_bits(blocks[:, :32], _GROUP)
+    integer = _signed(low | (high << np.uint8(2)), 4)
+    return Quants(integer.reshape(-1, 16, 16), scale, nibbles_from=-4)
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight six-bit scales and minima of 12 bytes, each [blocks, 8, 1]: four whole ones in the low bits of bytes 0-7,
+    """Eight six-bit scales and minima of 12 bytes, each [blocks, 8]: four whole ones in the low bits of bytes 0-7,
     the other four in two parts, nibbles of bytes 8-11 and the high bits of bytes 0-7."""
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale = np.concatenate([first & 63, (rest & 15) | ((first >> 2) & 48)], axis=1)
     minimum = np.concatenate([second & 63, (rest >> 4) | ((second >> 2) & 48)], axis=1)
-    return scale.astype(np.float32)[:, :, None], minimum.astype(np.float32)[:, :, None]
+    return scale.astype(np.float32), minimum.astype(np.float32)
 
 
-def _k_values(blocks: Bytes, quants: Bytes) -> Floats:
+def _k_quants(blocks: Bytes, integers: Bytes, nibbles_from: int | None = None) -> Quants:
     """Of Q4_K and Q5_K: d, m, 12 bytes of scales, quants of eight groups."""
     scales, minima = _scales_and_minima(blocks[:, 4:16])
-    scale, minimum = _half(blocks, 0)[:, :, None] * scales, _half(blocks, 2)[:, :, None] * minima
-    return (scale * quants.reshape(-1, 8, _GROUP).astype(np.float32) - minimum).reshape(len(blocks), -1)
+    scale, minimum = _half(blocks, 0) * scales, _half(blocks, 2) * minima
+    return Quants(_signed(integers).reshape(-1, 8, _GROUP), scale, -minimum, nibbles_from)
 
 
-def _q4_k(blocks: Bytes) -> Floats:
-    return _k_values(blocks, _nibbles(blocks[:, 16:], _GROUP))
+def _q4_k(blocks: Bytes) -> Quants:
+    return _k_quants(blocks, _nibbles(blocks[:, 16:], _GROUP), nibbles_from=0)
 
 
-def _q5_k(blocks: Bytes) -> Floats:
+def _q5_k(blocks: Bytes) -> Quants:
     high = _single_bits(blocks[:, 16:48], _GROUP)
-    return _k_values(blocks, _nibbles(blocks[:, 48:], _GROUP) | (high << np.uint8(4)))
+    return _k_quants(blocks, _nibbles(blocks[:, 48:], _GROUP) | (high << np.uint8(4)))
 
 
-def _q6_k(blocks: Bytes) -> Floats:
+def _q6_k(blocks: Bytes) -> Quants:
     """128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
     low = _nibbles(blocks[:, :128], 64)
-    quants = (low | (_pairs_of_bits(blocks[:, 128:192], _GROUP) << np.uint8(4))).astype(np.float32) - 32
-    scale = (_half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32))[:, :, None]
-    return (scale * quants.reshape(-1, 16, 16)).reshape(len(blocks), -1)
+    integer = _signed(low | (_pairs_of_bits(blocks[:, 128:192], _GROUP) << np.uint8(4)), 32)
+    scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return Quants(integer.reshape(-1, 16, 16), scale)
 
 
-def _iq4_nl(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _IQ4_LEVELS[_nibbles(blocks[:, 2:], 16)]
+def _iq4_nl(blocks: Bytes) -> Quants:
+    return Quants(_IQ4_LEVELS[_nibbles(blocks[:, 2:], 16)][:, None], _half(blocks, 0))
 
 
-def _iq4_xs(blocks: Bytes) -> Floats:
+def _iq4_xs(blocks: Bytes) -> Quants:
     """d, 16 bits of high pairs and four bytes of low nibbles of eight scales, quants of eight groups."""
     high = (blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & np.uint8(3)
     low = _nibbles(blocks[:, 4:8], 1)
-    scale = (_half(blocks, 0) * ((low | (high << np.uint8(4))).astype(np.float32) - 32))[:, :, None]
-    levels = _IQ4_LEVELS[_nibbles(blocks[:, 8:], 16)].reshape(-1, 8, _GROUP)
-    return (scale * levels).reshape(len(blocks), -1)
+    scale = _half(blocks, 0) * ((low | (high << np.uint8(4))).astype(np.float32) - 32)
+    return Quants(_IQ4_LEVELS[_nibbles(blocks[:, 8:], 16)].reshape(-1, 8, _GROUP), scale)
 
 
-_KINDS: Final[MappingProxyType[str, Callable[[Bytes], Floats]]] = MappingProxyType(
+_PLAIN: Final = MappingProxyType({"F32": _f32, "F16": _f16, "BF16": _bf16})
+_QUANTISED: Final[MappingProxyType[str, Callable[[Bytes], Quants]]] = MappingProxyType(
     {
-        "F32": _f32,
-        "F16": _f16,
-        "BF16": _bf16,
         "Q4_0": _q4_0,
         "Q4_1": _q4_1,
         "Q5_0": _q5_0,
@@ -182,4 +216,4 @@ _KINDS: Final[MappingProxyType[str, Callable[[Bytes], Floats]]] = MappingProxyTy
         "IQ4_XS": _iq4_xs,
     }
 )
-READABLE_KINDS: Final = tuple(_KINDS)
+READABLE_KINDS: Final = (*_PLAIN, *_QUANTISED)

@@ -5,9 +5,10 @@ Knows names, shapes and the order of rotated rows; how blocks are read is `tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from quire_common.errors import ConfigError
 from quire_common.gguf import GgufModel, TensorPlace
+from quire_common.gguf.block_kinds import BlockKind
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.threads.cores import usable_cores
 from quire_worker.weights.gguf.architectures import ROPE_FACTORS, TENSOR_NAMES, find_architecture
-from quire_worker.weights.gguf.tensor_values import check_readable, read_pieces
+from quire_worker.weights.gguf.tensor_values import check_readable, read_blocks, read_pieces
 from quire_worker.weights.parameter_store import ParameterStore
 
 MOST_THREADS = 8
@@ -35,6 +37,7 @@ class _Load:
 
     place: TensorPlace
     target: Tensor
+    """For its values; uint8: for its blocks, [rows, bytes of a row]."""
     head_dim: int
     """Of a tensor whose heads' rows are stored for RoPE of neighbours; 0: rows are as the decoder wants them."""
 
@@ -54,7 +57,7 @@ def load_gguf(
     found = _match(model, specs)
     turns = find_architecture(model)[1].rotates_neighbours
     loads = [
-        _Load(place, store.destination(each), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
+        _Load(place, _target(store, each), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
         for each, place in found
     ]
     loads.sort(key=lambda load: (load.place.path, load.place.begin))  # a cold disk is read forwards
@@ -81,16 +84,33 @@ def _load(load: _Load) -> bytes:
     """Read one tensor; returns its digest."""
     place = load.place
     digest = xxhash.xxh3_128(f"{place.name}/{place.kind.name}/{place.shape}/".encode())
-    for first, values in read_pieces(place, load.head_dim or 1, digest.update):
+    unit = load.head_dim or 1
+    if load.target.dtype == torch.uint8:
+        blocks = read_blocks(place, unit, digest.update)
+        pieces: Iterator[tuple[int, NDArray[Any]]] = ((first, raw.reshape(count, -1)) for first, count, raw in blocks)
+    else:
+        pieces = read_pieces(place, unit, digest.update)
+    for first, values in pieces:
         rows = _halves(values, load.head_dim) if load.head_dim else values
         load.target[first : first + len(rows)].copy_(torch.from_numpy(rows))
     return digest.digest()
 
 
-def _halves(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+def _target(store: ParameterStore, spec: ParameterSpec) -> Tensor:
+    rows = store.stored_rows(spec)
+    return store.destination(spec) if rows is None else rows.data
+
+
+def _halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """Rows of whole heads, in which RoPE turns row 2i with row 2i + 1, so that it turns i with i + head_dim / 2."""
     pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def block_kinds(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[tuple[str, int], BlockKind]:
+    """The kinds of blocks of all parameters that the file has, by role and layer."""
+    names = {(spec.role, spec.layer): TENSOR_NAMES[spec.role].format(layer=spec.layer) for spec in specs}
+    return {key: model.tensors[name].kind for key, name in names.items() if name in model.tensors}
 
 
 def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[ParameterSpec, TensorPlace]]:

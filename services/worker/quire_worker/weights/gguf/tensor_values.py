@@ -1,4 +1,4 @@
-"""Values of a GGUF file's tensors as float32, a piece of whole rows at a time.
+"""A GGUF file's tensors, a piece of whole rows at a time: the bytes of blocks, or their values as float32.
 
 Bytes are read, never mapped: a file that becomes shorter meanwhile is an error, not the end of the process. Knows
 nothing of parameters.
@@ -44,6 +44,14 @@ def read_pieces(
 
     A tensor of one axis has rows of one value, in blocks of its kind. `seen` gets the raw bytes in order.
     """
+    for first, count, raw in read_blocks(place, unit, seen):
+        yield first, dequantize(place.kind, raw).reshape(count, *place.shape[1:])
+
+
+def read_blocks(
+    place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
+) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """(first row, rows, bytes) of the same pieces."""
     check_readable(place)
     rows, row_shape = place.shape[0], place.shape[1:]
     values_per_row = prod(row_shape)
@@ -57,7 +65,7 @@ def read_pieces(
                 raw = np.empty(count * place.num_bytes // rows, np.uint8)
                 _read(file.fileno(), raw.data, place.begin + first * place.num_bytes // rows, place.path)
                 seen(raw.data)
-                yield first, dequantize(place.kind, raw).reshape(count, *row_shape)
+                yield first, count, raw
     except OSError as error:
         raise faults.unreadable(place.path, error) from error
 

@@ -1,0 +1,285 @@
+"""Products of rows with weights on the CPU: kernels that read weights as they are stored and add in one fixed order.
+
+Weights lie in tiles of LANES outputs (see tiled_weight.py). Each lane is one output: it adds the inputs one after the
+other, those of the first and of the second half of each block of 32 in a sum of its own. So the bits of a row's results
+depend on that row and the weights alone, whatever the number of rows, and a tile may be computed by any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
+from quire_worker.ops.simd import (
+    LANES,
+    Vector,
+    add,
+    fma,
+    kernel,
+    load,
+    load_bfloat16,
+    load_high_nibbles,
+    load_int8,
+    load_low_nibbles,
+    multiply,
+    prefetch,
+    spread,
+    spread_from,
+    store,
+)
+
+BLOCK: Final = 32
+"""Inputs."""
+_HALF: Final = 16
+_LINE_BYTES: Final = 64
+_ZERO: Final = np.float32(0.0)
+_BLOCKS_AHEAD: Final = 8
+"""With one row the processor waits for weights alone: it is told early which are to come."""
+_UNPACKED_ROWS: Final = 8
+"""From so many rows on a tile is unpacked once for all."""
+Scales = Float32 | UInt16
+"""uint16: float16."""
+Unpack = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
+"""(data, scale, offset, block, k) -> the weights of inputs k and k + 16 of a block. Blocks are counted over all
+tiles."""
+
+
+@kernel
+def nibbles(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """Four-bit integers; a scale and an offset for each block."""
+    at = (block * _HALF + k) * LANES
+    s, o = load(scale, block * LANES), load(offset, block * LANES)
+    return fma(load_low_nibbles(data, at), s, o), fma(load_high_nibbles(data, at), s, o)
+
+
+@kernel
+def half_block_nibbles(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """The same with a scale and an offset for each half of a block."""
+    at, first, second = (block * _HALF + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
+    low, high = load_low_nibbles(data, at), load_high_nibbles(data, at)
+    return fma(low, load(scale, first), load(offset, first)), fma(high, load(scale, second), load(offset, second))
+
+
+@kernel
+def bytes_with_offset(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """Eight-bit integers; a scale and an offset for each block."""
+    at = (block * BLOCK + k) * LANES
+    s, o = load(scale, block * LANES), load(offset, block * LANES)
+    return fma(load_int8(data, at), s, o), fma(load_int8(data, at + _HALF * LANES), s, o)
+
+
+@kernel
+def scaled_bytes(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """Eight-bit integers and a scale for each block."""
+    at, s = (block * BLOCK + k) * LANES, load(scale, block * LANES)
+    return multiply(load_int8(data, at), s), multiply(load_int8(data, at + _HALF * LANES), s)
+
+
+@kernel
+def half_block_bytes(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """The same with a scale for each half of a block."""
+    at, first, second = (block * BLOCK + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
+    low, high = load_int8(data, at), load_int8(data, at + _HALF * LANES)
+    return multiply(low, load(scale, first)), multiply(high, load(scale, second))
+
+
+@kernel
+def bfloat16(data: UInt16, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    at = (block * BLOCK + k) * LANES
+    return load_bfloat16(data, at), load_bfloat16(data, at + _HALF * LANES)
+
+
+@kernel
+def floats(data: Float32 | UInt16, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """float32, or float16 as uint16."""
+    at = (block * BLOCK + k) * LANES
+    return load(data, at), load(data, at + _HALF * LANES)
+
+
+STORAGES: Final[MappingProxyType[str, Unpack]] = MappingProxyType(
+    {
+        each.__name__: each
+        for each in (
+            nibbles,
+            half_block_nibbles,
+            bytes_with_offset,
+            scaled_bytes,
+            half_block_bytes,
+            bfloat16,
+            floats,
+        )
+    }
+)
+"""The ways in which a tile is stored, by name."""
+
+
+def _for_one_row(unpack: Unpack, elements: int, line: int) -> Any:
+    """`elements`: of `data` in a block. `line`: in a cache line."""
+
+    @kernel
+    def product(x: Float32, at: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int) -> Vector:
+        """The sums of one row, whose inputs begin at `at`, with a tile whose first block is `first`."""
+        a = b = spread(_ZERO)
+        for block in range(blocks):
+            coming = (first + block + _BLOCKS_AHEAD) * elements
+            for place in range(coming, coming + elements, line):
+                prefetch(data, place)
+            for k in range(_HALF):
+                w, v = unpack(data, scale, offset, first + block, k)
+                i = at + block * BLOCK + k
+                a, b = fma(spread_from(x, i), w, a), fma(spread_from(x, i + _HALF), v, b)
+        return add(a, b)
+
+    return product
+
+
+def _for_four_rows(unpack: Unpack) -> Any:
+    @kernel
+    def product(
+        x: Float32, at: int, size: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int
+    ) -> tuple[Vector, Vector, Vector, Vector]:
+        """The same of four rows of `size` inputs each."""
+        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(_ZERO)
+        for block in range(blocks):
+            for k in range(_HALF):
+                w, v = unpack(data, scale, offset, first + block, k)
+                i = at + block * BLOCK + k
+                a0, b0 = fma(spread_from(x, i), w, a0), fma(spread_from(x, i + _HALF), v, b0)
+                i += size
+                a1, b1 = fma(spread_from(x, i), w, a1), fma(spread_from(x, i + _HALF), v, b1)
+                i += size
+                a2, b2 = fma(spread_from(x, i), w, a2), fma(spread_from(x, i + _HALF), v, b2)
+                i += size
+                a3, b3 = fma(spread_from(x, i), w, a3), fma(spread_from(x, i + _HALF), v, b3)
+        return add(a0, b0), add(a1, b1), add(a2, b2), add(a3, b3)
+
+    return product
+
+
+@kernel
+def eight_rows(
+    x: Float32, at: int, size: int, weights: Float32, blocks: int, out: Float32, out_at: int, step: int, bias: Vector
+) -> None:
+    """The same of eight rows with an unpacked tile, to rows of `out` that are `step` apart."""
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = spread(_ZERO)
+    b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = spread(_ZERO)
+    for block in range(blocks):
+        for k in range(_HALF):
+            i = block * BLOCK + k
+            w, v = load(weights, i * LANES), load(weights, (i + _HALF) * LANES)
+            i += at
+            a0, b0 = fma(spread_from(x, i), w, a0), fma(spread_from(x, i + _HALF), v, b0)
+            i += size
+            a1, b1 = fma(spread_from(x, i), w, a1), fma(spread_from(x, i + _HALF), v, b1)
+            i += size
+            a2, b2 = fma(spread_from(x, i), w, a2), fma(spread_from(x, i + _HALF), v, b2)
+            i += size
+            a3, b3 = fma(spread_from(x, i), w, a3), fma(spread_from(x, i + _HALF), v, b3)
+            i += size
+            a4, b4 = fma(spread_from(x, i), w, a4), fma(spread_from(x, i + _HALF), v, b4)
+            i += size
+            a5, b5 = fma(spread_from(x, i), w, a5), fma(spread_from(x, i + _HALF), v, b5)
+            i += size
+            a6, b6 = fma(spread_from(x, i), w, a6), fma(spread_from(x, i + _HALF), v, b6)
+            i += size
+            a7, b7 = fma(spread_from(x, i), w, a7), fma(spread_from(x, i + _HALF), v, b7)
+    store(out, out_at, add(add(a0, b0), bias))
+    store(out, out_at + step, add(add(a1, b1), bias))
+    store(out, out_at + 2 * step, add(add(a2, b2), bias))
+    store(out, out_at + 3 * step, add(add(a3, b3), bias))
+    store(out, out_at + 4 * step, add(add(a4, b4), bias))
+    store(out, out_at + 5 * step, add(add(a5, b5), bias))
+    store(out, out_at + 6 * step, add(add(a6, b6), bias))
+    store(out, out_at + 7 * step, add(add(a7, b7), bias))
+
+
+@cache
+def make_look_up(storage: str) -> Callable[..., None]:
+    """The kernel that looks up outputs by number, as an embedding does: (first row, last row, output [rows] int64,
+    data, scale, offset, blocks of a tile, out [rows, step], step)."""
+    unpack = STORAGES[storage]
+
+    @kernel
+    def look_up(
+        begin: int,
+        end: int,
+        output: Int64,
+        data: Any,
+        scale: Scales,
+        offset: Scales,
+        blocks: int,
+        out: Float32,
+        step: int,
+    ) -> None:
+        lanes = np.empty(2 * LANES, np.float32)
+        for row in range(begin, end):
+            tile, lane = output[row] // LANES, output[row] % LANES
+            for i in range(step):
+                block, k = i // BLOCK, i % BLOCK
+                if k < _HALF:
+                    w, v = unpack(data, scale, offset, tile * blocks + block, k)
+                    store(lanes, 0, w)
+                    out[row * step + i] = lanes[lane]
+                    store(lanes, LANES, v)
+                    if i + _HALF < step:
+                        out[row * step + i + _HALF] = lanes[LANES + lane]
+
+    return look_up
+
+
+@cache
+def make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
+    """The kernel for a storage with data of such numbers: (first tile, last tile, x [rows, blocks * BLOCK], rows, data,
+    scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, place of the first tile in a row of
+    `out`)."""
+    unpack = STORAGES[storage]
+    elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
+    one_row = _for_one_row(unpack, elements, _LINE_BYTES // np.dtype(number).itemsize)
+    four_rows = _for_four_rows(unpack)
+
+    @kernel
+    def product(
+        begin: int,
+        end: int,
+        x: Float32,
+        rows: int,
+        data: Any,
+        scale: Scales,
+        offset: Scales,
+        blocks: int,
+        bias: Float32,
+        out: Float32,
+        step: int,
+        place: int,
+    ) -> None:
+        size = blocks * BLOCK
+        unpacked = np.empty(size * LANES if rows >= _UNPACKED_ROWS else 0, np.float32)
+        for tile in range(begin, end):
+            b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, place + tile * LANES
+            if rows >= _UNPACKED_ROWS:
+                for block in range(blocks):
+                    for k in range(_HALF):
+                        w, v = unpack(data, scale, offset, first + block, k)
+                        store(unpacked, (block * BLOCK + k) * LANES, w)
+                        store(unpacked, (block * BLOCK + k + _HALF) * LANES, v)
+                while row + 8 <= rows:
+                    eight_rows(x, row * size, size, unpacked, blocks, out, row * step + at, step, b)
+                    row += 8
+            while row + 4 <= rows:
+                s0, s1, s2, s3 = four_rows(x, row * size, size, data, scale, offset, first, blocks)
+                store(out, row * step + at, add(s0, b))
+                store(out, (row + 1) * step + at, add(s1, b))
+                store(out, (row + 2) * step + at, add(s2, b))
+                store(out, (row + 3) * step + at, add(s3, b))
+                row += 4
+            while row < rows:
+                s0 = one_row(x, row * size, data, scale, offset, first, blocks)
+                store(out, row * step + at, add(s0, b))
+                row += 1
+
+    return product

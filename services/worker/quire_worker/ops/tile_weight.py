@@ -1,0 +1,130 @@
+"""Weights as the kernels of cpu_products.py read them: tiles of LANES outputs, one input after the other.
+
+What a file stores in blocks stays as small as it was: integers of four or eight bits with their scales, 16-bit floats.
+The values are those of the file, to the bit but for the sign of a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
+from quire_worker.arrays import Float32
+from quire_worker.ops.cpu_products import BLOCK, Scales
+from quire_worker.ops.simd import LANES
+from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredRows, StoredWeight, TiledWeight, Tiles
+from quire_worker.weights.gguf.dequantize import is_quantised, quants
+
+_NO_FLOATS: Final = np.zeros(0, np.float32)
+_PLAIN: Final[dict[str, tuple[str, type[np.generic]]]] = {
+    "F32": ("floats", np.float32),
+    "F16": ("floats", np.uint16),
+    "BF16": ("bfloat16", np.uint16),
+}
+_ROWS_AT_ONCE: Final = 64 * LANES
+"""A bound for the memory that tiling takes beside the tiles."""
+
+
+def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
+    """Any weight on the CPU."""
+    blocks = -(-weight.inputs // BLOCK)
+    if isinstance(weight, Int8Weight):
+        segments = [_tile_int8(weight, blocks)]
+    else:
+        parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)
+        if any(part.data.shape[0] % LANES for part in parts[:-1]):
+            parts = [_as_floats(torch.cat([part.values() for part in parts]))]
+        segments, first = [], 0
+        for alike in _runs_of_one_kind(parts):
+            segments.append(_tile(alike, first, blocks))
+            first += segments[-1].count * LANES
+    bias = np.zeros(sum(segment.count for segment in segments) * LANES, np.float32)
+    if weight.bias is not None:
+        bias[: weight.outputs] = weight.bias.to(torch.float32).numpy()
+    return TiledWeight(tuple(segments), bias, weight.outputs, weight.inputs, blocks)
+
+
+def _as_floats(data: torch.Tensor) -> StoredRows:
+    return StoredRows(KIND_NAMED["F32"], data.to(torch.float32).contiguous().view(torch.uint8))
+
+
+def _runs_of_one_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
+    runs: list[list[StoredRows]] = []
+    for part in parts:
+        if runs and runs[-1][0].kind == part.kind:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _tile(parts: Sequence[StoredRows], first: int, blocks: int) -> Tiles:
+    """Rows of one kind, piece by piece; those that lack to a whole tile are zero."""
+    kind = parts[0].kind
+    rows = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data
+    raw = rows.numpy()
+    pieces = [_piece(kind, raw[at : at + _ROWS_AT_ONCE], blocks) for at in range(0, len(raw), _ROWS_AT_ONCE)]
+    data = np.concatenate([piece[1].reshape(-1) for piece in pieces])
+    scale = np.concatenate([piece[2].reshape(-1) for piece in pieces])
+    offset = np.concatenate([piece[3].reshape(-1) for piece in pieces])
+    return Tiles(pieces[0][0], data, *_as_float16_if_exact(scale, offset), first, -(-len(raw) // LANES))
+
+
+def _tile_int8(weight: Int8Weight, blocks: int) -> Tiles:
+    tiles = -(-weight.outputs // LANES)
+    data = np.zeros((tiles * LANES, blocks * BLOCK), np.int8)
+    data[: weight.outputs, : weight.inputs] = weight.data.numpy()
+    scale = np.zeros((tiles * LANES, blocks, 1), np.float32)
+    scale[: weight.outputs] = weight.scale.numpy()[:, None, None]
+    by_block = data.reshape(len(data), blocks, BLOCK)
+    return Tiles(
+        "scaled_bytes", _lanes_last(by_block).reshape(-1), _lanes_last(scale).reshape(-1), _NO_FLOATS, 0, tiles
+    )
+
+
+def _piece(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
+    """Storage, data, scale and offset of whole rows."""
+    lacking = -len(raw) % LANES
+    if lacking:
+        raw = np.concatenate([raw, np.zeros((lacking, raw.shape[1]), np.uint8)])
+    if not is_quantised(kind):
+        storage, number = _PLAIN[kind.name]
+        rows = raw.view(number)
+        rows = np.pad(rows, ((0, 0), (0, blocks * BLOCK - rows.shape[1])))
+        return storage, _lanes_last(rows.reshape(len(rows), blocks, BLOCK)), _NO_FLOATS, _NO_FLOATS
+    found = quants(kind, np.ascontiguousarray(raw).reshape(-1))
+    groups = BLOCK // found.integer.shape[2]
+    shape = (len(raw), blocks, groups)
+    scale, offset, lowest = found.scale.reshape(shape), found.offset, found.nibbles_from
+    if offset is None and lowest:
+        offset = found.scale * np.float32(lowest)
+    integer = found.integer.reshape(len(raw), blocks, 2, BLOCK // 2)
+    half = "half_block_" if groups == 2 else ""
+    if lowest is None:
+        storage = half + "bytes" if half else "scaled_bytes" if offset is None else "bytes_with_offset"
+        data = _lanes_last(integer.reshape(len(raw), blocks, BLOCK))
+    else:
+        storage = half + "nibbles"
+        nibble = (integer - np.int8(lowest)).view(np.uint8)
+        data = _lanes_last(nibble[:, :, 0] | (nibble[:, :, 1] << np.uint8(4)))
+    offsets = _NO_FLOATS if offset is None else _lanes_last(offset.reshape(shape))
+    return storage, data, _lanes_last(scale), offsets
+
+
+def _as_float16_if_exact(scale: Float32, offset: Float32) -> tuple[Scales, Scales]:
+    """Both as the bits of float16, where that changes no value: many kinds of blocks have their scales so."""
+    with np.errstate(over="ignore"):
+        halves = scale.astype(np.float16), offset.astype(np.float16)
+    if all(np.array_equal(half, whole, equal_nan=True) for half, whole in zip(halves, (scale, offset), strict=True)):
+        return halves[0].view(np.uint16), halves[1].view(np.uint16)
+    return scale, offset
+
+
+def _lanes_last(rows: NDArray[Any]) -> NDArray[Any]:
+    """[tiles * LANES, blocks, n] -> [tiles, blocks, n, LANES]."""
+    return np.ascontiguousarray(rows.reshape(-1, LANES, *rows.shape[1:]).transpose(0, 2, 3, 1))

@@ -1,0 +1,118 @@
+"""Products on the CPU: every kind of weight against its values in float64, and bits that depend on a row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire_common.gguf.block_kinds import KIND_NAMED
+from quire_worker.ops.cpu_ops import CpuOps
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Weight, quantize_int8
+from quire_worker.weights.gguf.dequantize import READABLE_KINDS
+
+SHAPE = HeadShape(4, 2, 32, 32**-0.5)
+INPUTS = 512
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def ops(request: pytest.FixtureRequest) -> Iterator[CpuOps]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield CpuOps(SHAPE, 16)
+    torch.set_num_threads(before)
+
+
+def random_rows(kind_name: str, rows: int, seed: int = 0, inputs: int = INPUTS) -> StoredRows:
+    """Rows of random blocks whose values are finite and of about one size."""
+    kind, drawn = KIND_NAMED[kind_name], np.random.default_rng(seed)
+    if kind.values == 1:
+        values = torch.from_numpy(drawn.standard_normal((rows, inputs), dtype=np.float32))
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind_name]
+        return StoredRows(kind, values.to(dtype).view(torch.uint8))
+    data = drawn.integers(0, 256, (rows, inputs // kind.values, kind.num_bytes), dtype=np.uint8)
+    scale = drawn.uniform(0.01, 0.02, (2, rows, inputs // kind.values)).astype(np.float16).view(np.uint8)
+    scale = scale.reshape(2, rows, inputs // kind.values, 2)
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind_name, (0, 2))
+    if kind_name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"):
+        places = places[:1]
+    for number, at in enumerate(places):
+        data[:, :, at : at + 2] = scale[number]
+    return StoredRows(kind, torch.from_numpy(data.reshape(rows, -1)))
+
+
+def values_of(weight: Weight) -> Tensor:
+    if isinstance(weight, StoredWeight):
+        return torch.cat([part.values() for part in weight.parts]).double()
+    assert isinstance(weight, DenseWeight)
+    return weight.data.double()
+
+
+def check(ops: CpuOps, weight: Weight, prepared: Weight) -> None:
+    """Values within float32's rounding; rows of the same bits in whatever company; look-ups exact."""
+    values = values_of(weight)
+    x = torch.randn(33, values.shape[1], generator=torch.Generator().manual_seed(5))
+    whole = ops.linear(x, prepared).clone()
+    wanted = x.double() @ values.T
+    if weight.bias is not None:
+        wanted += weight.bias
+    size = x.abs().double() @ values.abs().T + 1e-30
+    assert ((whole - wanted).abs() / size).max() < 1e-6
+    for rows in range(1, 33):
+        first = (7 * rows) % (33 - rows)
+        assert torch.equal(ops.linear(x[first : first + rows].clone(), prepared), whole[first : first + rows]), rows
+    token = torch.tensor([0, values.shape[0] - 1, 17, 17])
+    assert torch.equal(ops.embedding(token, prepared, 1.0).double(), values[token])
+
+
+@pytest.mark.parametrize("kind", READABLE_KINDS)
+def test_weights_as_their_file_stores_them(ops: CpuOps, kind: str) -> None:
+    weight = StoredWeight((random_rows(kind, 48),))
+    prepared = ops.prepare(weight, embeds=True)
+    check(ops, weight, prepared)
+    # A part of a float's size: at most six bytes for eight of integers and scales of float32 for each 16.
+    most = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}.get(kind, 1.5)
+    assert prepared.num_bytes <= most * 48 * INPUTS + 4 * 48
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(37, 64), (16, 40), (1, 31), (100, 33)])
+def test_sizes_that_fill_no_tile(ops: CpuOps, outputs: int, inputs: int) -> None:
+    drawn = torch.Generator().manual_seed(outputs)
+    weight = DenseWeight(torch.randn(outputs, inputs, generator=drawn), torch.randn(outputs, generator=drawn))
+    values, prepared = weight.data.double(), ops.prepare(weight)
+    x = torch.randn(19, inputs, generator=drawn)
+    whole = ops.linear(x, prepared).clone()
+    assert whole.shape == (19, outputs) and whole.is_contiguous()
+    assert torch.allclose(whole.double(), x.double() @ values.T + weight.bias, atol=1e-4)
+    assert torch.equal(ops.linear(x[3:4].clone(), prepared), whole[3:4])
+
+
+def test_parts_of_several_kinds_in_one_product(ops: CpuOps) -> None:
+    """As the query, key and value of a file of mixed quantisation."""
+    bias = torch.randn(96, generator=torch.Generator().manual_seed(2))
+    parts = random_rows("Q4_K", 48), random_rows("Q4_K", 16, 1), random_rows("Q6_K", 32, 2)
+    weight = StoredWeight(parts, bias)
+    prepared = ops.prepare(weight)
+    assert isinstance(prepared, TiledWeight) and [each.count for each in prepared.segments] == [4, 2]
+    x = torch.randn(9, INPUTS, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(ops.linear(x, prepared).double(), x.double() @ values_of(weight).T + bias, atol=1e-3)
+    uneven = StoredWeight((random_rows("Q4_K", 24), random_rows("Q6_K", 24)))
+    wanted = x.double() @ values_of(uneven).T
+    assert torch.allclose(ops.linear(x, ops.prepare(uneven)).double(), wanted, atol=1e-3)
+
+
+def test_int8_weights(ops: CpuOps) -> None:
+    dense = DenseWeight(torch.randn(40, 72, generator=torch.Generator().manual_seed(1)))
+    packed = quantize_int8(dense)
+    x = torch.randn(5, 72, generator=torch.Generator().manual_seed(2))
+    wanted = x.double() @ (packed.data.double() * packed.scale.double()[:, None]).T
+    assert torch.allclose(ops.linear(x, ops.prepare(packed)).double(), wanted, atol=1e-4)
+
+
+def test_what_was_not_prepared_is_refused(ops: CpuOps) -> None:
+    with pytest.raises(TypeError, match="not prepared"):
+        ops.linear(torch.zeros(1, 4), DenseWeight(torch.zeros(4, 4)))
