@@ -11,7 +11,7 @@ from quire_router.server import RouterService
 
 
 def main() -> int:
-    """Flags to config, then the life of the service."""
+    """Load the configuration and run the router until a signal ends it. Returns the exit code."""
     return service_main(
         "router",
         RouterConfig,

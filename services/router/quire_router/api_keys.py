@@ -31,23 +31,24 @@ class ApiKeys:
         default_limits: KeyLimits | None = None,
     ) -> None:
         limits = default_limits or KeyLimits()
-        plain = ((digest, _plain(digest, limits)) for digest in map(_digest, keys))
+        plain = ((digest, _plain_principal(digest, limits)) for digest in map(_digest, keys))
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
 
     @property
     def limited(self) -> bool:
-        """Whether anybody has a limit."""
+        """Whether the default limits, or those of any key, are set."""
         return bool(self._everybody.limits) or any(principal.limits for _, principal in self._entries)
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def authenticate(self, authorization: str, scope: str = INFERENCE) -> Principal:
-        """Who sent an `Authorization` value; raises Unauthenticated, or PermissionDenied where the scope is missing."""
+        """Return the principal of an `Authorization` value; without any keys, that of everybody. Raises Unauthenticated
+        for a missing or unknown key, and PermissionDenied where the key lacks `scope`."""
         if not self._entries:
             return self._everybody
-        found = self._find(_token(authorization))
+        found = self._find(_bearer_token(authorization))
         if found is None:
             raise Unauthenticated("INVALID_API_KEY", "The API key is not known here.", "Check the key.")
         if scope not in found.scopes:
@@ -59,7 +60,7 @@ class ApiKeys:
         return found
 
     def admit(self, authorization: str, scope: str = INFERENCE) -> bool:
-        """Whether `authenticate` would let it in."""
+        """Whether `authenticate` accepts these values; raises neither of its errors."""
         try:
             self.authenticate(authorization, scope)
         except (Unauthenticated, PermissionDenied):
@@ -67,6 +68,8 @@ class ApiKeys:
         return True
 
     def _find(self, token: str) -> Principal | None:
+        """Return the principal of the key `token`, or None. All keys are compared, so that the time does not tell which
+        one matches."""
         digest, found = _digest(token), None
         for accepted, principal in self._entries:  # every one, so that the time says nothing about which matched
             if hmac.compare_digest(accepted, digest):
@@ -75,7 +78,8 @@ class ApiKeys:
 
 
 def load_api_keys(inline: Iterable[str], file: str, default_limits: KeyLimits | None = None) -> ApiKeys:
-    """Keys of the flag and of the file; raises ConfigError for a file that cannot be read or holds none."""
+    """Load the keys of the flag and of the key file, if there is one. Raises ConfigError for a file that cannot be read
+    or has no key."""
     limits = default_limits or KeyLimits()
     if not file:
         return ApiKeys(inline, (), limits)
@@ -83,7 +87,9 @@ def load_api_keys(inline: Iterable[str], file: str, default_limits: KeyLimits | 
     return ApiKeys([*inline, *content.plain], content.named, limits)
 
 
-def _token(authorization: str) -> str:
+def _bearer_token(authorization: str) -> str:
+    """Return the key in an `Authorization: Bearer` value. Raises Unauthenticated where it is empty or no bearer
+    token."""
     if not authorization:
         raise Unauthenticated(
             "MISSING_API_KEY", "This server needs an API key.", "Send the header Authorization: Bearer <key>."
@@ -95,7 +101,8 @@ def _token(authorization: str) -> str:
     return authorization[len(_SCHEME) :].strip()
 
 
-def _plain(digest: bytes, limits: KeyLimits) -> Principal:
+def _plain_principal(digest: bytes, limits: KeyLimits) -> Principal:
+    """Make the principal of a key without a name: its tenant is a digest of the key's digest."""
     tenant = hashlib.sha256(b"tenant:" + digest).hexdigest()[:16]
     return Principal(tenant, "", DEFAULT_SCOPES, limits)
 

@@ -15,11 +15,11 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self) -> None:
-        """The peer answered."""
+        """Begin again at `first_s`, since the peer has answered."""
         self._next_s = self._first_s
 
     def next_delay_s(self) -> float:
-        """The next delay: between half of the step and all of it."""
+        """Return a random delay between half of the step and all of it, and double the step, up to `most_s`."""
         step, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)
         return step * random.uniform(0.5, 1.0)
 

@@ -46,17 +46,17 @@ class HttpWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the others, or watch who started this."""
+        """Start the other processes; in one of those, watch for the first process's end instead."""
         if self._config.http_worker:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _check_parent)
             return
         self._tasks = [
-            asyncio.create_task(self._keep(number), name=f"http worker {number}")
+            asyncio.create_task(self._keep_running(number), name=f"http worker {number}")
             for number in range(1, self._config.http_workers)
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """All at once: they finish what they have, and end."""
+        """Tell the other processes to finish their requests and end; wait until they have, or for `timeout_s`."""
         self._stopping = True
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -65,7 +65,7 @@ class HttpWorkers:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close(self) -> None:
-        """End what is left of them."""
+        """Drain the other processes for 5 s at most, then kill those that are left."""
         if self._tasks:
             await self.drain(_KILL_AFTER_S)
         for process in self._processes.values():
@@ -73,7 +73,8 @@ class HttpWorkers:
                 process.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, number: int) -> None:
+    async def _keep_running(self, number: int) -> None:
+        """Run the process of this number, and start it again when it dies, until `drain` is called."""
         backoff = Backoff()
         while not self._stopping:
             process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
@@ -86,7 +87,8 @@ class HttpWorkers:
                 await backoff.wait()
 
     def _command(self, number: int) -> list[str]:
-        """Ours, and what differs; the last of two equal flags counts."""
+        """Return the command line of another process: this one's own, and the flags that differ. The last of two equal
+        flags counts."""
         own = {
             "http-worker": str(number),
             "port": str(self._port),
@@ -101,7 +103,8 @@ class HttpWorkers:
 
 
 def _check_parent() -> None:
-    """Nothing is ever written to it: that there is something to read means that it is closed."""
+    """End this process (SIGTERM) where its standard input is at its end, since then the first process is dead: nothing
+    is ever written to it."""
     if not os.read(sys.stdin.fileno(), 1024):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         os.kill(os.getpid(), signal.SIGTERM)

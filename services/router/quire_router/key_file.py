@@ -42,7 +42,8 @@ class KeyFile:
 
 
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
-    """Raises ConfigError for a file that cannot be read, understood, or holds no key."""
+    """Read a key file of either form. A YAML entry without limits gets the default ones. Raises ConfigError for a file
+    that cannot be read, is malformed, or has no key."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +56,7 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     if not lines:
         raise ConfigError("API_KEY_FILE", f"The API key file {path!r} has no key.", "Write one key per line.")
     if not _MAPPING.match(lines[0]):
-        return KeyFile(plain=_plain(path, text))
+        return KeyFile(plain=_plain_keys(path, text))
     try:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -67,10 +68,13 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
         )
     if len(entries) > _MOST_KEYS:
         raise ConfigError("API_KEY_FILE", f"{path!r} has {len(entries)} keys.", f"The limit is {_MOST_KEYS}.")
-    return KeyFile(named=_unique(path, [_entry(path, i, entry, default_limits) for i, entry in enumerate(entries)]))
+    return KeyFile(
+        named=_check_unique(path, [_parse_entry(path, i, entry, default_limits) for i, entry in enumerate(entries)])
+    )
 
 
-def _plain(path: str, text: str) -> tuple[str, ...]:
+def _plain_keys(path: str, text: str) -> tuple[str, ...]:
+    """Return the keys of a file that has one per line. Raises ConfigError for a line that cannot be a key."""
     keys = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -86,7 +90,9 @@ def _plain(path: str, text: str) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
+def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
+    """Check one entry of a YAML file; return its digest and principal. Raises ConfigError that names the entry."""
+
     def bad(cause: str, fix: str) -> ConfigError:
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)
 
@@ -113,8 +119,9 @@ def _entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tupl
     return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits))
 
 
-def _unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:
-    """No key twice; entries of one name have the same limits, since they share them."""
+def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:
+    """Return the entries as a tuple. Raises ConfigError where a key is there twice, or where entries of one name, which
+    share their limits, have different ones."""
     by_name: dict[str, Principal] = {}
     for _, principal in entries:
         if by_name.setdefault(principal.name, principal).limits != principal.limits:

@@ -22,7 +22,8 @@ class LoopBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, values: int) -> None:
-        """Return in a turn of the loop that has room for so many values. More than a turn's budget get a turn alone."""
+        """Return in a turn of the loop that has room for so many values, in the order of the calls. A call for more
+        than a whole budget gets a turn alone."""
         if not self._waiting and self._fits(values):
             self._spend(values)
             return
@@ -39,7 +40,8 @@ class LoopBudget:
         self._spent += values
 
     def _renew(self) -> None:
-        """A new turn has begun. Whoever is let in runs in the next one, whose budget this is."""
+        """Begin the budget of the next turn, and let in as many waiting calls as it has room for: they run in that
+        turn."""
         self._spent = 0
         while self._waiting and self._fits(self._waiting[0][0]):
             values, turn = self._waiting.popleft()

@@ -124,7 +124,7 @@ class PlainHistogram:
         self._sum += value
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Prometheus' collector protocol."""
+        """Yield the histogram for Prometheus' registry, with cumulative buckets."""
         total, buckets = 0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count

@@ -14,5 +14,5 @@ MOST_VALUES = 8192
 
 
 async def off_loop(function: Callable[[], T], *, heavy: bool) -> T:
-    """The function's result or exception; of what is not heavy at once."""
+    """Call `function`, in a thread if `heavy`, and return its result or raise its exception."""
     return await asyncio.to_thread(function) if heavy else function()

@@ -139,7 +139,7 @@ class RouterService:
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
-        """quire.v1.Inference."""
+        """Register quire.v1.Inference at the server and, if configured, SMG's service; return their full names."""
         limits = Limits(self._config.max_n, self._config.max_logprobs)
         servicer = InferenceServicer(
             self._pipeline,
@@ -160,6 +160,7 @@ class RouterService:
         return names
 
     def _smg_parts(self, limits: Limits) -> SmgParts:
+        """Collect the parts of the router that SMG's service calls."""
         return SmgParts(
             self._pipeline,
             self._catalog,
@@ -173,7 +174,8 @@ class RouterService:
         )
 
     async def start(self) -> None:
-        """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
+        """Open HTTP, follow discovery, and return when both a scheduler and a tokenizer are ready. Of several HTTP
+        processes, all but the first open HTTP only then. Raises ConfigError."""
         if not self._config.http_worker:
             await self._open_http()
         await self.admin.start()
@@ -194,10 +196,13 @@ class RouterService:
             await self._open_http()
 
     async def _open_http(self) -> None:
+        """Open the HTTP port and log its address."""
         await self.http.start()
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
 
     def _check_peers(self) -> None:
+        """Raise ConfigError where no schedulers or no tokenizers are configured, or where --vllm-grpc could have
+        several schedulers."""
         if self._config.vllm_grpc and (self._config.discovery != "static" or len(self._config.schedulers) > 1):
             raise ConfigError(
                 "NOT_ONE_SCHEDULER",
@@ -220,11 +225,11 @@ class RouterService:
         return self._pending.waiting.values()
 
     async def drain(self, timeout_s: float) -> None:
-        """Admit nobody more; wait for those inside."""
+        """Stop admitting requests, in all HTTP processes; return when all have ended, or after the timeout."""
         await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 
     async def close(self) -> None:
-        """Close HTTP, then let go of everybody behind."""
+        """Close HTTP, then all tasks and connections; sequences without an engine fail."""
         await self._workers.close()
         await self.http.close()
         await self.admin.close()
@@ -242,12 +247,12 @@ class RouterService:
         await self._rates.close()
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
-        """Every gRPC method needs a key when keys are set, but for readiness."""
+        """Authenticate a gRPC call of any method but health's. Raises Unauthenticated, PermissionDenied."""
         if not path.startswith(_OPEN_SERVICE):
             self._keys.authenticate(metadata.get("authorization", ""), ADMIN if path in _ADMIN_CALLS else INFERENCE)
 
     def _lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """The fleet is made before the migration that its replicas report to."""
+        """Pass a lost sequence on to the migration, which is made later than the fleet that reports it."""
         self._migration.lost(sequence, failure)
 
     def _detokenizer(
@@ -256,11 +261,12 @@ class RouterService:
         return DetokenizeStream(self.pool, self._watchdog, self._config, sequences, text_ended)
 
     def _on_fleet(self) -> None:
+        """Note that readiness may have changed, and let waiting sequences try again."""
         self._on_change()
         self._migration.replicas_changed()
 
     def _on_change(self) -> None:
-        """A peer came or went: gRPC's health says what /health says."""
+        """Wake `start`, and set gRPC's health to what /health says: a peer came or went."""
         self._changed.set()
         self._set_serving(self._status.ready)
 

@@ -59,6 +59,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._rates = rates
 
     async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
+        """Run a request and yield its responses, all at once or as they come. A cancelled call aborts its sequences.
+        Raises QuireError before the first response; a later error is the last response."""
         arrived_ns = time.monotonic_ns()
         metadata = _metadata(context)
         principal = self._keys.authenticate(metadata.get("authorization", ""))
@@ -66,7 +68,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         job = parse_generate(request, self._limits)
         caller = self._caller(request, metadata, principal.tenant, context.time_remaining())
         if job.beams:
-            for response in _whole(*await self._beams.run(job, caller, arrived_ns)):
+            for response in _whole_responses(*await self._beams.run(job, caller, arrived_ns)):
                 yield response
             return
         generation = await self._pipeline.generate(job, caller, arrived_ns)
@@ -88,6 +90,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def _caller(
         self, request: ib.GenerateRequest, metadata: dict[str, str], tenant: str, remaining_s: float | None
     ) -> Caller:
+        """Make the caller of a request, from its fields and metadata; the shortest timeout counts. Binds the request id
+        to the log."""
         request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
         request_id = request_id or new_request_id()
         bind_request_id(request_id)
@@ -104,8 +108,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _whole(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateResponse]:
-    """Of answers that are told at once."""
+def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateResponse]:
+    """Convert whole answers to responses; the last one has usage and timings."""
     answer = GenerateFormat(generation)
     responses = [answer.delta(delta) for delta in deltas]
     answer.finish(responses[-1])
@@ -113,9 +117,10 @@ def _whole(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateR
 
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
-    """Errors before the first response are the call's status, later ones a response of their own."""
+    """Yield a generation's responses until it has ended. Raises an error that comes before the first response; a later
+    one becomes the last response."""
     if not generation.job.wants.stream:
-        for response in _whole(generation, await whole_answers(generation)):
+        for response in _whole_responses(generation, await whole_answers(generation)):
             yield response
         return
     answer = GenerateFormat(generation)

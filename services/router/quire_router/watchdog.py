@@ -30,15 +30,16 @@ class Watch:
         self._owes = owes
 
     def hear(self) -> None:
-        """The peer gave a sign of life."""
+        """Begin to count silence anew: the peer gave a sign of life."""
         self.quiet_s = 0.0
 
     def set_limit(self, limit_s: float) -> None:
-        """It may be silent for so long from now on."""
+        """Set how long the peer may be silent from now on."""
         self.limit_s = limit_s
 
     def advance(self, passed_s: float) -> None:
-        """Some time passed; once the limit is reached, `on_expiry` is called, once."""
+        """Count time that has passed; once the limit is reached, call `on_expiry`, once. While the peer owes nothing,
+        silence stays at 0."""
         if self._owes is not None and not self._owes():
             self.quiet_s = 0.0
             return
@@ -56,7 +57,8 @@ class Watchdog:
         self._watches: dict[Watch, None] = {}
 
     def watch(self, limit_s: float, on_expiry: Callable[[], None], owes: Callable[[], bool] | None = None) -> Watch:
-        """From now on until `drop`. With `owes`, time counts only while the peer owes something."""
+        """Watch a peer until `drop`; `on_expiry` is called once it was silent for `limit_s`. With `owes`, time counts
+        only while that returns True."""
         watch = Watch(limit_s, on_expiry, owes)
         self._watches[watch] = None
         return watch
@@ -66,7 +68,7 @@ class Watchdog:
         self._watches.pop(watch, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Advance all watches, tick by tick, until cancelled. A tick that comes late counts as two at most."""
         loop = asyncio.get_running_loop()
         last_s = loop.time()
         while True:

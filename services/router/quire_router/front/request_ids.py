@@ -8,10 +8,10 @@ _MAX_ID = 128
 
 
 def request_id_from(given: str) -> str:
-    """What a client gave as its request's id, if that is short and printable, else ''."""
+    """Return the request id that a client gave, if it is short and printable, else ''."""
     return given if given and len(given) <= _MAX_ID and given.isascii() and given.isprintable() else ""
 
 
 def new_request_id() -> str:
-    """A random id."""
+    """Return a random id."""
     return uuid.uuid4().hex

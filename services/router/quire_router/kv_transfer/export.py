@@ -34,6 +34,8 @@ class Export:
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
+        """Keep the transfer, and offer its pages to the client. Later tickets are ignored: a sequence that starts again
+        keeps its first one."""
         if self._transfer is not None:  # a sequence that starts again keeps its ticket
             return
         self._transfer = Transfer(ticket, source, of_session=False)
@@ -44,6 +46,7 @@ class Export:
         self._sequence.kv.offer_pages(offer)
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
+        """Add the timings and end the sequence, with the one token that it has."""
         self._timings += timings
         self._sequence.engine.end_at_length()
         self._migrator.prefill_ended(self._sequence)
@@ -54,7 +57,8 @@ class Export:
     def row_came(self, finish: int, now_ns: int) -> None: ...
 
     def take_over(self) -> str:
-        """The sequence begins anew on another engine, which makes another ticket."""
+        """Release the transfer: the sequence begins anew on another engine, which makes another ticket. Returns '': no
+        place is kept there."""
         self._release()
         return ""
 
@@ -62,10 +66,12 @@ class Export:
         return self._timings
 
     def close(self) -> None:
+        """Release the transfer, unless the sequence has ended as it should: then its pages wait for the client."""
         if not (self._sequence.client.ended and self._sequence.client.finish):
             self._release()
 
     def _release(self) -> None:
+        """Withdraw the offer and release the transfer, if there is one."""
         transfer, self._transfer = self._transfer, None
         self._sequence.kv.withdraw_offer()
         if transfer is not None:

@@ -36,11 +36,12 @@ class GivenTicket:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
+        """Release the transfer at the sequence's last row."""
         if finish and finish != ERROR:
             self.close()
 
     def take_over(self) -> str:
-        """No place is kept."""
+        """Return '': no place is kept at another engine."""
         return ""
 
     def timings(self) -> Sequence[HopTiming]:

@@ -45,19 +45,19 @@ class DecodeSide(Protocol):
     instance: str
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep a place for a sequence that is elsewhere."""
+        """Keep a place for a sequence that is at another engine."""
 
     def cancel(self, reservation: Reservation) -> None:
-        """No sequence comes to the place. Idempotent."""
+        """Give the place up, since no sequence comes. Idempotent."""
 
     def adopt(self, sequence: SequenceState) -> None:
-        """The sequence takes the place that was kept for it: it has the reservation's handle."""
+        """Give the reserved place to the sequence, which has the reservation's handle."""
 
     def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
-        """Say where a reservation's pages are."""
+        """Tell the scheduler where a reservation's pages are."""
 
     def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
-        """Say what the prefill side sampled. `give_up`: there is nothing more to pull."""
+        """Tell the scheduler which token the prefill side sampled. `give_up`: there is nothing more to pull."""
 
 
 class Handoff:
@@ -80,7 +80,8 @@ class Handoff:
         self._ticketed = False
 
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
-        """Keep a place at a decode side, as it was placed there."""
+        """Reserve a place at the decode side `session`, under `handle`. `load`: the load that placement has reserved
+        there."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -91,6 +92,8 @@ class Handoff:
         return self._pull.kv_transfer(holder)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
+        """Begin the pull with the first ticket, and pass that ticket on to the reservation's decode side. Later tickets
+        are ignored."""
         if self.step is not Step.PREFILL or self._ticketed:  # a sequence that starts again keeps its ticket
             return
         self._ticketed = True
@@ -100,6 +103,7 @@ class Handoff:
             self._pull.start()
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
+        """Add the prefill side's timings; tell the migrator that the sequence needs its decode side now."""
         self._pull.add_timings(replace(one, service=f"prefill {one.service}") for one in timings)
         if self.step is not Step.PREFILL:
             return
@@ -108,7 +112,8 @@ class Handoff:
         self._migrator.prefill_ended(self._sequence)
 
     def take_over(self) -> str:
-        """The sequence goes to its reservation, with the tokens that the prefill side sampled."""
+        """Move the sequence to its reservation, with the tokens that the prefill side sampled. Returns the decode
+        side's instance; '' where there is no reservation or the sequence has left the prefill side already."""
         sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
@@ -129,7 +134,8 @@ class Handoff:
         return session.instance
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """The decode side is lost ahead of the token: another is looked for when that comes."""
+        """Drop the reservation, whose decode side was lost before the first token; tell the migrator. Another decode
+        side is chosen when that token comes."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
@@ -139,6 +145,8 @@ class Handoff:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
+        """Record the time from the end of the prefill to the second token; close the hand-off at the sequence's last
+        row."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
@@ -151,6 +159,7 @@ class Handoff:
         return self._pull.timings
 
     def close(self) -> None:
+        """End the hand-off: cancel a reservation that was not used, release the transfer. Idempotent."""
         if self.step is Step.OVER:
             return
         self.step = Step.OVER

@@ -13,7 +13,7 @@ class Migrator(Protocol):
     """The migration."""
 
     def prefill_ended(self, sequence: SequenceState) -> None:
-        """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
+        """The prefill side has done its part and has dropped the sequence, which needs a decode side or has ended."""
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """An engine that was to have it is no more; the sequence itself is well."""
+        """A decode side with a reservation for the sequence is lost; the sequence itself is well."""

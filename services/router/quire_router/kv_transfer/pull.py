@@ -26,26 +26,28 @@ class Pull:
         self._load: LoadReservation | None = None
 
     def reserve_load(self, reservation: LoadReservation) -> None:
-        """The decode side was chosen."""
+        """Keep the load that placement has reserved for these pages at the decode side."""
         self._load = reservation
 
     def begin(self, transfer: Transfer) -> None:
-        """Pages may be pulled with this."""
+        """Set the transfer whose pages are pulled."""
         self.transfer = transfer
 
     def start(self) -> None:
-        """The decode side has the ticket."""
+        """Count the pages as being pulled: the decode side has the ticket."""
         if self._load is not None:
             self._load.start_pull()
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """For a Submit to this holder. The engine that lends the pages has them."""
+        """Return the ticket for a Submit to `holder`. None where there is nothing to pull, or where `holder` is the
+        engine that has the pages."""
         if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
             return None
         return KvTransfer(ticket=self.transfer.ticket)
 
     def end(self, found: PulledPages) -> None:
-        """The decode side needs the ticket no more."""
+        """Record the result of the pull in metrics and timings, and release the transfer: the ticket is not needed any
+        more."""
         if found.error is not None:
             metrics.pull_failures.labels(found.error.code).inc()
         metrics.pulled_pages.inc(found.pages)
@@ -54,17 +56,17 @@ class Pull:
         self.release()
 
     def add_timings(self, timings: Iterable[HopTiming]) -> None:
-        """Add timings of what came before the pull, or after it."""
+        """Add timings of phases before or after the pull."""
         self.timings += timings
 
     def release_load(self) -> None:
-        """The pages are no work ahead of others any more. Idempotent."""
+        """Release the reserved load: the pages are no work ahead of others any more. Idempotent."""
         load, self._load = self._load, None
         if load is not None:
             load.release()
 
     def release(self) -> None:
-        """Nobody pulls. Idempotent."""
+        """Release the transfer and the reserved load: nobody pulls any more. Idempotent."""
         self.release_load()
         transfer, self.transfer = self.transfer, None
         if transfer is not None:

@@ -20,7 +20,7 @@ class ReservationOwner(Protocol):
     """Hears what becomes of its reservation."""
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """The decode side has let go of it."""
+        """The decode side has dropped the reservation."""
 
     def pages_pulled(self, found: PulledPages) -> None:
         """The decode side has pulled the pages, before the sequence came."""
@@ -43,7 +43,7 @@ class Reservation:
         self._sequence = sequence
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
-        """The decode side has begun, if that is this attempt."""
+        """Note that the decode side has begun, if it names this attempt."""
         if attempt == self.attempt:
             self.admitted, self.cached_tokens = True, cached_tokens
 
@@ -54,13 +54,13 @@ class Reservation:
         return KvTransfer(await_handover=True)
 
     def fail(self, error: QuireError) -> None:
-        """The fault is the request's own, so no other engine would take it."""
+        """Fail the sequence: the fault is the request's own, so no other engine would take it."""
         self._sequence.fail(error)
 
     def lost(self, failure: EngineFailure) -> None:
-        """The decode side has let go of it."""
+        """Tell the owner that the decode side has dropped the reservation."""
         self._owner.reservation_lost(failure)
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The pages have come ahead of the token."""
+        """Tell the owner that the pages have come before the token."""
         self._owner.pages_pulled(found)

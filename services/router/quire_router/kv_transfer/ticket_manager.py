@@ -43,7 +43,7 @@ class TicketSource(Protocol):
         """The stream to its scheduler."""
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """The ticket of a transfer that is open there. Raises grpc.RpcError, InvalidArgument."""
+        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError, InvalidArgument."""
 
 
 class TicketManager:
@@ -65,7 +65,8 @@ class TicketManager:
         self._timeout_s = timeout_s
 
     async def begin_route(self, sequence: SequenceState) -> None:
-        """Give the sequence the route that its job asks for, before it is submitted. Siblings share what it pulls."""
+        """Give the sequence the KV route that its job asks for (an export, a pull or none), before it is submitted.
+        Pages that cannot be had are logged, and computed anew. Siblings share the pages that it pulls."""
         job = sequence.job
         if job.kv_export:
             sequence.kv.begin_route(Export(sequence, self._migrator, self._lease_ms))
@@ -76,7 +77,8 @@ class TicketManager:
                 log.info("pages cannot be had", request_id=sequence.context.request_id, reason=outcome)
 
     async def _route_pull(self, sequence: SequenceState, source: KvSource) -> str:
-        """Returns what came of it, as a metric's label."""
+        """Fetch the ticket of the transfer that the client names, and give the sequence a route with it. Returns the
+        outcome as a metric's label: `used`, or why there is no route."""
         engine = self._find_engine(source.engine)
         if engine is None:
             return "unknown_engine"
@@ -94,6 +96,8 @@ class TicketManager:
         return "used"
 
     async def _ticket(self, engine: TicketSource, transfer_id: bytes) -> Ticket:
+        """Return the ticket from its engine. Raises InvalidArgument where it is of another transfer, and
+        grpc.RpcError."""
         ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:
             raise InvalidArgument("OTHER_TICKET", "The ticket is of another transfer.", "Report it.")

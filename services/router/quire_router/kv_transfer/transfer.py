@@ -30,7 +30,7 @@ class Transfer:
         return self.ticket.lease_ms / 1000
 
     def release(self) -> None:
-        """Nobody needs the pages any more. Idempotent."""
+        """Let the prefill side take the pages back, if they may still be pulled. Idempotent."""
         if self.open:
             self.source.release_transfer(self.ticket.transfer_id)
         self._released = True

@@ -29,19 +29,21 @@ class Transfers:
         return sum(transfer.open for transfer in list(self._open))
 
     def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
-        """A transfer to be renewed until it is released; see Transfer."""
+        """Make a transfer that is renewed until its release. For `of_session` see Transfer."""
         transfer = Transfer(ticket, source, of_session=of_session)
         self._open.add(transfer)
         self._wake_in(_period_s(transfer))
         return transfer
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
         if self._timer is not None:
             self._timer.cancel()
         self._open.clear()
 
     def _renew(self) -> None:
+        """Renew all open transfers, in one message per scheduler; forget the others; set the timer for the next
+        time."""
         self._timer, self._due_s = None, float("inf")
         self._open = {transfer for transfer in self._open if transfer.open}
         by_source: dict[TransferSource, list[bytes]] = {}
@@ -53,6 +55,7 @@ class Transfers:
             self._wake_in(min(map(_period_s, self._open)))
 
     def _wake_in(self, period_s: float) -> None:
+        """See to it that `_renew` is called after `period_s` at the latest: a timer that is due earlier stays."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + period_s
         if due_s >= self._due_s:
@@ -64,4 +67,5 @@ class Transfers:
 
 
 def _period_s(transfer: Transfer) -> float:
+    """Return how often the transfer is renewed: each third of its lease."""
     return max((transfer.lease_s or _UNSAID_LEASE_S) / 3, _LEAST_PERIOD_S)

@@ -36,7 +36,7 @@ class Bucket:
         self.at_s = now_s
 
     def now(self, now_s: float) -> float:
-        """Fill up to now, and say what is in it."""
+        """Fill the bucket up to `now_s` and return its level; infinite where there is no limit."""
         if self.per_minute:
             passed_s = max(0.0, now_s - self.at_s)
             self.level = min(float(self.per_minute), self.level + passed_s * self.per_minute / MINUTE_S)
@@ -44,7 +44,7 @@ class Bucket:
         return self.level if self.per_minute else float("inf")
 
     def set(self, level: float, now_s: float) -> None:
-        """Somebody who knows better says what is in it."""
+        """Set the level that the shared bucket has, to a minute's allowance at most."""
         self.level, self.at_s = min(float(self.per_minute), level), now_s
 
 
@@ -56,11 +56,11 @@ class TenantBuckets:
         self.tokens = Bucket(limits.tokens_per_minute, now_s)
 
     def levels(self, now_s: float) -> Levels:
-        """What is left now."""
+        """Fill both buckets and return their levels."""
         return Levels(self.requests.now(now_s), self.tokens.now(now_s))
 
     def admit(self, now_s: float) -> bool:
-        """Take one request, where one is left and the tokens are not in debt."""
+        """Take one request, if one is left and the tokens are not in debt. Returns whether it was taken."""
         levels = self.levels(now_s)
         if levels.requests < 1 or levels.tokens < 1:
             return False
@@ -68,11 +68,11 @@ class TenantBuckets:
         return True
 
     def charge(self, tokens: int, now_s: float) -> None:
-        """Take tokens, there or not."""
+        """Take tokens, into debt if need be."""
         self.tokens.now(now_s)
         self.tokens.level -= tokens
 
     def set(self, levels: Levels, now_s: float) -> None:
-        """Take over what the shared buckets say."""
+        """Set the levels that the shared buckets have."""
         self.requests.set(levels.requests, now_s)
         self.tokens.set(levels.tokens, now_s)

@@ -62,7 +62,8 @@ class RateLimits:
         metrics.limits_shared.set(0 if shared is None else 1)
 
     async def admit(self, principal: Principal) -> Levels:
-        """What is left after this request. Raises RateLimited."""
+        """Take one request of the tenant and return what is left then. The buckets in Redis decide or, while Redis does
+        not answer, the local ones. Raises RateLimited."""
         limits = principal.limits
         if not limits:
             return UNLIMITED
@@ -72,9 +73,9 @@ class RateLimits:
             try:
                 tenant = principal.tenant
                 admitted, levels = await self._shared.admit(tenant, limits, self._known(tenant, buckets))
-                self._heard(tenant, buckets, levels)
+                self._take_shared_levels(tenant, buckets, levels)
             except FAILURES as error:
-                self._lost(error)
+                self._use_local_buckets(error)
         if admitted is None:
             admitted = buckets.admit(time.monotonic())
             levels = buckets.levels(time.monotonic())
@@ -85,7 +86,7 @@ class RateLimits:
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Count tokens of a tenant that was admitted. Never waits."""
+        """Take tokens of a tenant that was admitted, into debt if need be. Never waits: a task tells Redis later."""
         known = self._tenants.get(tenant)
         if known is None or not known[0].tokens_per_minute or not tokens:
             return
@@ -96,7 +97,7 @@ class RateLimits:
                 self._collector = asyncio.create_task(self._collect(), name="rate limits")
 
     async def close(self) -> None:
-        """Tell Redis what it has not heard, then let go of it."""
+        """Wait up to a second until Redis has got all charges, then close its connections."""
         if self._collector is not None:
             await asyncio.wait({self._collector}, timeout=_REST_S)
             self._collector.cancel()
@@ -105,6 +106,7 @@ class RateLimits:
             await self._shared.close()
 
     def _buckets(self, principal: Principal) -> TenantBuckets:
+        """Return the tenant's local buckets; they are made, full, at its first request."""
         known = self._tenants.get(principal.tenant)
         if known is None:
             known = self._tenants[principal.tenant] = (
@@ -114,7 +116,8 @@ class RateLimits:
         return known[1]
 
     async def _collect(self) -> None:
-        """Charges of a moment travel together, one message per tenant; what Redis has not taken is sent again."""
+        """Send all charges to Redis, those of one tenant together. A charge that was not answered is sent again under
+        the same number, so that it counts once."""
         while self._shared is not None and (self._sending is not None or self._debts):
             rest_s = self._rest_until_s - time.monotonic()
             if rest_s > 0:
@@ -127,26 +130,30 @@ class RateLimits:
             try:
                 levels = await self._shared.charge(tenant, limits, self._known(tenant, buckets), tokens, number)
             except FAILURES as error:
-                self._lost(error)
+                self._use_local_buckets(error)
             else:
                 self._sending = None
-                self._heard(tenant, buckets, levels)
+                self._take_shared_levels(tenant, buckets, levels)
 
     def _owed(self, tenant: str) -> int:
-        """Tokens that are charged here, and that Redis has not answered for."""
+        """Return the tokens of the tenant that were charged here and that Redis has not acknowledged."""
         sending = self._sending[1] if self._sending is not None and self._sending[0] == tenant else 0
         return self._debts.get(tenant, 0) + sending
 
     def _known(self, tenant: str, buckets: TenantBuckets) -> Levels:
-        """What Redis would say, had it not lost its memory."""
+        """Return the levels that Redis should have: the local ones without the charges that Redis has not acknowledged.
+        With them, a Redis that lost its memory begins."""
         levels = buckets.levels(time.monotonic())
         return Levels(levels.requests, levels.tokens + self._owed(tenant))
 
-    def _heard(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
+    def _take_shared_levels(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
+        """Set the local buckets to the levels of Redis less the charges that Redis has not acknowledged."""
         buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
         metrics.limits_shared.set(1)
 
-    def _lost(self, error: BaseException) -> None:
+    def _use_local_buckets(self, error: BaseException) -> None:
+        """Leave Redis, which failed, alone for a second: until then the local buckets decide. Logs the first
+        failure."""
         if time.monotonic() >= self._rest_until_s:
             log.warning("rate limits are local: Redis does not answer", error=type(error).__name__)
         self._rest_until_s = time.monotonic() + _REST_S
@@ -154,7 +161,8 @@ class RateLimits:
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:
-    """How much a minute has, what is left, and when all of it will be there again."""
+    """Return OpenAI's x-ratelimit headers: the limit per minute, what is left, and the time until the bucket is full
+    again."""
     headers = []
     for kind, names in zip(_KINDS, (LIMIT_HEADERS[:3], LIMIT_HEADERS[3:]), strict=True):
         per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)

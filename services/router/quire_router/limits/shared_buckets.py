@@ -74,21 +74,25 @@ class SharedBuckets:
         self._script = self._redis.register_script(_SCRIPT)
 
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
-        """Take one request, where one is left and the tokens are not in debt; and what is left then."""
+        """Take one request, if one is left and the tokens are not in debt. Returns whether it was taken, and the levels
+        then."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
-        """Take tokens, there or not; once, however often a charge of this number (which only grow) is sent."""
+        """Take tokens, into debt if need be, and return the levels then. A charge that is sent several times under one
+        `number` is taken once; numbers only grow."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._redis.aclose()
 
     async def _run(
         self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int], number: int = 0
     ) -> tuple[bool, Levels]:
+        """Fill both buckets, and take `take` (requests, tokens) if both levels allow it or with `force`. Returns
+        whether it was taken, and the levels then. Buckets that Redis lacks begin at `known`."""
         keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
         arguments: list[float | str] = [int(force)]
         sizes = (limits.requests_per_minute, limits.tokens_per_minute)

@@ -13,7 +13,7 @@ class HolderNumbers:
         self._free: list[int] = []
 
     def open(self) -> int:
-        """A number for a new holder."""
+        """Return a number for a new holder, which is alive now: one that was swept, or the next."""
         if self._free:
             number = self._free.pop()
         else:
@@ -22,11 +22,11 @@ class HolderNumbers:
         return number
 
     def close(self, number: int) -> None:
-        """The holder has left."""
+        """Move the holder from `alive` to `dead`: it has left."""
         self.alive &= ~(1 << number)
         self.dead |= 1 << number
 
     def swept(self, mask: int) -> None:
-        """Of these, which were dead, nothing is left in any index."""
+        """Free the dead numbers of a bit mask for new holders: no index speaks of them any more."""
         self.dead &= ~mask
         self._free += [number for number in range(self.count) if mask >> number & 1]

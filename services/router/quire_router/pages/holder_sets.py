@@ -28,7 +28,8 @@ class HolderSets:
         return len(self._numbers) - 1
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
-        """Of each page the set's number, with and without the holders of two masks; and of how many it has changed."""
+        """Add and remove the holders of two bit masks in the sets of these pages, given by number. Returns the number
+        of each page's set then, and how many pages have another set."""
         # Pages of a chain have the same holders for long stretches.
         starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
         lengths = np.diff(starts, append=len(numbers))
@@ -49,11 +50,12 @@ class HolderSets:
         return np.repeat(new[inverse], lengths), int(pages[old != new].sum())
 
     def concern(self, holders: int) -> bool:
-        """Whether some page has one of these holders."""
+        """Whether some page has one of the holders in this bit mask."""
         return any(mask & holders for mask in self._numbers)
 
     def check_integrity(self, values: Numbers) -> None:
-        """`values` are the numbers of all pages; AssertionError where the counts are others."""
+        """Raise AssertionError where the counted pages of a set differ from `values`, the numbers of all pages' sets,
+        or where the tables contradict each other."""
         counted = np.bincount(values, minlength=len(self._pages))
         counted[0] = 0
         assert (counted == self._pages).all(), "pages of a set were miscounted"
@@ -61,6 +63,7 @@ class HolderSets:
         assert all(self._pages[number] > 0 for number in self._numbers.values() if number), "a set is nobody's"
 
     def _number(self, mask: int) -> int:
+        """Return the number of a set, given as a bit mask. A new set gets a number that was freed, or the next."""
         number = self._numbers.get(mask)
         if number is None:
             if self._free:

@@ -29,14 +29,15 @@ _EXPECTED_PART = 8
 
 
 class Prefixes(NamedTuple):
-    """`depths`: pages by holder. Of the first `told` of them nobody has any by expectation alone."""
+    """`depths`: by holder, how many leading pages of the chain it has. Among the first `reported` pages, no holder has
+    one by expectation alone."""
 
     depths: NDArray[np.int32]
     reported: int
 
 
 class PageDirectory:
-    """`told` is the index of what holders say."""
+    """`reported` is the index of the pages that holders say they have."""
 
     def __init__(self, max_pages: int, expected_s: float) -> None:
         self.reported = PageIndex(max_pages)
@@ -50,7 +51,7 @@ class PageDirectory:
 
     @property
     def indexes(self) -> Sequence[PageIndex]:
-        """All of them."""
+        """All indexes: of reported pages, and of both generations of expected ones."""
         return (self.reported, *self._expected)
 
     @property
@@ -60,22 +61,22 @@ class PageDirectory:
 
     @property
     def dropped(self) -> int:
-        """Pages that found no room."""
+        """Pages that found no room in an index."""
         return sum(index.dropped for index in self.indexes)
 
     @property
     def expected(self) -> int:
-        """Pages that are expected of somebody."""
+        """How many pages are expected of holders."""
         return sum(map(len, self._expected))
 
     @property
     def holders(self) -> int:
-        """Numbers of holders are below this."""
+        """The numbers of all holders are below this."""
         return self._numbers.count
 
     @property
     def present(self) -> int:
-        """Holders that are there."""
+        """How many holders there are now."""
         return len(self._pages)
 
     @property
@@ -84,47 +85,47 @@ class PageDirectory:
         return bool(self._numbers.dead)
 
     def open(self) -> int:
-        """A new holder, of nothing."""
+        """Add a holder, without pages; return its number."""
         holder = self._numbers.open()
         self._pages[holder] = 0
         return holder
 
     def close(self, holder: int) -> None:
-        """The holder has left."""
+        """Remove a holder: its pages are not found any more, and swept later."""
         self._numbers.close(holder)
         self._short.discard(holder)
         del self._pages[holder]
 
     def pages_of(self, holder: int) -> int:
-        """How many it told of, as far as they found room."""
+        """Return how many pages the holder has in the index of reported pages."""
         return self._pages[holder]
 
     def lacks(self, holder: int) -> bool:
-        """Whether some of the pages that it told of are missing."""
+        """Whether some of the holder's reported pages found no room."""
         return holder in self._short
 
     def add(self, holder: int, keys: Keys) -> None:
-        """The holder says that it has these."""
+        """Index pages that the holder says it has. Where some find no room, the holder `lacks` pages."""
         dropped = self.reported.dropped
         self._pages[holder] += self.reported.add(holder, keys)
         if self.reported.dropped > dropped:
             self._short.add(holder)
 
     def remove(self, holder: int, keys: Keys) -> None:
-        """The holder says that it has these no more."""
+        """Remove pages that the holder says it has no more, expected ones too."""
         self._pages[holder] -= self.reported.remove(holder, keys)
         for index in self._expected:
             if len(index):
                 index.remove(holder, keys)
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
-        """The holder will have these, the pages of one chain: a request that needs them was sent there."""
-        self._turn(now_s)
+        """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there."""
+        self._turn_generations(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 
     def is_held(self, keys: Keys, now_s: float) -> bool:
-        """Whether somebody has one of these, or is expected to."""
-        self._turn(now_s)
+        """Whether some holder that is there has one of these pages, or is expected to."""
+        self._turn_generations(now_s)
         return any(
             index.holders(number) & self._numbers.alive
             for index in self.indexes
@@ -133,7 +134,7 @@ class PageDirectory:
         )
 
     def sweep(self) -> Iterator[None]:
-        """Forget who has left, in steps: others may use the directory between two of them."""
+        """Remove the pages of holders that have left, in steps: between two of them, others may use the directory."""
         dead = self._numbers.dead
         if dead:
             for index in self.indexes:
@@ -141,13 +142,13 @@ class PageDirectory:
             self._numbers.swept(dead)
 
     def prefixes(self, chains: Sequence[Keys], now_s: float) -> Prefixes:
-        """By holder, how many pages of a chain it has, from the first on and in every group.
+        """Return, by holder, how many leading pages of a chain it has in every group, reported or expected.
 
-        `chains` are the keys of the chain, an array of equal length for each group. Expectations are looked up where
-        what was told does not say enough: at the first page of each stretch whose pages have the same holders, and at
-        its others while somebody is left who did not tell of them.
+        `chains` are the keys of the chain, an array of equal length for each group. Expected pages are looked up only
+        where reported ones do not decide. That is at the first page of each stretch of pages with the same holders, and
+        at its other pages while a holder is left by expectation alone.
         """
-        self._turn(now_s)
+        self._turn_generations(now_s)
         search = _Search(self._numbers.alive, self._numbers.count, len(chains[0]))
         expected = [index for index in self._expected if len(index)]
         done = 0
@@ -155,11 +156,11 @@ class PageDirectory:
             window = [keys[done : done + step] for keys in chains]
             if not len(window[0]):
                 break
-            told = [self.reported.find(keys) for keys in window]
-            starts = _changes(told)
+            reported = [self.reported.find(keys) for keys in window]
+            starts = _changes(reported)
             heads = [[(index, index.find(keys[starts])) for index in expected] for keys in window]
             for place, (at, end) in enumerate(pairwise([*starts, len(window[0])])):
-                sure = [self.reported.holders(int(numbers[at])) for numbers in told]
+                sure = [self.reported.holders(int(numbers[at])) for numbers in reported]
                 unsure = search.keep(done + at, sure, [_holders(found, place) for found in heads])
                 if unsure and end - at > 1:
                     rest = [[(index, index.find(keys[at + 1 : end])) for index in expected] for keys in window]
@@ -171,7 +172,7 @@ class PageDirectory:
         return search.found()
 
     def check_integrity(self) -> None:
-        """Every index by itself, and pages of holders against the index. AssertionError on any difference."""
+        """Check every index, and each holder's number of pages against the index. Raises AssertionError."""
         for index in self.indexes:
             index.check_integrity()
         counted = dict.fromkeys(self._pages, 0)
@@ -181,8 +182,9 @@ class PageDirectory:
                 counted[holder] += mask >> holder & 1
         assert counted == self._pages, "pages of holders were miscounted"
 
-    def _turn(self, now_s: float) -> None:
-        """The next generation of expected pages, when it is time; two at once after a long silence."""
+    def _turn_generations(self, now_s: float) -> None:
+        """Drop the older generation of expected pages and begin a new one, when it is time; after a long silence, drop
+        both."""
         passed = (now_s - self._turned_s) / self._expected_s
         if passed >= 1:
             for _ in range(min(int(passed), 2)):
@@ -198,31 +200,31 @@ class _Search:
     def __init__(self, alive: int, holders: int, pages: int) -> None:
         self.alive = alive
         self._depths: NDArray[np.int32] = np.zeros(holders, np.int32)
-        self._pages = self._told = pages
+        self._pages = self._reported = pages
 
-    def keep(self, page: int, told: Sequence[int], expected: Sequence[int]) -> bool:
-        """Go on with those who have the page in every group, by what was told or is expected; returns whether some of
-        them have it by expectation alone."""
+    def keep(self, page: int, reported: Sequence[int], expected: Sequence[int]) -> bool:
+        """Keep the holders that have the page in every group, reported or expected; the prefix of all others ends here.
+        Returns whether some holder is kept by expectation alone."""
         held = sure = self.alive
-        for known, hoped in zip(told, expected, strict=True):
+        for known, hoped in zip(reported, expected, strict=True):
             held &= known | hoped
             sure &= known
         if held != self.alive:
             self._depths[_bits(self.alive & ~held, len(self._depths))] = page
             self.alive = held
         if held != sure:
-            self._told = min(self._told, page)
+            self._reported = min(self._reported, page)
         return held != sure
 
     def found(self) -> Prefixes:
-        """Those who are left have all pages."""
+        """Return the result. Holders that are left have all pages."""
         if self.alive:
             self._depths[_bits(self.alive, len(self._depths))] = self._pages
-        return Prefixes(self._depths, self._told)
+        return Prefixes(self._depths, self._reported)
 
 
 def _holders(found: Sequence[tuple[PageIndex, NDArray[np.uint32]]], place: int) -> int:
-    """Of one page, by any of these indexes."""
+    """Return, as a bit mask, the holders that have the page at `place` by any of these indexes."""
     mask = 0
     for index, numbers in found:
         mask |= index.holders(int(numbers[place]))
@@ -230,7 +232,7 @@ def _holders(found: Sequence[tuple[PageIndex, NDArray[np.uint32]]], place: int) 
 
 
 def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
-    """Where any of the columns of equal length begins, or changes."""
+    """Return 0, and each place at which any of these columns of equal length changes its value."""
     changed = columns[0][1:] != columns[0][:-1]
     for column in columns[1:]:
         changed |= column[1:] != column[:-1]
@@ -238,5 +240,6 @@ def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
 
 
 def _bits(mask: int, length: int) -> NDArray[np.bool_]:
+    """Convert a bit mask to an array of booleans."""
     data = np.frombuffer(mask.to_bytes(-(-length // 8), "little"), np.uint8)
     return np.unpackbits(data, count=length, bitorder="little").view(np.bool_)

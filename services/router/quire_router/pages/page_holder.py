@@ -46,7 +46,7 @@ class PageUpdate:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says that nothing was missed, and nothing else."""
+        """Whether the frame says that nothing was missed, and nothing else."""
         return not (self.snapshot or self.cleared or self.stored or self.removed)
 
 
@@ -61,41 +61,45 @@ class PageHolder:
         self.number = -1
         self._directory = directory
         self._moved = moved
-        self._said = (-1, 0)
+        self._last_report = (-1, 0)
         # The stream is open, and has missed nothing.
         self._follows = False
         self._coming: tuple[Epoch, int, int] | None = None
         self._pool = (b"", 0)
 
     def apply(self, update: PageUpdate) -> None:
-        """Take a frame in; raises PageGap."""
+        """Apply a frame to the directory, and report the new state to `moved`. Raises PageGap where changes were
+        missed."""
         if update.snapshot:
             self._apply_snapshot(update)
             return
         if not update.is_empty or (update.epoch, update.last) != (self.epoch, self.sequence):
             self._apply_change(update)
         self._follows = True
-        self._say()
+        self._report()
 
     def restart(self) -> None:
-        """The stream has ended: what changes is not told, a snapshot that was not whole will not become so."""
+        """Note that the stream has ended: a snapshot that is not whole is dropped, and from now on pages may be
+        missing."""
         self._follows = False
         if self._coming is not None:
             self._directory.close(self._coming[2])
             self._coming = None
-        self._say()
+        self._report()
 
     def distrust(self) -> None:
-        """A change was missed: its stream can only go on from a snapshot."""
+        """Forget where the stream may go on, since a change was missed: it must begin with a snapshot."""
         self.epoch = None
 
     def forget(self) -> None:
-        """The holder is gone, and its pages with it."""
+        """Drop all pages of the holder, and where its stream may go on."""
         self.restart()
         self.epoch, self.sequence = None, 0
         self._become(-1)
 
     def _apply_change(self, update: PageUpdate) -> None:
+        """Apply a frame of changes: a clear, removed pages, stored pages. Raises PageGap unless it follows on the last
+        frame."""
         if update.epoch != self.epoch or update.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {update.first} of {update.epoch} after {self.sequence} of {self.epoch}")
         if update.cleared:
@@ -106,6 +110,8 @@ class PageHolder:
         self.sequence = update.last
 
     def _apply_snapshot(self, update: PageUpdate) -> None:
+        """Gather a part of a snapshot under a new number, which replaces the former one when the snapshot is whole.
+        Where the epoch is another one, the former pages are dropped at once."""
         if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
             if update.epoch != self.epoch:
@@ -119,26 +125,31 @@ class PageHolder:
             self._become(number)
 
     def _store(self, number: int, update: PageUpdate) -> None:
+        """Add the frame's stored pages under `number`; remember their pool, for removals that name none."""
         for pool in update.stored:
             self._pool = (pool.namespace, pool.group)
             self._directory.add(number, page_keys(pool.namespace, pool.group, pool.hashes))
 
     def _name(self, pool: Pool) -> tuple[bytes, int]:
+        """Return namespace and group of a pool of removed pages; where it names none, those of the pages stored
+        last."""
         return (pool.namespace, pool.group) if pool.namespace else self._pool
 
     def _become(self, number: int) -> None:
         """Take `number`, which the directory has opened, or -1 for none, and report a change to `moved`. The directory
         drops the pages of the former number."""
         former, self.number = self.number, number
-        self._say()
+        self._report()
         if former >= 0:
             self._directory.close(former)
 
-    def _say(self) -> None:
+    def _report(self) -> None:
+        """Tell `moved` the number and the life (boot id), if either has changed. The life is 0 unless the directory has
+        every page."""
         life = 0
         if self._follows and self.epoch is not None and not self._directory.lacks(self.number):
             life = self.epoch.boot_id
         said = (self.number, life)
-        if said != self._said:
-            self._said = said
+        if said != self._last_report:
+            self._last_report = said
             self._moved(*said)

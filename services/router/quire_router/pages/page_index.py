@@ -39,11 +39,12 @@ class PageIndex:
 
     @property
     def distinct_sets(self) -> int:
-        """Sets of holders that some page has."""
+        """How many different sets of holders pages have."""
         return len(self._sets)
 
     def add(self, holder: int, keys: Keys, *, distinct: bool = False) -> int:
-        """A holder has these pages, or has them still; returns how many are new for it."""
+        """Add a holder's pages; return how many are new for it. Pages that find no room are counted in `dropped`.
+        `distinct`: no key is there twice."""
         slots = self._table.put(keys if distinct else np.unique(keys))
         if len(slots) and slots.min() < 0:
             self.dropped += int((slots < 0).sum())
@@ -51,14 +52,15 @@ class PageIndex:
         return self._change(slots, add=1 << holder)
 
     def remove(self, holder: int, keys: Keys) -> int:
-        """A holder has these pages no more; returns how many it had."""
+        """Remove a holder's pages; return how many it had."""
         slots = self._table.find(np.unique(keys))
         return self._change(slots[slots >= 0], remove=1 << holder)
 
     def sweep(self, holders: int) -> Iterator[None]:
-        """Forget all holders of a mask, in steps; whoever adds no pages of these may use the index meanwhile.
+        """Remove all holders of a bit mask, in steps; meanwhile the index may be used, but no pages of these holders
+        added.
 
-        What is added may move a page to where has been swept already: so again, until there is none.
+        An added page may move another one to a part that was swept already. So it sweeps again until none is left.
         """
         while True:
             for start in range(0, self._table.slots, _SWEEP_SLOTS):
@@ -75,23 +77,25 @@ class PageIndex:
         self._sets = HolderSets()
 
     def find(self, keys: Keys) -> NDArray[np.uint32]:
-        """For each page a number that stands for the set of its holders: see `holders`."""
+        """Return, for each page, the number of its set of holders; see `holders`."""
         return self._table.get(keys) if self._table.count else np.zeros(len(keys), np.uint32)
 
     def holders(self, number: int) -> int:
-        """The set as a mask; those who are to be swept included."""
+        """Return a set of holders, by number, as a bit mask; holders that are to be swept included."""
         return self._sets.masks[number]
 
     def masks(self) -> Iterator[int]:
-        """The set of holders of each page, in no order."""
+        """Yield the set of holders of each page as a bit mask, in no order."""
         return (self._sets.masks[number] for number in self._table.values.tolist() if number)
 
     def check_integrity(self) -> None:
-        """Table and sets agree; AssertionError otherwise."""
+        """Raise AssertionError where table or sets contradict themselves or each other."""
         self._table.check_integrity()
         self._sets.check_integrity(self._table.values)
 
     def _change(self, slots: Slots, *, add: int = 0, remove: int = 0) -> int:
+        """Add and remove the holders of two bit masks at these slots; drop slots that have no holder then. Returns how
+        many pages have another set."""
         if not len(slots):
             return 0
         numbers, changed = self._sets.change(self._table.values[slots], add=add, remove=remove)

@@ -44,7 +44,8 @@ class PageStream:
         self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the holder's page events until cancelled; a stream that breaks is opened again after a backoff, one
+        with a gap at once. In the end, the holder's pages are forgotten."""
         channel = aio_channel(self.address, self._config)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
@@ -69,6 +70,8 @@ class PageStream:
             await channel.close()
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        """Open one stream, where the last one broke if that is known, and apply its frames until it ends. Then start
+        the timer after which the holder's pages are forgotten. Raises PageGap, grpc.RpcError, QuireError."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
@@ -101,6 +104,7 @@ class PageStream:
     def _frames(
         self, channel: grpc.aio.Channel, request: common_pb2.WatchPagesRequest
     ) -> AsyncIterator[common_pb2.PageEvents]:
+        """Call `Watch` of a kvstore or `WatchPages` of a scheduler; return the stream of its answers."""
         if self._service == "kvstore":
             store: AsyncIterator[common_pb2.PageEvents] = kvstore_pb2_grpc.KvStoreStub(channel).Watch(request)
             return store
@@ -108,13 +112,14 @@ class PageStream:
         return scheduler
 
     def _end_grace(self) -> None:
+        """Stop the timer after which the holder's pages would be forgotten."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
 
 
 def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
-    """Wire to domain."""
+    """Convert a frame from the wire."""
     removed = [Pool(gone.namespace, gone.group, gone.hashes) for gone in frame.removed_pages]
     if frame.removed:
         removed.append(Pool(b"", 0, frame.removed))

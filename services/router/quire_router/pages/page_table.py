@@ -46,16 +46,16 @@ class PageTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays; the system gives it as it is touched."""
+        """Memory of the arrays; the system allots it as it is touched."""
         return self._keys.nbytes + self.values.nbytes
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """How many slots there are."""
         return len(self._keys)
 
     def find(self, keys: Keys) -> Slots:
-        """The slot of each key, -1 where there is none."""
+        """Return the slot of each key, -1 where it is not in the table."""
         slots, missing = self._match(keys, self._first(keys))
         if len(missing):
             others = keys[missing]
@@ -63,14 +63,15 @@ class PageTable:
         return slots
 
     def get(self, keys: Keys) -> NDArray[np.uint32]:
-        """The value of each key, 0 where there is none."""
+        """Return the value of each key, 0 where it is not in the table."""
         if len(keys) <= _FEW:
             return np.array([self._value(key) for key in keys.tolist()], np.uint32)
         slots = self.find(keys)
         return np.where(slots >= 0, self.values[slots], np.uint32(0))
 
     def put(self, keys: Keys) -> Slots:
-        """The slot of each of these distinct keys, new ones with the value 0; -1 where there is no room."""
+        """Insert those of these distinct keys that are missing, with the value 0. Returns the slot of each key; -1
+        where there is no room."""
         slots = self.find(keys)
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):
@@ -102,26 +103,27 @@ class PageTable:
         return slots
 
     def drop(self, slots: Slots) -> None:
-        """Forget what is in these distinct slots."""
+        """Remove the keys in these distinct slots."""
         self._keys[slots] = _EMPTY
         self.values[slots] = 0
         self.count -= len(slots)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all keys."""
         self._keys[:] = _EMPTY
         self.values[:] = 0
         self.count = 0
 
     def check_integrity(self) -> None:
-        """Every key is where it is looked for; AssertionError otherwise."""
+        """Raise AssertionError where a key is not found in its own slot, or where the count is wrong."""
         taken = np.flatnonzero(self._keys)
         assert len(taken) == self.count, "the table lost count"
         assert not self.values[self._keys == _EMPTY].any(), "an empty slot has a value"
         assert (self.find(self._keys[taken]) == taken).all(), "a key is not found, or is there twice"
 
     def _squeeze(self, key: Keys) -> None:
-        """Put one key where somebody else can make room; nothing happens where nobody can."""
+        """Insert one key whose buckets are full: another key moves to its own other bucket. Nothing happens where none
+        can move."""
         for bucket in (self._first(key), self._second(key)):
             others = self._rows[bucket[0]]
             first, second = self._first(others), self._second(others)
@@ -138,7 +140,8 @@ class PageTable:
                 return
 
     def _match(self, keys: Keys, buckets: Slots) -> tuple[Slots, Slots]:
-        """The slots of keys that are in these buckets, -1 of others; and the indices of those others."""
+        """Look for keys in these buckets. Returns the slot of each key, -1 where it is not there, and the indices of
+        the keys that are not there."""
         hits = np.packbits(self._rows.take(buckets, axis=0) == keys[:, None], bitorder="little")
         slots: Slots = buckets * _BUCKET + _LOWEST[hits]
         missing = np.flatnonzero(hits == 0)
@@ -146,10 +149,11 @@ class PageTable:
         return slots, missing
 
     def _free(self, buckets: Slots) -> NDArray[np.uint8]:
-        """Of each bucket, bit by bit which slots are free."""
+        """Return, for each bucket, which of its slots are free, as a bit mask."""
         return np.packbits(self._rows.take(buckets, axis=0) == _EMPTY, bitorder="little")
 
     def _value(self, key: int) -> int:
+        """Return the value of one key, 0 where it is not in the table: for a few keys, quicker than numpy."""
         mask = int(self._mask)
         for start in ((key & mask) * _BUCKET, (key >> 32 & mask) * _BUCKET):
             bucket = self._keys[start : start + _BUCKET].tolist()

@@ -33,7 +33,8 @@ class PageWatchers:
         self._dropped = 0
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery's newest list: new ones are watched, what the others held is forgotten."""
+        """Take discovery's newest list of a service: new endpoints are followed; the pages of those that have left, or
+        have another address, are forgotten."""
         wanted = {(service, endpoint.instance): endpoint.address for endpoint in endpoints}
         for key, (stream, task) in list(self._streams.items()):
             if key[0] == service and wanted.get(key) != stream.address:
@@ -48,22 +49,23 @@ class PageWatchers:
                 self._streams[key] = (stream, task)
 
     async def run(self) -> None:
-        """Until cancelled: sweep, and bring the metrics up to date."""
+        """Sweep the directory and set its metrics, twice a second, until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             for _ in self._directory.sweep():
                 await asyncio.sleep(0)
-            self._show()
+            self._set_metrics()
 
     async def close(self) -> None:
-        """End all streams."""
+        """Cancel all streams and wait for their end."""
         tasks = [task for _, task in self._streams.values()]
         self._streams.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _show(self) -> None:
+    def _set_metrics(self) -> None:
+        """Set the metrics of the page index."""
         directory = self._directory
         metrics.page_index_pages.labels("told").set(len(directory.reported))
         metrics.page_index_pages.labels("expected").set(directory.expected)

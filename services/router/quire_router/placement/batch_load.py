@@ -22,6 +22,7 @@ class BatchLoad:
         self._beyond = beyond_tokens
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
+        """Return the cost of each row by how full its batch is."""
         load = self._table.load(rows)
         costs: Costs = self._full * load + self._beyond * np.maximum(load - 1.0, 0.0)
         return costs

@@ -59,7 +59,8 @@ class Disaggregation:
         self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
-        """One or two of the rows, of which there is at least one."""
+        """Choose the row that decodes the request and, where a prefill elsewhere pays, the row that prefills it. Counts
+        the decision. There is at least one row."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)
@@ -76,7 +77,8 @@ class Disaggregation:
         return Sides(pair.decode, pair.prefill)
 
     def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
-        """Who prefills and who decodes, if there are two that fit."""
+        """Return the two rows to prefill (of `able`) and to decode (of `behind`), or None where no two fit. Without a
+        policy for pairs, `whole` decodes."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
             return policies.pairs.choose(request, able, behind)
@@ -90,7 +92,8 @@ class Disaggregation:
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
     def _pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
-        """Until the prompt is computed, and what it costs those who decode beside it. Pages travel meanwhile."""
+        """Whether the second token comes sooner by the pair than by `whole`, the delay of other requests included.
+        Pages travel during the prefill. Where rates are not measured, the number of uncached tokens decides."""
         table, sides = self._table, np.array([whole, pair.prefill])
         uncached = self._uncached(request, sides)
         if pair.pull_s is None or not self._options.by_rates:
@@ -101,7 +104,8 @@ class Disaggregation:
         return bool(others_s[0] + own_s[0] > others_s[1] + max(own_s[1], pair.pull_s))
 
     def _uncached(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Tokens that each has to compute; what a kvstore has costs a part."""
+        """Return the tokens that each row has to compute; a token that it can load from a kvstore counts as a part of
+        one."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, stored = self._view.cached(request, rows)
@@ -111,5 +115,6 @@ class Disaggregation:
 
 
 def _whole(row: int, outcome: str) -> Sides:
+    """Count the outcome, and return one row for the whole request."""
     metrics.pd_decisions.labels(outcome).inc()
     return Sides(row)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class LoadReservation:
-    """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
-    elsewhere; they count once they are `coming`. `near`: they come from its own host. `held_tokens`: see PrefixView."""
+    """A request on its way: its prompt counts as pending at the replica until `release`. `pulled`: tokens whose pages
+    come from another replica; they count from `start_pull` on. `near`: that replica is on the same host. `held_tokens`:
+    see PrefixView."""
 
     __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "held_tokens", "row")
 
@@ -42,13 +43,14 @@ class LoadReservation:
         table.pending_tokens[row] += tokens
 
     def start_pull(self) -> None:
-        """Its pages are being computed, and pulled meanwhile. Idempotent."""
+        """Count the pulled tokens at the replica: their pages are being computed, and pulled meanwhile. Idempotent."""
         if self._pulled and not self._comes and self._table.life[self.row] == self._life:
             self._comes = True
             self._pulling[self.row] += self._pulled
 
     def release(self) -> None:
-        """It has its first token or its pages, or will never have them there. Idempotent."""
+        """Take the request's tokens from the replica's counts: it has its first token or its pages, or will never have
+        them there. Idempotent; nothing happens where the row has another owner by now."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens

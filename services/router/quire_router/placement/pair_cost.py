@@ -46,7 +46,8 @@ class PairCost:
         self._decodes, self._partners = LowestCost(), LowestCost()
 
     def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
-        """One that prefills and another that decodes, whose pages are alike; None: there are no such two."""
+        """Return the pair that costs least, of a row of `able` that prefills and another of `behind` that decodes. None
+        where no two have pages that are alike."""
         sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]
@@ -57,6 +58,8 @@ class PairCost:
         return min((pair for pair in found if pair is not None), key=lambda pair: pair.cost, default=None)
 
     def _weigh(self, request: PlacementRequest, able: Rows, behind: Rows) -> _Sides:
+        """Return the cost of each row of `able` as a prefill side, of each row of `behind` as a decode side, and of the
+        pull of pages to the latter."""
         table, rates = self._table, self._table.rates(behind)
         prefill = self._prefill.costs(request, able) / or_one(table.rates(able))
         company = self._decode.costs(request, behind) / or_one(rates)
@@ -75,7 +78,8 @@ class _Sides:
     ways: Ways
 
     def with_decode(self, at: int, pick: LowestCost) -> Pair | None:
-        """The best pair of this decode side."""
+        """Return the best pair with the decode side at position `at`, or None. `pick` chooses among prefill sides of
+        equal cost."""
         row = int(self.behind[at])
         way = np.where(self.table.are_near(self.able, row), self.ways.near[at], self.ways.far[at])
         costs = np.where(self._fit(self.able, row), self.prefill + way + self.decode[at], np.inf)
@@ -83,7 +87,7 @@ class _Sides:
         return self._pair(prefill, at, costs[prefill], way[prefill])
 
     def with_prefill(self, at: int) -> Pair | None:
-        """The best pair of this prefill side."""
+        """Return the best pair with the prefill side at position `at`, or None."""
         row = int(self.able[at])
         way = np.where(self.table.are_near(self.behind, row), self.ways.near, self.ways.far)
         costs = np.where(self._fit(self.behind, row), self.prefill[at] + way + self.decode, np.inf)
@@ -91,7 +95,8 @@ class _Sides:
         return self._pair(at, decode, costs[decode], way[decode])
 
     def nearest(self) -> int | None:
-        """The decode side that is the best where both sides share a host; None: none do."""
+        """Return the position of the decode side that is best together with a prefill side on its own host; None where
+        no host has both."""
         hosts = self.table.host[self.able], self.table.host[self.behind]
         count = 1 + int(hosts[1].max())
         if count == 1:
@@ -104,13 +109,16 @@ class _Sides:
         return decode if np.isfinite(costs[decode]) else None
 
     def _pair(self, prefill: int, decode: int, cost: np.float64, pull_s: np.float64) -> Pair | None:
+        """Make the pair of two positions; None where its cost is infinite, since the two do not fit. `pull_s` is
+        dropped where it is not measured."""
         if not np.isfinite(cost):
             return None
         known = float(pull_s) if self.ways.measured[decode] else None
         return Pair(int(self.able[prefill]), int(self.behind[decode]), float(cost), known)
 
     def _fit(self, rows: Rows, row: int) -> NDArray[np.bool_]:
-        """Which rows are others, and name and fill their pages as that one does."""
+        """Return which of `rows` can make a pair with `row`: other rows with the same model and the same names for
+        pages."""
         table = self.table
         alike = (table.digest[rows] == table.digest[row]) & (table.pool[rows] == table.pool[row])
         fit: NDArray[np.bool_] = alike & (rows != row)

@@ -18,7 +18,7 @@ class RoundRobin:
         self._last = -1
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """The next row after the last one."""
+        """Return the next row after the one picked last, whatever it costs."""
         self._last = int(rows[np.searchsorted(rows, self._last, side="right") % len(rows)])
         return self._last
 
@@ -30,5 +30,6 @@ class LowestCost:
         self._turn = RoundRobin()
 
     def pick(self, rows: Rows, costs: Costs) -> int:
+        """Return the row that costs least; rows of equal cost take turns."""
         best = rows[costs == costs.min()]
         return self._turn.pick(best, costs)

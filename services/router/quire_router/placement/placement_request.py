@@ -36,26 +36,27 @@ class PlacementRequest:
 
     @property
     def tokens(self) -> int:
-        """Prompt, and output of earlier attempts."""
+        """How many tokens are known: the prompt, and the output of earlier attempts."""
         return self.sequence.known_len
 
     def most_hits(self, page_size: int) -> int:
-        """Tokens that need no computing at most: the last one always does."""
+        """Return how many tokens a cache can spare at most: those of full pages, without the last token."""
         return (self.tokens - 1) // page_size * page_size
 
     def chains(self, pool: PagePool) -> Sequence_[Keys]:
-        """Keys of all full pages, by group: the names that a scheduler will give them."""
+        """Return the keys of all full pages, for each group of the pool. Hashes are computed once per page size."""
         hashes = self._hashes.get(pool.page_size)
         if hashes is None:
             hashes = self._hashes[pool.page_size] = self._named(self.tokens, pool.page_size)
         return [page_keys(pool.namespace, group, hashes) for group in range(pool.groups)]
 
     def head(self, pool: PagePool) -> Keys:
-        """The key of the first page alone, in the first group; none where it is not full."""
+        """Return the key of the first page, in the first group; none where that page is not full."""
         return page_keys(pool.namespace, 0, self._named(pool.page_size, pool.page_size))
 
     def _named(self, tokens: int, page_size: int) -> list[bytes]:
-        """Hashes of the full pages of the first so many tokens."""
+        """Return the hashes of the full pages among the first `tokens` tokens of prompt and output. `prompt_hashes` are
+        used where they are known."""
         prompt, output = self.sequence.prompt_ids, self.sequence.output_ids
         extras = page_extras(self.sequence)
         known = self.prompt_hashes.get(page_size)

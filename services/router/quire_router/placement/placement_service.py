@@ -31,29 +31,31 @@ class PlacementService:
         self.directory = PageDirectory(config.page_index_pages, config.expected_pages_s)
         self._row_of = row_of
         self._view = PrefixView(table, self.directory)
-        self._watchers = PageWatchers(config, self.directory, self._held)
+        self._watchers = PageWatchers(config, self.directory, self._on_holder_moved)
         weights = Weights(config.placement_cache_weight, config.placement_load_cost)
         named = policies(config.placement, table, self._view, weights)
         view = self._view if self.wants_pages else None
-        self.placer = Placer(table, named, view, Disaggregation(table, named, _split(config), view))
+        self.placer = Placer(table, named, view, Disaggregation(table, named, _split_options(config), view))
         metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery's newest list of schedulers or kvstores. The fleet has heard of it before."""
+        """Take discovery's newest list of schedulers or kvstores, where the policy looks at pages. The fleet has taken
+        it before."""
         if self.wants_pages:
             self._watchers.update(service, endpoints)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the page index up to date until cancelled; return at once where the policy does not look at pages."""
         if self.wants_pages:
             await self._watchers.run()
 
     async def close(self) -> None:
-        """End all streams."""
+        """End all streams of page events."""
         await self._watchers.close()
 
-    def _held(self, service: str, instance: str, number: int, life: int) -> None:
-        """The directory knows what an instance holds under another number now, or all of another life of its."""
+    def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
+        """Note under which number the directory has an instance's pages now (-1: none) and, of a kvstore, the life of
+        which it has every page (0: some are missing)."""
         if service == "scheduler":
             row = self._row_of(instance)
             if row is not None:
@@ -68,7 +70,8 @@ class PlacementService:
             view.lives[instance] = life
 
 
-def _split(config: RouterConfig) -> SplitOptions:
+def _split_options(config: RouterConfig) -> SplitOptions:
+    """Make the options of Disaggregation from the configuration."""
     return SplitOptions(
         least_tokens=config.pd_least_tokens,
         threshold_tokens=config.pd_threshold_tokens,

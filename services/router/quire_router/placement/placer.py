@@ -41,20 +41,24 @@ class Placer:
         self._split = split
 
     def place(self, request: PlacementRequest, rows: Rows) -> LoadReservation:
-        """Choose among rows, of which there is at least one."""
-        return self._placed(request, self._policies.whole.choose(request, rows))
+        """Choose one of `rows`, of which there is at least one, for the whole request; reserve the request's load there
+        and expect its pages."""
+        return self._reserve(request, self._policies.whole.choose(request, rows))
 
     def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
-        """Choose one or two among rows, of which there is at least one."""
+        """Choose one of `rows` for the whole request or, where that pays, two of them to decode and to prefill it.
+        Reserves load at each and expects the pages. There is at least one row."""
         if self._split is None:
             return ReservedSides(self.place(request, rows), None)
         decode, prefill = self._split.choose(request, rows)
         if prefill is None:
-            return ReservedSides(self._placed(request, decode), None)
+            return ReservedSides(self._reserve(request, decode), None)
         near = bool(self._table.are_near(np.array([decode]), prefill)[0])
-        return ReservedSides(self._pulled(request, decode, near=near), self._placed(request, prefill))
+        return ReservedSides(self._reserve_pull(request, decode, near=near), self._reserve(request, prefill))
 
-    def _placed(self, request: PlacementRequest, row: int) -> LoadReservation:
+    def _reserve(self, request: PlacementRequest, row: int) -> LoadReservation:
+        """Reserve the load of the request's uncached prompt at a row, and expect its pages there. Adds the tokens that
+        caches should have to `expected_tokens`."""
         cached, held = 0, self._view.held(request, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
@@ -64,8 +68,9 @@ class Placer:
         self.expected_tokens += cached
         return LoadReservation(self._table, row, request.weight, request.tokens - cached, held_tokens=held)
 
-    def _pulled(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
-        """What comes from elsewhere is no work ahead of an engine, but ahead of other pages."""
+    def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
+        """Reserve the load of a request at the row that decodes it: pages from elsewhere are no work ahead of the
+        engine, but ahead of other pulls. Expects the pages there."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

@@ -25,7 +25,7 @@ class Filter(Protocol):
     """Leaves out replicas."""
 
     def keep(self, request: PlacementRequest, rows: Rows) -> Rows:
-        """Some of the rows, in their order. None at all: then the filter is not heeded."""
+        """Return some of the rows, in their order. A filter that keeps none is ignored."""
         ...
 
 
@@ -33,7 +33,7 @@ class Score(Protocol):
     """Weighs replicas."""
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """What each of the rows would cost, in prompt tokens computed: less is better."""
+        """Return the cost of each of the rows, in prompt tokens computed: less is better."""
         ...
 
 
@@ -41,7 +41,7 @@ class Pick(Protocol):
     """Decides."""
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """One of the rows, of which there is at least one."""
+        """Return one of the rows, of which there is at least one."""
         ...
 
 
@@ -54,7 +54,8 @@ class Placement:
         self._filters = filters
 
     def choose(self, request: PlacementRequest, rows: Rows) -> int:
-        """One of the rows; there is at least one."""
+        """Apply the filters, ignoring one that keeps no row, and pick one of the rows that are left by their summed
+        scores. There is at least one row."""
         for one in self._filters:
             kept = one.keep(request, rows)
             rows = kept if len(kept) else rows
@@ -63,7 +64,7 @@ class Placement:
         return self._pick.pick(rows, self.costs(request, rows))
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """The sum of the scores, for each of the rows."""
+        """Return the sum of the scores for each of the rows."""
         costs: Costs = np.zeros(len(rows), np.float64)
         for score in self._scores:
             costs += score.costs(request, rows)

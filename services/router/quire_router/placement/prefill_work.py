@@ -25,6 +25,8 @@ class PrefillWork:
         self._load_cost = load_cost
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
+        """Return the prompt tokens that each row computes before the request's first one: its queue, and the request's
+        uncached tokens times `cache_weight`. A token in a kvstore counts as a part of one."""
         device, stored = self._view.cached(request, rows)
         loaded = np.maximum(stored - device, 0)
         own = request.tokens - device - (1.0 - self._load_cost) * loaded

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class PrefixView:
-    """`stores` are the numbers of kvstores in the directory: what one of them has, every replica may load. `lives` are
-    those lives of theirs, by instance, of whose pages none is missing there."""
+    """`stores`: by instance, the numbers of kvstores in the directory; every replica may load what one of them has.
+    `lives`: by instance, the life of those kvstores of which the directory has every page."""
 
     def __init__(
         self, table: ReplicaTable, directory: PageDirectory, clock: Callable[[], float] = time.monotonic
@@ -33,7 +33,8 @@ class PrefixView:
         self._clock = clock
 
     def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens that each row's device has, and tokens that a kvstore has for it. The last token never counts."""
+        """Return, for each row, the tokens that its device has, and those that a kvstore has. The last token never
+        counts. All are 0 for a sequence that reads no cache."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if not request.sequence.reads_cache:
             return device, stored
@@ -47,10 +48,11 @@ class PrefixView:
         return device, stored
 
     def held(self, request: PlacementRequest, row: int) -> int | None:
-        """Leading tokens of the request whose pages anybody has, or is expected to have: of all others the row's
-        kvstore has none either. None where not all of its pages are known.
+        """Return how many leading tokens have pages that any holder has, or is expected to have. The row's kvstore has
+        none beyond these. None where not all pages of that kvstore are known.
 
-        Engines count as well: what one has, or will compute, is on its way to a kvstore before that tells of it.
+        Engines count as well: a page that one has, or will compute, may reach a kvstore before the kvstore's event
+        comes.
         """
         boot_id, pool = int(self._table.kvstore[row]), int(self._table.pool[row])
         if not boot_id or boot_id not in self.lives.values():
@@ -65,7 +67,8 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """The request goes to a row: its pages will be there."""
+        """Expect the row to have the request's pages soon, since the request goes there; those that it has reported are
+        left out."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)
@@ -77,7 +80,7 @@ class PrefixView:
     def _cached(
         self, request: PlacementRequest, rows: Rows, number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same of rows of one pool, which names its pages."""
+        """Return the same as `cached`, for rows of the one pool `number`."""
         size = self._table.pools[number].page_size
         depths, most = self._found(request, number).depths, request.most_hits(size)
         device: NDArray[np.int64] = np.minimum(depths[self._table.holder[rows]] * size, most)
@@ -85,9 +88,10 @@ class PrefixView:
         return device, np.full(len(rows), min(found * size, most), np.int64)
 
     def _found(self, request: PlacementRequest, number: int) -> Prefixes:
-        """Pages by holder, and none for those that have no number: -1 is the last element."""
+        """Return the pages of the request by holder, in the pool `number`; the directory is asked once per request. The
+        last element, which a row without a holder reads by -1, is 0."""
         found = request.found.get(number)
         if found is None:
-            depths, told = self._directory.prefixes(request.chains(self._table.pools[number]), self._clock())
-            found = request.found[number] = Prefixes(np.append(depths, 0).astype(np.int64), told)
+            depths, reported = self._directory.prefixes(request.chains(self._table.pools[number]), self._clock())
+            found = request.found[number] = Prefixes(np.append(depths, 0).astype(np.int64), reported)
         return found

@@ -36,8 +36,8 @@ class PullWork:
         self._pull_cost = pull_cost
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
-        """For the request at each of the rows. `prefill_rates`: of their kind; where it is 0, tokens stand for
-        seconds."""
+        """Return, for each row, how long a pull of the request's missing pages takes, with the pulls that are ahead of
+        it. The unit is seconds, but prompt tokens where `prefill_rates` (tokens per second) is 0."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)
@@ -54,7 +54,7 @@ class PullWork:
         return Ways(queue + own * far, queue + own * near, measured)
 
     def _tokens(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Those that the rows have not."""
+        """Return how many of the request's tokens the device of each row lacks."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, _stored = self._view.cached(request, rows)
@@ -63,5 +63,5 @@ class PullWork:
 
 
 def or_one(rates: Costs) -> Costs:
-    """The rates, and one where nothing is measured: then tokens are compared, not seconds."""
+    """Return the rates, with 1 for those that are not measured: costs are compared in tokens then, not seconds."""
     return np.where(rates > 0.0, rates, 1.0)

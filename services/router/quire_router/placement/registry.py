@@ -67,7 +67,7 @@ class Policies:
 
 
 def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights) -> Policies:
-    """Those of a name. Each has its own turn."""
+    """Make the policies of this name. Each of them has round-robin turns of its own."""
     make, pairs = PLACEMENTS[name], PAIRS.get(name)
     return Policies(
         make(table, view, weights),

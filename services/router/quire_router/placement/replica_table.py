@@ -56,6 +56,7 @@ class ReplicaTable:
         self._allocate(16)
 
     def _allocate(self, capacity: int) -> None:
+        """Make all columns anew, with `capacity` rows at their defaults."""
         # Of its name: the same in all routers.
         self.name_hash: NDArray[np.uint64] = np.zeros(capacity, np.uint64)
         # What it runs, and whether it takes requests now.
@@ -104,7 +105,7 @@ class ReplicaTable:
         return self.size - len(self._free) > 1
 
     def add(self, instance: str) -> ReplicaRow:
-        """A row for a new replica."""
+        """Give a new replica a row, and store the hash of its name there."""
         if self._free:
             row = self._free.pop()
         else:
@@ -115,7 +116,8 @@ class ReplicaTable:
         return ReplicaRow(self, row)
 
     def drop(self, row: int) -> None:
-        """The replica has left."""
+        """Reset a row whose replica has left, and free it. Its life ends, so that reservations from before have no
+        effect."""
         life = int(self.life[row])
         for name, column in _columns(self):
             column[row] = 1 if name == "batch" else -1 if name == "holder" else 0
@@ -123,7 +125,8 @@ class ReplicaTable:
         self._free.append(row)
 
     def able(self, model: str, digest: bytes | None, max_len: int) -> Rows:
-        """Rows that accept a request for the model; with a digest, for that very model and so many tokens."""
+        """Return the rows that accept a request for the model `model` now or, with `digest`, for that very model and
+        `max_len` tokens."""
         if digest is None:
             same = self.model == self._models.get(model, -1)
         else:
@@ -131,24 +134,25 @@ class ReplicaTable:
         return np.flatnonzero(self.accepts & same)
 
     def prefills(self, rows: Rows, *, whole_too: bool) -> Rows:
-        """Of the rows those that compute prompts for others; `whole_too`: also where requests are run as a whole."""
+        """Return those rows whose role is to prefill alone; with `whole_too`, also those that do both."""
         role = self.role[rows]
         kept: Rows = rows[(role & PREFILL > 0) if whole_too else (role == PREFILL)]
         return kept
 
     def decodes(self, rows: Rows) -> Rows:
-        """Of the rows those that decode, and so run whole requests."""
+        """Return those rows whose role is to decode, alone or not."""
         kept: Rows = rows[self.role[rows] & DECODE > 0]
         return kept
 
     def rates(self, rows: Rows) -> Figures:
-        """Prompt tokens per second that each row computes; 0: nothing is measured of its kind."""
+        """Return the prompt tokens per second that each row computes: its own rate, but half the best of its model at
+        least. Without its own, that best rate; 0 where its model has none."""
         own, best = self.prefill_rate[rows], self._best(self.prefill_rate, rows)
         return np.where(own > 0.0, np.maximum(own, _LEAST_OF_BEST * best), best)
 
     def pull_rates(self, rows: Rows) -> tuple[Figures, Figures]:
-        """Bytes of pages per second that each row pulls from other hosts, and from its own; 0: neither is measured of
-        its kind."""
+        """Return the bytes of pages per second that each row pulls from other hosts, and from its own. A rate that was
+        not measured is the best of its model or follows from the other one; both are 0 where neither is measured."""
         own_far, own_near = self.pull_rate[rows], self.near_rate[rows]
         far = np.where(own_far > 0.0, own_far, self._best(self.pull_rate, rows))
         near = np.where(own_near > 0.0, own_near, self._best(self.near_rate, rows))
@@ -156,17 +160,18 @@ class ReplicaTable:
         return np.where(far > 0.0, far, near / NEAR_TIMES), near
 
     def are_near(self, rows: Rows, row: int) -> NDArray[np.bool_]:
-        """Which of the rows share a host with that one."""
+        """Return which of the rows have their worker on the host of `row`'s worker."""
         host = int(self.host[row])
         near: NDArray[np.bool_] = self.host[rows] == (host or -1)
         return near
 
     def knows_pages(self, pool: int) -> bool:
-        """Whether its replicas said how they name pages."""
+        """Whether the replicas of this pool have said how they name pages."""
         return self.pools[pool].page_size > 0 and self.pools[pool].groups > 0
 
     def load(self, rows: Rows) -> NDArray[np.float64]:
-        """Sequences there, as a part of what it decodes at once."""
+        """Return the sequences at each row, waiting ones and those just sent included, in units of its largest
+        batch."""
         sequences: NDArray[np.float64] = (self.running[rows] + self.waiting[rows] + self.sent[rows]) / self.batch[rows]
         return sequences
 
@@ -179,7 +184,7 @@ class ReplicaTable:
         return queue
 
     def number_of(self, model: ModelInfo) -> tuple[int, int, int]:
-        """Numbers of the model's name, digest and pool."""
+        """Return the numbers of the model's name, digest and page pool; a new one gets the next number."""
         pool = PagePool(model.pages.namespace, model.pages.page_size, len(model.pages.groups))
         if pool not in self.pools:
             self.pools.append(pool)
@@ -187,12 +192,13 @@ class ReplicaTable:
         return name, self._digests.setdefault(model.digest, len(self._digests)), self.pools.index(pool)
 
     def host_number(self, name_hash: int) -> int:
-        """Of the host of that name: its members', or a free one."""
+        """Return the number of the host with this name hash: that of the rows which have it, or a free one."""
         members = np.flatnonzero(self.host_hash == np.uint64(name_hash))
         return int(self.host[members[0]] if len(members) else np.setdiff1d(np.arange(1, self.size + 2), self.host)[0])
 
     def _best(self, column: Figures, rows: Rows) -> Figures:
-        """The largest figure of each row's kind, or of all where they are of one."""
+        """Return, for each row, the largest figure of the column among rows of its model; a single figure where there
+        is but one model."""
         if len(self._digests) < 2:
             return np.array([column.max()])
         best = np.zeros(len(self._digests))
@@ -200,6 +206,7 @@ class ReplicaTable:
         return best[self.digest[rows]]
 
     def _grow(self) -> None:
+        """Double the columns and keep their content."""
         old = dict(_columns(self))
         self._allocate(2 * self.size)
         for name, column in _columns(self):
@@ -219,7 +226,7 @@ class ReplicaRow:
         return bool(self._table.life[self.row] != self._life)
 
     def publish(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
-        """Whether it accepts requests now, what it runs, and what it is for."""
+        """Write whether the replica accepts requests now, its model and its role to the table."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -231,7 +238,8 @@ class ReplicaRow:
             table.token_bytes[row] = sum(g.page_bytes for g in model.pages.groups) / max(1, model.pages.page_size)
 
     def set_load(self, load: Load) -> None:
-        """It said how busy it is."""
+        """Write a reported load to the table. The report includes requests that were sent before, so their counts begin
+        again at 0. A rate rises at once, and sinks slowly where the reported one is lower."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -241,18 +249,20 @@ class ReplicaRow:
         table.pull_rate[row] = max(load.pull_bytes_per_s, table.pull_rate[row] * _RATE_KEPT)
         table.near_rate[row] = max(load.near_pull_bytes_per_s, table.near_rate[row] * _RATE_KEPT)
         table.kvstore[row] = load.kvstore_boot_id
-        self._lives_at(load.host)
+        self._set_host(load.host)
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
 
     def measure_prefill(self, tokens: int, us: int) -> None:
-        """It computed so many tokens of one prompt in so long."""
+        """Raise the row's prefill rate if this prompt was computed faster. Short prompts, below 128 tokens, are
+        ignored."""
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
     def measure_pull(self, pages: int, us: int, *, near: bool = False) -> None:
-        """It pulled so many pages of one prompt in so long, from its own host or from another."""
+        """Raise the row's pull rate (`near`: from its own host) if these pages came faster. Fewer than 128 tokens are
+        ignored."""
         if self._void or us <= 0:
             return
         table, row = self._table, self.row
@@ -261,7 +271,9 @@ class ReplicaRow:
             rate = table.near_rate if near else table.pull_rate
             rate[row] = max(rate[row], tokens * table.token_bytes[row] / us * 1e6)
 
-    def _lives_at(self, host: bytes) -> None:
+    def _set_host(self, host: bytes) -> None:
+        """Write the number and name hash of the worker's host to the table, if the host has changed; empty: not
+        known."""
         table, row = self._table, self.row
         name_hash = (xxhash.xxh3_64_intdigest(host) or 1) if host else 0
         if name_hash != table.host_hash[row]:
@@ -270,12 +282,12 @@ class ReplicaRow:
             table.host_hash[row] = name_hash
 
     def set_holder(self, holder: int) -> None:
-        """Its number in the page directory."""
+        """Write the replica's number in the page directory to the table."""
         if not self._void:
             self._table.holder[self.row] = holder
 
     def drop(self) -> None:
-        """It has left. Idempotent."""
+        """Free the row, since the replica has left. Idempotent."""
         if not self._void:
             self._table.drop(self.row)
 

@@ -24,6 +24,7 @@ class WithoutCrowds:
         self._table = table
 
     def keep(self, request: PlacementRequest, rows: Rows) -> Rows:
+        """Return the rows whose load is at most 1.25 times the mean, plus a quarter of a batch."""
         load = self._table.load(rows)
         kept: Rows = rows[load <= _MOST_LOAD * load.mean() + _SPARE_LOAD]
         return kept
@@ -36,6 +37,8 @@ class SameSession:
         self._table = table
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
+        """Return a cost that only depends on the session and a row's name, and so is the same in all routers. Without a
+        session, the row's load."""
         if not request.session:
             return self._table.load(rows)
         seed = xxhash.xxh3_64_intdigest(request.session.encode())

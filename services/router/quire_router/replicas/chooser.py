@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Sides(NamedTuple):
-    """`prefill` None: the other runs the sequence as a whole. Else `pulled` is how the decode side was placed."""
+    """`prefill` None: `decode` runs the sequence as a whole. Else `decode_load` is what was reserved at the decode
+    side."""
 
     decode: Replica
     prefill: Replica | None
@@ -42,10 +43,11 @@ class Chooser:
     def choose(
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
-        """A replica that can take the sequence and its siblings now; None: none can.
+        """Choose a replica that can take the sequence and its siblings, `weight` in all, now; reserve their load there.
+        Returns None where none can.
 
-        `shunned` are not asked; `avoid` only where there is nobody else, and so are replicas that only prefill. The
-        sequence is marked as placed.
+        Replicas in `shunned` are not asked. The replica `avoid`, and those of an unfit role, are asked only where there
+        is no other.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
@@ -63,7 +65,8 @@ class Chooser:
         return None
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
-        """The same for one sequence that is new, and where it pays with a replica that computes its prompt."""
+        """Choose a replica for one new sequence or, where that pays, two to decode and to prefill it; reserve its load
+        at each. Returns None where none can take it now."""
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
@@ -82,7 +85,7 @@ class Chooser:
         return None
 
     def accepting(self, sequence: SequenceState) -> list[Replica]:
-        """Everybody who could run it now."""
+        """Return all replicas that could run the sequence now."""
         return self._fleet.accepting(sequence)
 
     def epoch_of(self, instance: str) -> Epoch | None:
@@ -92,6 +95,8 @@ class Chooser:
         return self._fleet.still_runs(instance, epoch)
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
+        """Return the rows that accept the sequence, without `shunned`. A sequence with tokens is bound to the very
+        model that made them."""
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         rows = fleet.table.able(sequence.model, sequence.placement.digest if bound else None, sequence.max_len)
         if shunned:
@@ -99,7 +104,8 @@ class Chooser:
         return rows
 
     def _fitting_rows(self, sequence: SequenceState, rows: Rows) -> Rows:
-        """The rows with this role, or all rows if none has it."""
+        """Return the rows whose role fits the job (prefill for an export, else decode), or all rows where none has
+        it."""
         table = self._fleet.table
         if sequence.job.kv_export:
             fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]
@@ -108,7 +114,8 @@ class Chooser:
         return next((some for some in fit if len(some)), rows)
 
     def _replica_for(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
-        """The replica, if it can take the sequence; if not, its row is brought up to date."""
+        """Return the replica of a placement if it can take the sequence. If not, release the load, bring the replica's
+        row up to date, and return None."""
         replica = self._fleet.at(placed.row)
         if replica.can_take(sequence):
             return replica
@@ -118,11 +125,13 @@ class Chooser:
 
 
 def _reserve_load(sequence: SequenceState, placed: LoadReservation) -> None:
+    """Store the reservation in the sequence, which releases it later. `held_tokens` are stored only if the sequence is
+    new."""
     # Of a sequence that ran before, an engine may have stored more than it has reported.
     ran = sequence.submitted or sequence.engine.output_ids
     sequence.placement.reserve_load(placed, None if ran else placed.held_tokens)
 
 
 def _session(sequence: SequenceState) -> str:
-    """Of one tenant only: sessions are clients' words."""
+    """Return the name of the job's session, within its tenant; '' where it has none."""
     return f"{sequence.context.tenant}:{sequence.job.session}" if sequence.job.session else ""

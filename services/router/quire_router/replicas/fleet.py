@@ -52,7 +52,8 @@ class Fleet:
         self._by_row: dict[int, Replica] = {}
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery's newest list: new ones are connected, the sequences of those that are gone move."""
+        """Take discovery's newest list: new schedulers are connected; those that have left, or have another address,
+        are dropped, and their sequences move."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
@@ -86,12 +87,13 @@ class Fleet:
         return [replica for replica in self.replicas.values() if replica.can_take(sequence)]
 
     def epoch_of(self, instance: str) -> Epoch | None:
-        """Which epoch that replica was in when it last said so; None: nobody knows."""
+        """Return the epoch of that replica's worker, as the replica said last; None where it is not known."""
         replica = self.replicas.get(instance)
         return replica.epoch if replica is not None else None
 
     def still_runs(self, instance: str, epoch: Epoch) -> bool:
-        """Whether that replica is within reach, and still in that epoch: nothing that ran there has broken it."""
+        """Whether that replica is within reach and still in that epoch: then no sequence that ran there has broken
+        it."""
         replica = self.replicas.get(instance)
         return replica is not None and replica.session.open and replica.load.epoch == epoch
 
@@ -119,20 +121,21 @@ class Fleet:
         return any(replica.accepts for replica in self.replicas.values())
 
     async def close(self) -> None:
-        """Stop all."""
+        """Cancel the tasks of all replicas, and wait for their end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_change(self, replica: Replica) -> None:
+        """Remember the model of a replica that has changed, and report the change."""
         if replica.model is not None and replica.instance in self.replicas:
             self._models[replica.model.name] = replica.model
         self._changed()
 
 
 def no_replica() -> Unavailable:
-    """The error when no engine can take a request."""
+    """Make the error for a request that no engine can take."""
     return Unavailable(
         "NO_HEALTHY_REPLICA",
         "No engine is ready to run this request.",

@@ -60,9 +60,10 @@ class Migration:
         self._closed = False
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Siblings, for the first time: they go together, since they share their prompt's pages."""
+        """Submit new siblings to one replica, since they share their prompt's pages. A sequence without siblings may be
+        prefilled elsewhere. Where no replica can take them, they wait."""
         if len(sequences) == 1 and _may_prefill_elsewhere(sequences[0]):
-            if not self._begin(sequences[0]):
+            if not self._submit_new(sequences[0]):
                 self._wait(sequences[0], self._history_of(sequences[0]))
             return
         replica = self._chooser.choose(sequences[0], len(sequences))
@@ -75,7 +76,8 @@ class Migration:
             self._wait(sequence, self._history_of(sequence))
 
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """Its engine works on it no more, and has let go of it."""
+        """Find another engine for a sequence that its engine has dropped, or let the sequence wait for one. It fails if
+        it has cost too many engines. If all its tokens are known, it needs no engine: only their text is awaited."""
         if sequence.client.ended:
             return
         if self._closed:
@@ -90,10 +92,10 @@ class Migration:
         history.leave_engine(failure.instance)
         if failure.refused and not sequence.admitted_once:
             # It had no engine yet: nothing is lost, and who takes it is its first.
-            log.debug("sequence refused", **_facts(sequence, failure))
+            log.debug("sequence refused", **_log_fields(sequence, failure))
         else:
             history.lose_engine(failure.reason)
-            log.warning("sequence lost its engine", emitted=sequence.engine.tokens, **_facts(sequence, failure))
+            log.warning("sequence lost its engine", emitted=sequence.engine.tokens, **_log_fields(sequence, failure))
         if self._gives_up(sequence, history, failure):
             return
         self._shun(history, failure)
@@ -104,6 +106,8 @@ class Migration:
             self._place_or_wait(sequence)
 
     def prefill_ended(self, sequence: SequenceState) -> None:
+        """Move a sequence whose prompt is computed to its decode side; without one, submit it anywhere or let it wait.
+        If it has ended, only its text is awaited."""
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
@@ -111,19 +115,21 @@ class Migration:
             self._place_or_wait(sequence)
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
+        """Note that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
+        side, but fails if it has cost too many engines."""
         history = self._history_of(sequence)
         history.leave_engine(failure.instance)
-        log.info("decode side lost ahead of the first token", **_facts(sequence, failure))
+        log.info("decode side lost ahead of the first token", **_log_fields(sequence, failure))
         if not sequence.client.ended and not self._gives_up(sequence, history, failure):
             self._shun(history, failure)
 
     def replicas_changed(self) -> None:
-        """A replica may have become able to take what waits."""
+        """Try to place the sequences that wait, since a replica may be able to take them now."""
         if self._pending.waiting:
             self._serve_waiting()
 
     def close(self) -> None:
-        """From now on nothing is moved; what waits fails."""
+        """Move no sequence any more; those that wait fail."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -132,6 +138,8 @@ class Migration:
             sequence.fail(session_lost())
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
+        """Fail the sequence if it has cost too many engines or, while it is new, if all replicas are full. Returns
+        whether it has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:
@@ -146,11 +154,13 @@ class Migration:
         return False
 
     def _shun(self, history: MigrationHistory, failure: EngineFailure) -> None:
+        """If the failure is a refusal, do not ask that replica again for a while."""
         if failure.refused:
             history.shun(failure.instance, asyncio.get_running_loop().time())
 
-    def _begin(self, sequence: SequenceState) -> bool:
-        """Submit one that is new, to one replica or to two, if anybody can take it now."""
+    def _submit_new(self, sequence: SequenceState) -> bool:
+        """Submit a new sequence to one replica, or to a prefill side with a reservation at a decode side. Returns False
+        where none can take it now."""
         sides = self._chooser.choose_sides(sequence)
         if sides is None:
             return False
@@ -166,14 +176,15 @@ class Migration:
         return True
 
     def _place_or_wait(self, sequence: SequenceState) -> None:
+        """Submit the sequence to a replica that can take it now, or let it wait."""
         history = self._history_of(sequence)
         if not self._place(sequence, history, asyncio.get_running_loop().time()):
             self._wait(sequence, history)
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
-        """Submit it somewhere, if anybody can take it now."""
+        """Submit the sequence to a replica that can take it now. Returns False where there is none."""
         if _may_prefill_elsewhere(sequence):
-            return self._begin(sequence)
+            return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
         if replica is None:
             return False
@@ -181,6 +192,8 @@ class Migration:
         return True
 
     def _submit(self, sequence: SequenceState, replica: Replica) -> None:
+        """Submit the sequence to this replica, as another attempt if it was submitted before. Records a migration if it
+        had lost an engine."""
         history = sequence.migration_history
         self._pending.leave(sequence)
         if sequence.submitted:
@@ -190,13 +203,15 @@ class Migration:
             _record_migration(sequence, history, replica.instance)
 
     def _wait(self, sequence: SequenceState, history: MigrationHistory) -> None:
+        """Let the sequence wait for a replica, and set the timer for the next try."""
         now_s = asyncio.get_running_loop().time()
         history.begin_wait(now_s)
         self._pending.enter(sequence)
         self._wake_at(history.next_due_s(now_s))
 
     def _serve_waiting(self) -> None:
-        """Look after all that wait: place, give up, or find out when to look again."""
+        """Try to place each sequence that waits. Fails those that have waited too long, and sets the timer for the next
+        try."""
         self._due_s = float("inf")
         now_s = asyncio.get_running_loop().time()
         for sequence in list(self._pending.waiting.values()):
@@ -211,6 +226,7 @@ class Migration:
             self._wake_at(history.next_due_s(now_s))
 
     def _wake_at(self, due_s: float) -> None:
+        """See to it that `_serve_waiting` is called at `due_s` at the latest: a timer that is due earlier stays."""
         if due_s >= self._due_s:
             return
         if self._timer is not None:
@@ -223,8 +239,8 @@ class Migration:
 
 
 def _may_prefill_elsewhere(sequence: SequenceState) -> bool:
-    """Whether it may be prefilled elsewhere: it is new, alone, and has more than one token to come. What is asked of a
-    prompt is said by an engine that computes all of it."""
+    """Whether the sequence may be prefilled elsewhere: it is new, has no siblings, and may get more than one token.
+    Prompt logprobs forbid it, since one engine must compute the whole prompt for them."""
     spec = sequence.spec
     left = spec.stop.max_tokens - sequence.engine.tokens
     alone = sequence.job.siblings == 1
@@ -232,7 +248,8 @@ def _may_prefill_elsewhere(sequence: SequenceState) -> bool:
     return new and alone and left > 1 and spec.sampling.prompt_logprobs < 0
 
 
-def _facts(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | int]:
+def _log_fields(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | int]:
+    """Return the fields with which a log line names a sequence and its engine's failure."""
     return {
         "request_id": sequence.context.request_id,
         "index": sequence.index,
@@ -243,7 +260,7 @@ def _facts(sequence: SequenceState, failure: EngineFailure) -> dict[str, str | i
 
 
 def _record_migration(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
-    """Logs, metrics and trace of a sequence that has an engine again."""
+    """Record, in log, metrics and trace, that a sequence which had lost its engine runs at `instance` now."""
     us = history.find_engine()
     metrics.migrations.labels(history.reason).inc()
     metrics.migration_wait.observe(us / 1e6)

@@ -22,7 +22,8 @@ class PendingSequences:
         self._detokenizer = make_detokenizer(self._texts, self.leave)
 
     def enter(self, sequence: SequenceState) -> None:
-        """The sequence has no engine; if its last token is known, the sequence needs none."""
+        """Hold a sequence that has no engine. It waits for one, unless all its tokens are known. Tokens without text
+        yet are decoded on this holder's own Detokenize stream."""
         sequence.hold(self)
         if not sequence.engine.finish:
             self.waiting[sequence.handle] = sequence
@@ -31,7 +32,7 @@ class PendingSequences:
             self._detokenizer.open(sequence)
 
     def leave(self, sequence: SequenceState) -> None:
-        """Forget a sequence that has left. Idempotent."""
+        """Forget a sequence, and close it on this holder's Detokenize stream. Idempotent."""
         self.waiting.pop(sequence.handle, None)
         if self._texts.pop(sequence.handle, None) is not None:
             self._detokenizer.close(sequence.handle)
@@ -40,5 +41,5 @@ class PendingSequences:
         self.leave(sequence)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the Detokenize stream until cancelled."""
         await self._detokenizer.run()

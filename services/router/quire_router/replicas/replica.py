@@ -78,7 +78,7 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """What it is for, as it said last: prefill, decode or both."""
+        """The scheduler's role, as it said last: prefill, decode or both."""
         return self.load.role or self._role or "both"
 
     @property
@@ -87,7 +87,7 @@ class Replica:
         return len(self.session.sequences)
 
     def can_take(self, sequence: SequenceState) -> bool:
-        """Whether the sequence could run here now. One that has tokens is bound to the very model that made them."""
+        """Whether the sequence could run here now. A sequence with tokens is bound to the very model that made them."""
         model = self.model
         if model is None or not self.accepts:
             return False
@@ -96,17 +96,17 @@ class Replica:
         return model.name == sequence.model
 
     def submit(self, sequence: SequenceState) -> None:
-        """Start a sequence here; only if it `can_take` it."""
+        """Start a sequence here, bound to this model; only if `can_take` allows it."""
         if self.model is not None:
             sequence.placement.bind_model(self.model.digest)
         self.session.submit(sequence)
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """The ticket of a transfer that is open there. Raises grpc.RpcError, InvalidArgument."""
+        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError, InvalidArgument."""
         return await self.client.ticket(transfer_id, timeout_s)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the scheduler's load and keep a session with it until cancelled; then close the channel."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_load())
@@ -116,6 +116,8 @@ class Replica:
             await self.client.close()
 
     async def _watch_load(self) -> None:
+        """Follow the scheduler's load, again after a backoff when the stream ends. Meanwhile its phase is
+        `unreachable`."""
         backoff = Backoff()
         while True:
             try:
@@ -130,6 +132,8 @@ class Replica:
             await backoff.wait()
 
     async def _keep_session(self) -> None:
+        """Whenever the scheduler is ready or drains, read its model and run a session, again after a backoff when the
+        session ends. Errors are logged."""
         while True:
             await self._serving.wait()
             try:
@@ -148,11 +152,14 @@ class Replica:
             await self._session_backoff.wait()
 
     def _opened(self) -> None:
+        """Reset the backoff and report that the replica may accept now."""
         self._session_backoff.reset()
         log.info("session open", instance=self.instance)
         self._changed()
 
     def _set_load(self, load: Load) -> None:
+        """Store a load, also in the placement table, and report the change. A ready or draining scheduler gets a
+        session."""
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load
@@ -165,7 +172,7 @@ class Replica:
         self._changed()
 
     def publish(self) -> None:
-        """Bring its row up to date."""
+        """Bring the replica's row in the placement table up to date."""
         self.row.publish(accepts=self.accepts, model=self.model, role=self.role)
 
     def _changed(self) -> None:

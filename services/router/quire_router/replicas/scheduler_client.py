@@ -33,22 +33,24 @@ class SchedulerClient:
         self.stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
 
     async def watch_load(self) -> AsyncIterator[Load]:
-        """Every change of load, until the scheduler ends it."""
+        """Yield every change of the scheduler's load, until the scheduler ends the call."""
         async for message in self.stub.WatchLoad(sb.WatchLoadRequest(interval_ms=LOAD_INTERVAL_MS)):
             yield load_from_pb(message)
 
     async def model(self) -> tuple[ModelInfo, str]:
-        """What it runs, and its role."""
+        """Return the scheduler's model, and its role."""
         response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
         return model_from_pb(response.model), response.role
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """Of a transfer that is open there. Raises InvalidArgument for one that contradicts itself."""
+        """Return the ticket of a transfer that is open at the scheduler. Raises InvalidArgument for one that
+        contradicts itself."""
         response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
         return ticket_from_pb(response.ticket)
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
-        """Its pages with their tokens: from a change of an epoch on, or from a snapshot."""
+        """Yield the scheduler's page events, with token ids: those after `after_sequence` in `epoch` or, where they are
+        not known, from a snapshot on."""
         request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
         call = self.stub.WatchPages(request)
         try:
@@ -63,7 +65,7 @@ class SchedulerClient:
 
 
 def load_from_pb(message: sb.Load) -> Load:
-    """Wire to domain."""
+    """Convert a load from the wire."""
     return Load(
         message.phase,
         message.progress,

@@ -79,7 +79,7 @@ class Session:
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, sequence: SequenceState) -> None:
-        """Start a sequence here; only while `open`."""
+        """Send a sequence to the scheduler, and open it on the Detokenize stream; only while `open`."""
         sequence.hold(self)
         self.sequences[sequence.handle] = sequence
         # First, since its text waits for the engine; the tokenizer has until then to open it.
@@ -87,51 +87,55 @@ class Session:
         self.detokenizer.open(sequence)
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep a place here; only while `open`."""
+        """Send a reservation to the scheduler; only while `open`."""
         self.reservations[reservation.handle] = reservation
         self._out.submit(reservation.handle, reservation)
 
     def cancel(self, reservation: Reservation) -> None:
-        """Nobody comes for the place. Idempotent."""
+        """Drop a reservation here and at the scheduler. Idempotent."""
         if self.reservations.pop(reservation.handle, None) is not None:
             self._abort(reservation.handle)
 
     def adopt(self, sequence: SequenceState) -> None:
-        """A sequence takes the place that was kept for it: it has the reservation's handle."""
+        """Give a reservation's place to the sequence, which has the reservation's handle; open it on the Detokenize
+        stream."""
         del self.reservations[sequence.handle]
         sequence.hold(self)
         self.sequences[sequence.handle] = sequence
         self.detokenizer.open(sequence)
 
     def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
-        """Tell a reservation where its pages are."""
+        """Tell the scheduler where a reservation's pages are."""
         self._out.hand_over(handle, ticket, b"", give_up=False)
 
     def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
-        """Tell what adopted a reservation what the prefill side drew, and whether there is nothing more to pull."""
+        """Tell the scheduler which token the prefill side sampled. `give_up`: there is nothing more to pull."""
         self._out.hand_over(handle, None, token, give_up=give_up)
 
     def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
-        """Somebody still waits for these transfers of this scheduler."""
+        """Renew the leases of these transfers at the scheduler, while the session is open."""
         if self.open:
             self._out.renew_transfers(transfer_ids)
 
     def release_transfer(self, transfer_id: bytes) -> None:
-        """Nobody waits for this transfer of this scheduler any more."""
+        """Let the scheduler take the transfer's pages back, while the session is open."""
         if self.open:
             self._out.release_transfer(transfer_id)
 
     def abort(self, sequence: SequenceState) -> None:
-        """Stop a sequence here and at the tokenizer; nothing more is heard of it. Idempotent."""
+        """Stop a sequence at the scheduler and at the tokenizer, and release its load; nothing more is heard of it.
+        Idempotent."""
         if self.sequences.pop(sequence.handle, None) is not None:
             sequence.placement.release_load()
             self.detokenizer.close(sequence.handle)
             self._abort(sequence.handle)
 
     async def run(self, opened: Callable[[], None]) -> None:
-        """One life of the stream, until it breaks (raises QuireError) or the scheduler ends it.
+        """Open the stream, call `opened` at the scheduler's welcome, and apply its messages until it ends. Raises
+        QuireError where it breaks.
 
-        Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
+        In the end, all sequences and reservations here are lost. Nothing of this stream is heard after that: its
+        handles have gone, and its call is over.
         """
         self._out = SessionOutgoing(self._router_id, self._wanted)
         call = self._stub.Session(self._out.messages())
@@ -172,14 +176,16 @@ class Session:
             self._reducer.lose_all(reason, unreachable=unreachable)
 
     def _longest_silence_s(self, heartbeat_ms: int) -> float:
-        """Only who promises signs of life is missed."""
+        """Return how long the scheduler may be silent: the timeout or three heartbeats, the longer one; for ever if it
+        promises no heartbeats."""
         return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
 
     def _wanted(self, handle: int) -> bool:
         return handle in self.sequences or handle in self.reservations
 
     def _text_ended(self, sequence: SequenceState) -> None:
-        """The tokenizer found a stop string, or failed, before the engine ended: the rest is not wanted."""
+        """Abort the sequence at the scheduler: the tokenizer has found a stop string, or has failed, before the engine
+        ended."""
         self._abort(sequence.handle)
 
     def _abort(self, handle: int) -> None:
@@ -188,6 +194,8 @@ class Session:
 
 
 def _cut(watch: Watch) -> QuireError:
+    """Return the error for a call that was cancelled on this side: by the watchdog, or since a message could not be
+    made."""
     if watch.expired:
         message = f"The scheduler said nothing for {watch.quiet_s:.1f} s."
         return Unavailable("SCHEDULER_SILENT", message, "See its log; its process may hang.")

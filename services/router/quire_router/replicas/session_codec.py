@@ -26,7 +26,8 @@ log = get_logger(__name__)
 
 
 def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep:
-    """Wire to domain, as an instance's account. Raises InvalidArgument for columns that contradict each other."""
+    """Convert a message of the scheduler `instance` to a step. Raises InvalidArgument for columns that contradict each
+    other."""
     finished = message.finished
     prefilled = message.prefilled
     return SessionStep(
@@ -47,7 +48,7 @@ def _admitted(message: sb.Admitted) -> Admitted:
 
 
 def _ticket(message: sb.Ticket) -> Ticket | None:
-    """One that cannot be read is none: its pages are computed again."""
+    """Convert a ticket. One that cannot be read is logged and becomes None: its pages are computed again."""
     try:
         return ticket_from_pb(message)
     except InvalidArgument as error:
@@ -66,7 +67,8 @@ def _hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTim
 
 
 def _prefills(finished: Iterable[sb.Finished], prefilled: Iterable[sb.Prefilled]) -> Iterator[tuple[int, int]]:
-    """Of each request that is over, the prompt tokens that were computed for it and how long that took in us."""
+    """Yield, for each request that has ended here, the prompt tokens that were computed for it, and in how many
+    microseconds."""
     for timings in (*(one.timings for one in finished), *(one.timings for one in prefilled)):
         for timing in timings:
             if (timing.service, timing.phase) == ("worker", "prefill"):
@@ -80,6 +82,7 @@ def _pulled(message: sb.Pulled, instance: str) -> Pulled:
 
 
 def _rows(message: sb.SessionResponse) -> StepRows:
+    """Convert the columns of new tokens: as bytes, as lists, and logprobs as packed entries."""
     handle, count, token = message.handle, message.count, message.token
     handles, counts = i32(handle, "handle").tolist(), i32(count, "count").tolist()
     entries = _entries(message.logprobs, token, handles, counts) if message.HasField("logprobs") else []
@@ -89,7 +92,8 @@ def _rows(message: sb.SessionResponse) -> StepRows:
 def _entries(
     columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], counts: Sequence[int]
 ) -> list[tuple[int, bytes]]:
-    """Packed entries with their handles, in the order of the tokens: one pass over the rows finds each its own."""
+    """Pack the logprobs of each token to an entry, and pair it with its sequence's handle, in the order of the
+    tokens."""
     ids, ends = i32(token, "token").tolist(), list(accumulate(counts))
     tops, top_logprobs = i32(columns.top_id, "top_id").tobytes(), f32(columns.top_logprob, "top_logprob").tobytes()
     found: list[tuple[int, bytes]] = []

@@ -47,13 +47,13 @@ class Submission(Protocol):
         """Leading tokens whose pages anybody has; None: not known."""
 
     def to_submit(self) -> TokenSequence:
-        """All that the engine must know of the sequence."""
+        """Return all that the engine must know of the sequence."""
 
     def kv_transfer(self) -> KvTransfer | None:
-        """What it must know of pages that travel; None: none do."""
+        """Return the KV transfer that the engine must know of; None where no pages are transferred."""
 
     def fail(self, error: QuireError) -> None:
-        """No message can be made of it."""
+        """Fail the sequence, since no message can be made of it."""
 
 
 class SessionOutgoing:
@@ -71,37 +71,37 @@ class SessionOutgoing:
         self._over = False
 
     def submit(self, handle: int, submission: Submission) -> None:
-        """Start it there."""
+        """Queue a sequence or a reservation, to be started at the scheduler."""
         self._submits.append((handle, submission))
         self._wake.set()
 
     def hand_over(self, handle: int, ticket: Ticket | None, token: bytes, *, give_up: bool) -> None:
-        """Tell what came of the prefill side; see the contract."""
+        """Queue the prefill side's ticket or token for a handle; see the contract."""
         self._handovers.append((handle, ticket, token, give_up))
         self._wake.set()
 
     def abort(self, handle: int) -> None:
-        """Stop it there."""
+        """Queue the abort of a handle."""
         self._aborts.append(handle)
         self._wake.set()
 
     def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
-        """Somebody still waits for these."""
+        """Queue the renewal of these transfers' leases."""
         self._renewed += transfer_ids
         self._wake.set()
 
     def release_transfer(self, transfer_id: bytes) -> None:
-        """Nobody waits for this any more."""
+        """Queue the release of a transfer."""
         self._released.append(transfer_id)
         self._wake.set()
 
     def end(self) -> None:
-        """The stream is over: `messages` end, which nobody else would tell where the scheduler has ended it."""
+        """End `messages`, since the stream is over: gRPC would leave them waiting where the scheduler has ended it."""
         self._over = True
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[sb.SessionRequest]:
-        """The stream's requests."""
+        """Yield the stream's requests: a hello, then whatever is queued, until `end` is called."""
         yield sb.SessionRequest(hello=sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id))
         while True:
             await self._wake.wait()
@@ -112,6 +112,8 @@ class SessionOutgoing:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
+        """Make the next message, of as much as one message may have from each queue. Handles that have gone are left
+        out. A submission of which no message can be made fails alone."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()
@@ -141,12 +143,13 @@ class SessionOutgoing:
 
 
 def _cost(submit: sb.Submit) -> int:
-    """Bytes, or as many as are made in the same time."""
+    """Return the size of a submit in bytes; an entry that is put in one by one counts as more."""
     sampling = submit.sequence.sampling
     return int(submit.ByteSize()) + _ENTRY_BYTES * (len(sampling.logit_bias) + len(sampling.bad_words_ids))
 
 
 def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
+    """Convert a submission to a message, with its held tokens and its KV transfer, if it has them."""
     message = sb.Submit(
         handle=handle,
         context=context_to_pb(submission.context),

@@ -48,7 +48,8 @@ class SessionReducer:
         self._row = row
 
     def apply(self, step: SessionStep, now_ns: int) -> None:
-        """One message. `now_ns`: when it came."""
+        """Apply one message, which came at `now_ns`, to the sequences and reservations; pass its rows on to the
+        tokenizer."""
         apply_events(step, self._sequences, self._reservations, self._source)
         rows = step.rows
         if rows is not None:
@@ -64,7 +65,8 @@ class SessionReducer:
             self._apply_prefill(prefilled)
 
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
-        """The session is over: all that is here has lost its engine; what has all its tokens needs none."""
+        """Report all sequences and reservations as lost, since the session is over, and empty both tables. Where a
+        request may have caused that `reason`, those that ran are suspected."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -81,7 +83,8 @@ class SessionReducer:
             reservation.lost(waited)
 
     def _apply_failures(self, failed: Sequence[Failed]) -> None:
-        """What fails in one message by the same code failed of one cause, such as a worker that was lost."""
+        """Drop the sequences and reservations that failed, and fail each or report it as lost. Those that failed by one
+        code in one message share a cause, such as a worker that was lost."""
         ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
             if (sequence := self._sequences.get(handle)) is not None and sequence.admitted:
@@ -96,6 +99,7 @@ class SessionReducer:
                 self._fail_reservation(reservation, error)
 
     def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
+        """Release the sequence's load; fail the sequence if the fault is its own, else report it as lost."""
         sequence.placement.release_load()
         failure = failure_of(self._source.instance, error, admitted=sequence.admitted, outage=outage)
         if failure is None:
@@ -104,6 +108,7 @@ class SessionReducer:
             self._lost(sequence, failure)
 
     def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
+        """Fail the reservation's sequence if the fault is its own, else report the reservation as lost."""
         failure = failure_of(self._source.instance, error, admitted=reservation.admitted)
         if failure is None:
             reservation.fail(error)
@@ -111,12 +116,15 @@ class SessionReducer:
             reservation.lost(failure)
 
     def _apply_pull(self, pulled: Pulled) -> None:
+        """Record the speed of a pull, and tell the sequence or reservation that its pages were pulled."""
         self._row.measure_pull(pulled.found.pages, pulled.found.us, near=pulled.near)
         owner = self._reservations.get(pulled.handle) or self._sequences.get(pulled.handle)
         if owner is not None:
             owner.pages_pulled(pulled.found)
 
     def _apply_prefill(self, prefilled: Prefilled) -> None:
+        """Drop a sequence whose prefill is done and tell its KV route. A sequence that was not submitted for its
+        prefill alone is reported as lost."""
         sequence = self._sequences.get(prefilled.handle)
         if sequence is None or sequence.engine.finish:  # the last token's text comes by this session's stream
             return
@@ -136,7 +144,8 @@ def apply_events(
     reservations: Mapping[int, Reservation],
     source: TransferSource,
 ) -> None:
-    """Admissions and ends; before the rows, so that the last row finds all that belongs to the end."""
+    """Apply admissions, prompt logprobs and ends. They come before the rows, so that a last row finds all that belongs
+    to the end."""
     for admitted in step.admitted:
         sequence = sequences.get(admitted.handle)
         if sequence is not None:
@@ -154,7 +163,8 @@ def apply_events(
 
 
 def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: int) -> None:
-    """Give every sequence its row."""
+    """Add each row's tokens to its sequence, then each logprob entry; observe the time between tokens. Handles that
+    have gone are skipped."""
     token, at, find, gap = rows.token, 0, sequences.get, metrics.itl.observe
     finishes = rows.finish or bytes(len(rows.handles))
     for handle, count, finish in zip(rows.handles, rows.counts, finishes, strict=True):
@@ -175,6 +185,8 @@ def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: i
 
 
 def _admit(sequence: SequenceState, admitted: Admitted, source: TransferSource) -> None:
+    """Note that an engine has begun the sequence, and give its ticket to the KV route; another attempt's admission is
+    ignored."""
     if admitted.attempt != sequence.attempt:
         return
     sequence.engine.admit(admitted.attempt, admitted.cached_tokens)

@@ -20,7 +20,8 @@ class Admission:
         self.inside = 0
 
     def enter(self, weight: int) -> None:
-        """Take `weight` places; raises Overloaded, or Unavailable while draining."""
+        """Take `weight` places. Raises Unavailable while closed, InvalidArgument where there are not so many at all,
+        and Overloaded where too few are free."""
         if not self.open:
             raise Unavailable(
                 "DRAINING",
@@ -46,13 +47,13 @@ class Admission:
         self._idle.clear()
 
     def leave(self, weight: int) -> None:
-        """Give the places back."""
+        """Give `weight` places back."""
         self.inside -= weight
         if self.inside == 0:
             self._idle.set()
 
     def pause(self) -> None:
-        """Admit nobody more; those inside go on."""
+        """Stop admitting; those inside go on."""
         self.open = False
 
     def resume(self) -> None:
@@ -60,7 +61,7 @@ class Admission:
         self.open = True
 
     async def close(self, timeout_s: float) -> None:
-        """Admit nobody more; return when all have left, or after the timeout."""
+        """Stop admitting; return when all have left, or after the timeout."""
         self.pause()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """What was found so far. `entries` has one per token."""
+    """A candidate answer so far. `entries` has one per token; `stopped`: its last token ended it."""
 
     ids: tuple[int, ...] = ()
     logprob: float = 0.0
@@ -49,7 +49,8 @@ class Beam:
     stopped: bool = False
 
     def score(self, prompt_tokens: int, length_penalty: float) -> float:
-        """vLLM's: the sum of logprobs by the length, prompt included, end of sequence not, to the penalty's power."""
+        """Return vLLM's score: the sum of logprobs divided by the length to the power of `length_penalty`. The length
+        includes the prompt, but not an end token."""
         length = prompt_tokens + len(self.ids) - self.stopped
         return float(self.logprob / max(length, 1) ** length_penalty)
 
@@ -83,7 +84,7 @@ class SearchedGeneration(Generation):
     first_ns = 0
 
     def usage(self) -> Usage:
-        """Prompts count once, and of answers the tokens that the client gets."""
+        """Return the tokens used: each prompt once, and of answers those that the client gets."""
         return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
@@ -93,6 +94,7 @@ class SearchedGeneration(Generation):
         return self.first_ns
 
     def _reasons(self) -> list[str]:
+        """Return the finish reason of each answer; `abort` for all where the search has not ended."""
         reasons = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
         return reasons or ["abort"] * self.answer_count
 
@@ -106,7 +108,8 @@ class BeamSearch:
         self._token_bytes = token_bytes
 
     async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        """The n best beams of each prompt, best first. Raises QuireError."""
+        """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, best
+        first. Takes places meanwhile and charges tokens. Raises QuireError, also at the caller's timeout."""
         check_beams(job)
         left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
         try:
@@ -123,6 +126,8 @@ class BeamSearch:
             ) from None
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
+        """Search with places taken, within a span of its own. The generation is closed in the end, which charges the
+        answers' tokens."""
         job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
         metrics.prompt_tokens.inc(costs.prompt_tokens)
         span = start_span("router.beams", job, caller, rendering.served)
@@ -144,12 +149,14 @@ class BeamSearch:
         if headers:
             caller = replace(caller, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
         try:
-            deltas = await self._searched(generation, rendering, caller)
+            deltas = await self._search(generation, rendering, caller)
         finally:
             generation.close()
         return generation, deltas
 
-    async def _searched(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
+    async def _search(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
+        """Step the searches until none has a live beam. Stores the result in `generation`, and returns a delta for each
+        of the best beams."""
         job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         end_ids = frozenset((*job.stop_token_ids, *eos))
@@ -204,11 +211,13 @@ class BeamSearch:
 
     @staticmethod
     def _best(job: GenerateJob, search: _Search) -> list[Beam]:
-        """The answers if the search ended now."""
+        """Return the n beams, ended or live, that score best, best first."""
         prompt_tokens, found = len(search.prompt_ids), [*search.ended, *search.live]
         return sorted(found, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)[: job.n]
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
+        """Make the delta of a beam: its text, decoded by a tokenizer, its ids and its finish reason; logprobs as asked
+        for."""
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
         column = np.array(shown, np.int32)
         text = ""
@@ -224,7 +233,7 @@ class BeamSearch:
         return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
     def _offsets(self, ids: Sequence[int], most: int) -> list[int]:
-        """Characters of the answer after each token."""
+        """Return the number of characters of the answer after each token, `most` at most."""
         found, known = [], b""
         for token_id in ids:
             known += self._token_bytes.get(token_id)
@@ -233,7 +242,7 @@ class BeamSearch:
 
 
 def check_beams(job: GenerateJob) -> None:
-    """Raise Unsupported for what a search over raw logprobs does not honour."""
+    """Raise Unsupported, naming the field, for a job with options that beam search does not honour."""
     asked = {
         **_controls_of(job),
         "stop": job.text.stop,
@@ -254,7 +263,7 @@ def check_beams(job: GenerateJob) -> None:
 
 
 def _controls_of(job: GenerateJob) -> dict[str, bool]:
-    """Penalties, biases and allowed tokens, by their names: whether each is asked for."""
+    """Return, for each of the penalties, biases and allowed tokens by name, whether the job asks for it."""
     controls = job.sampling.controls or NEUTRAL
     return {each.name: getattr(controls, each.name) != getattr(NEUTRAL, each.name) for each in fields(controls)}
 
@@ -264,7 +273,7 @@ def _finish(beam: Beam) -> int:
 
 
 def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
-    """(id, logprob, rank) of what could follow, by rank."""
+    """Return (id, logprob, rank) of each token that may follow, by rank."""
     return [
         (token_id, logprob, rank)
         for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
@@ -272,12 +281,13 @@ def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
 
 
 def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
+    """Return the entry with its `most` likeliest alternatives alone."""
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
 
 
 def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: frozenset[int]) -> None:
-    """The likeliest `n` of all that could follow the live beams live on. Of n x 2n possible ones, and of those that
-    have ended, none is made that can never be told."""
+    """Grow the live beams by one token: the `job.n` likeliest longer ones are live then, and those that end in one of
+    `end_ids` move to `ended`. No beam stays live after the last token, or when none could win any more."""
     search.left -= 1
     grown: list[_Candidate] = []
     stopped: list[_Candidate] = []
@@ -309,7 +319,8 @@ def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, en
 
 
 def _settled(search: _Search, job: GenerateJob) -> bool:
-    """Whether no live beam can come to be told any more: logprobs only sink, and the longest answer divides best."""
+    """Whether no live beam can come among the n best any more, at the best score that it could reach: logprobs only
+    sink, and with a positive penalty the longest answer scores best."""
     if len(search.ended) < job.n:
         return False
     prompt_tokens, penalty = len(search.prompt_ids), job.length_penalty

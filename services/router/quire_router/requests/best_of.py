@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 async def whole_answers(generation: Generation) -> list[Delta]:
-    """The last delta of each answer, which is all of it where no stream was asked for."""
+    """Await the end of a job that is not streamed; return one delta per answer, the n best of each prompt's siblings.
+    Raises the QuireError that ended the job."""
     deltas: dict[int, Delta] = {}
     while generation.running:
         for delta in await generation.next_deltas():
@@ -24,7 +25,8 @@ async def whole_answers(generation: Generation) -> list[Delta]:
 
 
 def best_of(job: GenerateJob, deltas: Sequence[Delta]) -> list[Delta]:
-    """Of whole answers with logprobs, in the order of their indices; likeliest first, numbered anew."""
+    """Return the n answers of each prompt with the highest mean logprob per token, best first and numbered anew.
+    `deltas` are whole answers in the order of their indices; they stay as they are where each prompt has n."""
     if job.siblings == job.n:
         return list(deltas)
     found = []

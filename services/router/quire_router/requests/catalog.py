@@ -30,14 +30,15 @@ class Catalog:
         self._models = models
 
     def served(self) -> list[ServedModel]:
-        """Everything that can be asked for; empty while no engine has said what it runs."""
+        """Return all models that can be asked for, under their names; none while no engine has reported a model."""
         models = self._models()
         if self._names and models:
             return [ServedModel(name, models[0]) for name in self._names]
         return [ServedModel(model.name, model) for model in models]
 
     def resolve(self, name: str) -> ServedModel:
-        """The model of a request; no name means the first. Raises NotFound, or Unavailable while none is known."""
+        """Return the model of this name; '' means the first one. Raises NotFound, or Unavailable while no model is
+        known."""
         served = self.served()
         if not served:
             raise no_replica()

@@ -36,7 +36,8 @@ class Encoder:
         self._client = client
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
-        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`, but where a prompt is cut."""
+        """Tokenize all prompts of a job. Raises QuireError; PROMPT_TOO_LONG for more than `max_tokens`, unless the job
+        has its prompts truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -59,8 +60,8 @@ class Encoder:
         return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
 
     async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
-        """The token sequences that spell the words. As in vLLM, a word counts as it begins a text and, where that is
-        as many tokens and another first one, as it follows a space."""
+        """Return the token sequences that spell the words. As in vLLM, a word counts as it begins a text; and as it
+        follows a space, if that has as many tokens and another first one."""
         bare = [word.lstrip() for word in words]
         texts = [*bare, *(f" {word}" for word in bare)]
         encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
@@ -73,7 +74,8 @@ class Encoder:
         return found
 
     async def thinking(self, max_tokens: int) -> ThinkingBudget:
-        """The budget, with the marks of the model's thinking. Raises InvalidArgument where it has none."""
+        """Return the budget together with the tokens that mark the model's thinking. Raises InvalidArgument where it
+        has no such tokens."""
         start, end = await self._client.thinking_marks()
         if not start or not end:
             raise InvalidArgument(
@@ -85,11 +87,12 @@ class Encoder:
         return ThinkingBudget(start, end, max_tokens)
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
-        """A prompt's text, for echo; that of its ids where it may have been cut."""
+        """Return a prompt's text, for echo. Token ids are decoded, and so is a text that was `cut`; a chat has no
+        text."""
         if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
         return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool) -> str:
-        """A whole text."""
+        """Decode token ids to a whole text."""
         return await self._client.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -80,7 +80,8 @@ class Generation:
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """What is new; nothing if the client left meanwhile. Call while `running`. Raises what ended the job."""
+        """Wait for new output and return it, with the bytes of its tokens fetched; nothing where the client left
+        meanwhile. Call while `running`. Raises the QuireError that ended the job, after the last deltas."""
         await self._delta_queue.wait()
         if self._most_tokens is not None:
             tokens = min(self._most_tokens, sum(sequence.client.waiting_tokens for sequence in self.sequences))
@@ -106,22 +107,25 @@ class Generation:
 
     @property
     def listens(self) -> bool:
-        """Whether `call_when_ready` and `take_deltas` may be used: nothing has to be fetched for its deltas."""
+        """Whether `call_when_ready` and `take_deltas` may be used: making its deltas needs nothing from a tokenizer."""
         return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
-        """In place of awaiting `next_deltas`: `listener` is called once there are some, or an error; then `take_deltas`
-        has them."""
+        """Call `listener` once, when there are deltas or an error, which `take_deltas` then has. Replaces
+        `next_deltas`; only if `listens`."""
         self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
-        """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last deltas."""
+        """Return the new output, perhaps none, without waiting. Raises the QuireError that ended the job, after the
+        last deltas."""
         deltas = self._deltas(self._delta_queue.take_sequences())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error
         return deltas
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
+        """Take a delta from each sequence, and count down `running` for those that end. Where logprobs are streamed, a
+        delta is bounded, and a sequence with more is queued again."""
         most = None if self._most_tokens is None or not sequences else max(1, self._most_tokens // len(sequences))
         deltas = [sequence.client.take_delta(most) for sequence in sequences]
         for sequence, delta in zip(sequences, deltas, strict=True):
@@ -133,7 +137,8 @@ class Generation:
 
     @property
     def is_large(self) -> bool:
-        """Whether the whole answer has so many values that it is better written in a thread. Call when all ended."""
+        """Whether the whole answer has so many values that a thread should write it. Call when all sequences have
+        ended."""
         sampling, wants = self.job.sampling, self.job.wants
         listed = sampling.logprobs >= 0 or wants.token_ids
         answers = sum(sequence.text.confirmed for sequence in self.sequences) if listed else 0
@@ -149,20 +154,21 @@ class Generation:
 
     @property
     def kv_offer(self) -> KvOffer | None:
-        """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
+        """How the client can have the pages that are kept, if it asked for that. Read when all sequences have ended."""
         return self.sequences[0].kv.offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
-        """The prompt of an answer, by the answer's index."""
+        """Return the prompt of the answer with this index."""
         return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
     def prompt_entries(self, index: int) -> Sequence[LogprobEntry | None]:
-        """Of each token of a sequence's prompt; the first has nothing before it. Call when the sequence has ended."""
+        """Return an entry for each token of the prompt of the answer with this index; None for the first token. Call
+        when its sequence has ended."""
         sequence = self.sequences[index // self.job.n * self.job.siblings]
         return PromptEntries(sequence.engine.prompt_entries, len(sequence.spec.prompt_ids))
 
     def set_prompt_texts(self, texts: Sequence[str]) -> None:
-        """For echo, where they become known at the end alone."""
+        """Set the texts of the prompts, for echo, where they become known only at the end."""
         self.prompt_texts = texts
 
     def add_timings(self, *timings: HopTiming) -> None:
@@ -170,17 +176,17 @@ class Generation:
         self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:
-        """End the job from outside: its sequences are aborted, and `next_deltas` raises after the last deltas."""
+        """Abort all sequences; `next_deltas` raises `error` after the last deltas."""
         self._delta_queue.fail(error)
         self._abort()
 
     def abandon(self, error: QuireError) -> None:
-        """The client has gone: like `cancel`, but no more deltas are made of what waits."""
+        """Do as `cancel`, for a client that has left: output that waits is dropped."""
         self._delta_queue.drop()
         self.cancel(error)
 
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Return the tokens used so far; each prompt counts once."""
         prompts = self.sequences[:: self.job.siblings]
         return Usage(
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
@@ -189,7 +195,7 @@ class Generation:
         )
 
     def timings(self) -> list[HopTiming]:
-        """Where the time went, all hops; sums over the sequences."""
+        """Return how long each phase of each service took: the router's own phases, then sums over all sequences."""
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
@@ -215,7 +221,7 @@ class Generation:
         ]
 
     def close(self) -> None:
-        """Abort what still runs, give the places back, write the books. Idempotent."""
+        """Abort sequences that still run, give their places back, and record metrics and the trace. Idempotent."""
         release, self._release = self._release, None
         if release is None:
             return
@@ -223,10 +229,10 @@ class Generation:
             self._deadline.cancel()
         self._abort()
         release()
-        self._count()
+        self._record_end()
 
     def discard(self) -> None:
-        """It could not be started: end what runs. Its places are given back by the caller."""
+        """Abort all sequences of a job that could not be started. Its places are given back by the caller."""
         self._release = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -237,14 +243,16 @@ class Generation:
             sequence.abort()
 
     def _first_ns(self) -> int:
-        """When the first token came, 0 while none has."""
+        """Return when the first token of all came; 0 while none has."""
         return min((c.engine.first_token_ns for c in self.sequences if c.engine.first_token_ns), default=0)
 
     def _reasons(self) -> list[str]:
-        """How each sequence ended."""
+        """Return the finish reason of each sequence; `abort` where it has none."""
         return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
-    def _count(self) -> None:
+    def _record_end(self) -> None:
+        """Record the attempts of each sequence and, unless this is a part of a request, the request's metrics. Ends the
+        span."""
         for sequence in self.sequences:
             metrics.attempts.observe(sequence.attempt + 1)
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
@@ -260,6 +268,7 @@ class Generation:
             self._span.end()
 
     def _count_request(self, usage: Usage, now_ns: int, first_ns: int, reasons: Sequence[str]) -> None:
+        """Record a request's tokens, latencies and finish reasons in the metrics."""
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.generation_tokens.inc(usage.completion_tokens)
         metrics.request_prompt_tokens.observe(usage.prompt_tokens)
@@ -272,5 +281,6 @@ class Generation:
 
 
 def _emptied(delta: Delta) -> Delta:
-    """Without the token that only the engine wanted."""
+    """Return the delta without its text and tokens, for a job that wants the prompt alone; an end counts as
+    `length`."""
     return Delta(delta.index, "", 0, b"", [], [], LENGTH if delta.finish else 0, None)

@@ -19,7 +19,8 @@ _MOST_CHARACTERS = 1024
 
 
 def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
-    """Raise InvalidArgument for a prompt that the model cannot take."""
+    """Raise InvalidArgument for a prompt that is empty, leaves no room for an answer, or has ids outside the
+    vocabulary."""
     if len(ids) == 0:
         raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one token.", param="prompt")
     if len(ids) >= max_model_len:
@@ -42,7 +43,8 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
 
 
 def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
-    """Raise InvalidArgument for an answer that cannot go on."""
+    """Raise InvalidArgument for a resumed answer that has all its tokens already, more characters than these can have,
+    or ids outside the vocabulary."""
     ids = i32(resume.output_ids, "resume.output_ids")
     if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
         raise InvalidArgument(
@@ -61,7 +63,8 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
 
 
 def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
-    """The end of a prompt, as long as the client wants it."""
+    """Return the last tokens of a prompt, as many as `job.truncate_to`; -1: as many as leave room for the answer; None:
+    all."""
     kept = job.truncate_to
     if kept is None:
         return ids
@@ -71,7 +74,8 @@ def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> N
 
 
 def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
-    """max_tokens of one choice; raises InvalidArgument where the client asks for more than the context has left."""
+    """Return the most tokens that one answer may have. Raises InvalidArgument where max_tokens is more than the context
+    has left, or min_tokens more than the result."""
     room = max_model_len - prompt_tokens
     if job.max_tokens is None:
         length = room if job.default_max_tokens is None else min(room, job.default_max_tokens)

@@ -85,10 +85,11 @@ class Pipeline:
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
     ) -> Generation:
-        """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's deltas.
+        """Start a job: take its places, tokenize its prompts, submit its sequences. Raises QuireError where that fails;
+        later errors come from the generation's deltas.
 
-        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it is a part of a request that
-        has its places already, and is counted as a whole by who asks.
+        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: the job is a part of a request that
+        has its places already, and that the caller counts and charges as a whole.
         """
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
@@ -109,7 +110,8 @@ class Pipeline:
 
     @contextlib.contextmanager
     def admitted(self, weight: int) -> Iterator[None]:
-        """Places for several jobs, one after the other. Raises Overloaded, Unavailable."""
+        """Hold `weight` places while the `with` block lasts, for jobs one after the other. Raises Overloaded,
+        Unavailable, InvalidArgument."""
         self._enter(weight)
         try:
             yield
@@ -132,8 +134,8 @@ class Pipeline:
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
-            job, prompts, timing = await self._encoded(job, served, context)
-            texts = await self._texts(job, prompts) if job.wants.echo else []
+            job, prompts, timing = await self._encode(job, served, context)
+            texts = await self._prompt_texts(job, prompts) if job.wants.echo else []
         if not admitted:
             self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
@@ -149,7 +151,7 @@ class Pipeline:
             self._token_bytes,
             self.loop_budget,
             arrived_ns,
-            _nothing if admitted else lambda: self._end(generation),
+            _nothing if admitted else lambda: self._release_and_charge(generation),
             span,
             counted=not admitted,
             prompt_texts=texts,
@@ -167,7 +169,8 @@ class Pipeline:
         return generation
 
     async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
-        """Ask engines for all. Each prompt's pages are named and looked up: of many, others have their turn between."""
+        """Submit all sequences, prompt by prompt. Between many long prompts, the event loop gets a turn. Where that
+        fails, the generation is discarded."""
         siblings, tokens = generation.job.siblings, 0
         try:
             for number, ids in enumerate(prompts):
@@ -189,14 +192,15 @@ class Pipeline:
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model)
-        job, prompts, _timing = await self._encoded(job, served, RequestContext(caller.request_id, 0, caller.tenant))
+        job, prompts, _timing = await self._encode(job, served, RequestContext(caller.request_id, 0, caller.tenant))
         limit = served.model.max_model_len
         return Rendering(job, served, tuple((ids, answer_length(job, len(ids), limit)) for ids in prompts))
 
-    async def _encoded(
+    async def _encode(
         self, job: GenerateJob, served: ServedModel, context: RequestContext
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
-        """The job with its words as tokens, and its prompts' ids, cut and checked."""
+        """Tokenize the job's bad words, thinking marks and prompts; truncate the prompts; check all lengths. Returns
+        the job completed, each prompt's ids, and the tokenizer's time. Raises QuireError."""
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.thinking_tokens is not None:
@@ -212,15 +216,15 @@ class Pipeline:
         check_encoded(job, lengths, [answer_length(job, length, limit) for length in lengths])
         return job, prompts, encoded.timing
 
-    async def _texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
-        """Of the prompts, as far as they were kept."""
+    async def _prompt_texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
+        """Return the text of each prompt, for echo; of a truncated prompt, the text of the tokens that are left."""
         cut = job.truncate_to is not None
         return [
             await self._encoder.text_of(prompt, ids, cut=cut) for prompt, ids in zip(job.prompts, prompts, strict=True)
         ]
 
     async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
-        """The job with its bad words as tokens."""
+        """Return the job with its bad words as token ids among its logit controls. Raises QuireError."""
         if not job.bad_words:
             return job
         controls = job.sampling.controls or NEUTRAL
@@ -238,6 +242,8 @@ class Pipeline:
         prompts: list[NDArray[np.int32]],
         delta_queue: DeltaQueue[SequenceState],
     ) -> list[SequenceState]:
+        """Make the sequence states of all prompts and siblings, with handles and a seed. Only a prompt's first sibling
+        is asked for the prompt's logprobs. Raises InvalidArgument for lengths that do not fit."""
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
         sampling, asked = job.sampling, job.sampling.prompt_logprobs
@@ -269,6 +275,7 @@ class Pipeline:
         return sequences
 
     def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
+        """Make the context that accompanies a job's sequences to other services: ids, deadline, priority and trace."""
         headers = tracing.inject_headers(span)
         deadline = int((time.time() + caller.timeout_s) * 1000) if caller.timeout_s > 0 else 0
         return RequestContext(
@@ -280,7 +287,8 @@ class Pipeline:
             tracestate=headers.get("tracestate", caller.tracestate),
         )
 
-    def _end(self, generation: Generation) -> None:
+    def _release_and_charge(self, generation: Generation) -> None:
+        """Give the places of a closed generation back, and charge its new tokens to the tenant."""
         self._leave(generation.job.weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
@@ -296,11 +304,11 @@ class Pipeline:
 
 
 def _nothing() -> None:
-    """A part of a request gives nothing back: who asked for it does, of the whole."""
+    """Do nothing: of a part of a request, the whole request gives the places back."""
 
 
 def check_logprobs(logprobs: int, most: int, param: str) -> None:
-    """Raise Unsupported for more alternatives than this router gives."""
+    """Raise Unsupported where more alternatives are asked for than this router gives."""
     if logprobs > most:
         raise Unsupported(
             "TOO_MANY_LOGPROBS",
@@ -311,7 +319,7 @@ def check_logprobs(logprobs: int, most: int, param: str) -> None:
 
 
 def start_span(name: str, job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:
-    """Of a request, within its caller's trace. The caller ends it."""
+    """Start the span of a job, within the trace that its client sent. The calling code must end it."""
     parent = None
     if caller.traceparent:
         parent = tracing.extract_headers({"traceparent": caller.traceparent, "tracestate": caller.tracestate})

@@ -34,31 +34,36 @@ _ID_BYTES = 4
 
 
 def check_request(job: GenerateJob) -> None:
-    """Raise InvalidArgument for stop strings and ids that too many sequences repeat."""
+    """Raise InvalidArgument for stop strings and stop ids that have too many bytes, times the number of sequences."""
     stop = sum(len(text.encode(errors="surrogatepass")) for text in job.text.stop) + _ID_BYTES * len(job.stop_token_ids)
-    _check("Bytes of stop strings and stop token ids", stop, job.weight, MAX_STOP_BYTES, "stop")
+    _check_product("Bytes of stop strings and stop token ids", stop, job.weight, MAX_STOP_BYTES, "stop")
 
 
 def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[int]) -> None:
-    """Raise InvalidArgument for what is too much now that the tokens of each prompt and of its longest answer are
-    known. `job.sampling.controls` has the bad words as tokens."""
+    """Raise InvalidArgument for a product that is too large, now that the tokens of each prompt and of its longest
+    answer are known. `job.sampling.controls` has the bad words as tokens."""
     prompt_tokens, sampling = sum(prompts), job.sampling
-    _check("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
+    _check_product("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
     values = control_values(sampling.controls or NEUTRAL)
-    _check("Values of logit_bias, allowed_token_ids and bad_words", values, job.weight, MAX_CONTROL_VALUES, "n")
+    _check_product("Values of logit_bias, allowed_token_ids and bad_words", values, job.weight, MAX_CONTROL_VALUES, "n")
     if job.wants.echo or job.wants.token_ids:
-        _check("Tokens of the prompts, which the answer repeats,", prompt_tokens, job.n, MAX_TOLD_PROMPT_TOKENS, "n")
+        _check_product(
+            "Tokens of the prompts, which the answer repeats,", prompt_tokens, job.n, MAX_TOLD_PROMPT_TOKENS, "n"
+        )
     if sampling.prompt_logprobs >= 0:
         alternatives = (1 + sampling.prompt_logprobs) * prompt_tokens
-        _check("Alternatives of all prompt tokens", alternatives, job.n, MAX_PROMPT_ALTERNATIVES, "prompt_logprobs")
+        _check_product(
+            "Alternatives of all prompt tokens", alternatives, job.n, MAX_PROMPT_ALTERNATIVES, "prompt_logprobs"
+        )
     if sampling.logprobs >= 0:
         said = job.max_tokens is not None or job.default_max_tokens is not None
         tokens = sum(answers) if said else sum(min(answer, UNSAID_ANSWER_TOKENS) for answer in answers)
         alternatives = (1 + sampling.logprobs) * tokens
-        _check("Alternatives of all answer tokens", alternatives, job.siblings, MAX_ALTERNATIVES, "logprobs")
+        _check_product("Alternatives of all answer tokens", alternatives, job.siblings, MAX_ALTERNATIVES, "logprobs")
 
 
-def _check(what: str, each: int, times: int, most: int, param: str) -> None:
+def _check_product(what: str, each: int, times: int, most: int, param: str) -> None:
+    """Raise InvalidArgument, naming `param`, where `each` x `times` exceeds `most`. `what` describes the product."""
     if each * times > most:
         raise InvalidArgument(
             "PRODUCT_TOO_LARGE",

@@ -19,7 +19,8 @@ TURN_TOKENS = 65_536
 
 
 async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None:
-    """Hash the full pages of the siblings' prompt. What a short prompt takes is no matter: nothing is done for it."""
+    """Hash the full pages of a long prompt, for all siblings, with turns of the event loop between. Does nothing for a
+    short prompt, which placement hashes itself."""
     spec = siblings[0].spec
     prompt, turn = spec.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
     if not turn or len(prompt) <= TURN_TOKENS:
@@ -34,6 +35,6 @@ async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None
 
 
 def forget_pages(siblings: Sequence_[SequenceState]) -> None:
-    """They are placed: a million tokens' names are megabytes."""
+    """Drop the hashes once the siblings are placed: those of a million tokens are megabytes."""
     for sequence in siblings:
         sequence.placement.forget_pages()

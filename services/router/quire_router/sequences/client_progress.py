@@ -53,11 +53,11 @@ class ClientProgress:
         self.parts: list[str] = []
 
     def start_after(self, tokens: int, characters: int) -> None:
-        """Begin behind what the client of a broken stream has."""
+        """Begin behind the tokens and characters that the client of a broken stream has."""
         self._taken, self._characters = tokens, characters
 
     def end(self, finish: int, stop_reason: str | int | None) -> None:
-        """Nothing comes after this."""
+        """Set the end as the client sees it; nothing comes after it."""
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
     @property
@@ -66,8 +66,8 @@ class ClientProgress:
         return self._text.confirmed - self._taken
 
     def take_delta(self, most_tokens: int | None = None) -> Delta:
-        """What is new since the last call. A delta of more than `most_tokens` is cut if its tokens have offsets: the
-        rest, and the end, are for the next call."""
+        """Return all that is new since the last call as a delta. One of more than `most_tokens` is cut if its tokens
+        have offsets: the rest, and the end, are for the next call."""
         start, end = self._taken, self._text.confirmed
         text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
         self.parts = []

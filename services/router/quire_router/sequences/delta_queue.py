@@ -37,7 +37,7 @@ class DeltaQueue(Generic[QueuedT]):
         self.error: QuireError | None = None
 
     def add(self, sequence: QueuedT) -> None:
-        """The sequence has new output, or has ended."""
+        """Queue a sequence that has new output or has ended, unless it is queued already; wake the consumer."""
         if not sequence.queued:
             sequence.queued = True
             self._ready.append(sequence)
@@ -45,17 +45,17 @@ class DeltaQueue(Generic[QueuedT]):
                 self._wake()
 
     def fail(self, error: QuireError) -> None:
-        """End the job; the first error counts."""
+        """End the job with this error and wake the consumer; the first error counts."""
         if self.error is None:
             self.error = error
             self._wake()
 
     def drop(self) -> None:
-        """The consumer wants nothing that waits."""
+        """Empty the queue: the consumer wants nothing of it."""
         self.take_sequences()
 
     async def wait(self) -> None:
-        """Return when there are sequences with new output; raise what `fail` was told once there are none."""
+        """Return when a sequence is queued. Raises the error of `fail` once none is."""
         while not self._ready:
             if self.error is not None:
                 raise self.error
@@ -63,20 +63,21 @@ class DeltaQueue(Generic[QueuedT]):
             await self._waiter
 
     def take_sequences(self) -> list[QueuedT]:
-        """Sequences with new output, perhaps none."""
+        """Return the queued sequences, perhaps none, and empty the queue."""
         ready, self._ready = self._ready, []
         for sequence in ready:
             sequence.queued = False
         return ready
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
-        """Call it once in the loop's next turn after there is output, or an error: what comes together is told
-        together, and costs no task to wake."""
+        """Call `listener` once, in the loop's next turn after there is output or an error. So all output of one turn is
+        told together, and no task is woken."""
         self._listener = listener
         if self._ready or self.error is not None:
             self._wake()
 
     def _wake(self) -> None:
+        """Schedule the listener and wake the coroutine in `wait`, if there are any; each is then forgotten."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().call_soon(listener)

@@ -38,7 +38,8 @@ class Outage:
         self._ran = [(each, len(each.output_ids)) for each in ran]
 
     def most_progressed(self, suspect: Progress) -> bool:
-        """Whether half of the others at least have had tokens since; so it is where there were no others."""
+        """Whether at least half of the other sequences that ran there have got tokens since; True where there were no
+        others."""
         others = [len(each.output_ids) > known for each, known in self._ran if each is not suspect]
         return 2 * sum(others) >= len(others)
 
@@ -67,8 +68,8 @@ class EngineFailure:
 def failure_of(
     instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None
 ) -> EngineFailure | None:
-    """What a Failed message means; None where the fault is the request's own. `admitted`: it had reached the worker.
-    `outage`: of all that failed with it; None: it failed alone."""
+    """Convert a scheduler's error about a sequence to a failure; None where the fault is the request's own. `admitted`:
+    the sequence had reached the worker. `outage`: of all sequences that failed with it; None: it failed alone."""
     outage = outage or Outage(error.code)
     if error.code in _REFUSALS:
         return EngineFailure(_REFUSALS[error.code], instance, error, refused=True)
@@ -89,13 +90,13 @@ def failure_of(
 
 
 def not_a_prefill(instance: str) -> EngineFailure:
-    """An engine ended a sequence as prefilled that it should have decoded."""
+    """Make the failure of an engine that ended a sequence after the prefill, though it should have decoded."""
     error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
     return EngineFailure("failed", instance, error, suspect=True)
 
 
 def session_lost() -> Unavailable:
-    """The error of a request whose scheduler went away."""
+    """Make the error of a request whose scheduler went away."""
     return Unavailable(
         "SCHEDULER_LOST",
         "The engine that ran this request went away.",

@@ -61,7 +61,8 @@ class EngineProgress:
         return len(self.output_ids) // 4
 
     def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
-        """Some tokens, and perhaps the end."""
+        """Add some tokens, and the finish reason if this is the end (0: it is not). Notes the time of the first and
+        last token."""
         self.output_ids += token_ids
         self.rows += 1
         if finish:
@@ -74,7 +75,8 @@ class EngineProgress:
             self.last_token_ns = now_ns
 
     def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
-        """Positions that come again, after a preemption or a migration, say the same again."""
+        """Keep a chunk of the prompt's logprobs, by position. Positions that come again, after a preemption or a
+        migration, say the same again."""
         logprobs, at = chunk.logprobs, 0
         tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
         ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
@@ -85,34 +87,37 @@ class EngineProgress:
             at += count
 
     def start_after(self, output_ids: bytes, *, with_entries: bool) -> None:
-        """Begin behind tokens that the client of a broken stream has."""
+        """Begin behind the tokens that the client of a broken stream has; with `with_entries`, placeholders stand for
+        their logprobs."""
         self.output_ids += output_ids
         self.resumed = bool(output_ids)
         if with_entries:  # entries go by the token's place
             self.entries = LogprobEntries([_CLIENT_HAS] * self.tokens)
 
     def begin_attempt(self) -> None:
-        """Another engine goes on from the tokens so far."""
+        """Note that another engine goes on from the tokens so far."""
         self.resumed = bool(self.output_ids)
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
-        """An engine has begun to run this attempt."""
+        """Note that an engine has begun to run this attempt."""
         self.admitted_attempt = attempt
         self._set_cached(cached_tokens)
 
     def complete(self, cached_tokens: int, timings: tuple[HopTiming, ...], stop_token_id: int | None) -> None:
-        """What the engine says at the end. Fewer tokens were cached than at the admission where pages did not come."""
+        """Keep the engine's report at the end: cached tokens, timings and stop token. Fewer tokens may be cached than
+        at the admission, where pages did not come."""
         self._set_cached(cached_tokens)
         self.timings = timings
         if stop_token_id is not None:
             self.stop_reason = stop_token_id
 
     def end_at_length(self) -> None:
-        """No more tokens are wanted than there are."""
+        """End the sequence with the tokens that it has, by length."""
         self.finish = LENGTH
 
     def close_attempt(self, max_tokens: int, *, confirmed: int, with_entries: bool) -> None:
-        """The engine says no more: keep what is whole, and see whether that is all of it."""
+        """Clean up after an engine that sends no more: forget an end by error, and tokens without a logprob entry. End
+        the sequence if it has `max_tokens`."""
         if self.finish == ERROR:
             self.finish = 0
         if self.finish:
@@ -124,5 +129,6 @@ class EngineProgress:
             self.finish = LENGTH
 
     def _set_cached(self, cached_tokens: int) -> None:
+        """Keep the number of cached prompt tokens, unless this attempt began with tokens of an earlier one."""
         if not self.resumed:  # the tokens of an earlier attempt may be in a cache too: they are no prompt
             self.cached_tokens = cached_tokens

@@ -18,7 +18,7 @@ class HandleCounter:
         self._next = first
 
     def next_handle(self, *, offsets: bool) -> int:
-        """The next handle."""
+        """Return a new handle, whose lowest bit is `offsets`."""
         handle = self._next
         self._next = handle + 2 if handle + 2 < _LAST else 2
         return handle | 1 if offsets else handle

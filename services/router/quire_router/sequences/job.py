@@ -94,7 +94,7 @@ class Resume:
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """How many tokens the client has."""
         return len(self.output_ids) // 4
 
 
@@ -162,5 +162,5 @@ class GenerateJob:
 
     @property
     def weight(self) -> int:
-        """Sequences that it needs."""
+        """Sequences that all prompts together need."""
         return len(self.prompts) * self.siblings

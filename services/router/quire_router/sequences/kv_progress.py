@@ -18,18 +18,18 @@ class KvProgress:
         self.offer: KvOffer | None = None
 
     def begin_route(self, route: KvRoute) -> None:
-        """Pages are to travel this way."""
+        """Set the route by which the sequence's pages are transferred."""
         self.route = route
 
     def offer_pages(self, offer: KvOffer) -> None:
-        """An engine keeps pages for the client."""
+        """Keep how the client can have the pages that an engine keeps for it."""
         self.offer = offer
 
     def withdraw_offer(self) -> None:
-        """No engine keeps pages any more."""
+        """Forget the offer: no engine keeps pages any more."""
         self.offer = None
 
     def close(self) -> None:
-        """The sequence has ended, or nobody wants it any more. Idempotent."""
+        """Close the route: the sequence has ended, or nobody wants it any more. Idempotent."""
         if self.route is not None:
             self.route.close()

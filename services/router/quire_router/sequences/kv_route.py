@@ -42,7 +42,7 @@ class KvOffer:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of discovery's address; port 0 where it has none."""
+    """Split an address of discovery's; port 0 where it has none."""
     host, _, port = address.rpartition(":")
     return (host, int(port)) if host and port.isdecimal() else (address, 0)
 
@@ -65,26 +65,26 @@ class KvRoute(Protocol):
     """A sequence has one where pages of it are to travel. All methods are called in the event loop."""
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """What the Submit to this holder says of pages; None: nothing."""
+        """Return the KV transfer for the Submit to this holder; None where no pages are transferred."""
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """The prefill side has begun; this is how to have its pages."""
+        """The prefill side has begun; `ticket` is the means to pull its pages."""
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """The prefill side has done its part, and has let go of the sequence."""
+        """The prefill side has done its part, and has dropped the sequence."""
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The engine that has the sequence needs the ticket no more."""
+        """The engine that has the sequence needs the ticket no more. `found`: the pages that it has got."""
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """A row of the sequence has come; `finish` as in SequenceState.add_row."""
+        """A row of the sequence has come. `finish` is the finish reason of its last row, else 0."""
 
     def take_over(self) -> str:
-        """The sequence has no engine any more: the instance at which it now goes on, since a place was kept there
-        for it; '': nowhere."""
+        """Move a sequence that has no engine any more to a place that is kept for it. Returns that engine's instance;
+        '' where there is no such place."""
 
     def timings(self) -> Sequence[HopTiming]:
-        """Of the way so far."""
+        """Return the timings of the transfer so far."""
 
     def close(self) -> None:
         """The sequence has ended, or nobody wants it any more. Idempotent."""

@@ -21,7 +21,7 @@ _HEAD = Struct("<ifi")
 
 
 def pack_entry(token_id: int, logprob: float, rank: int, top_ids: bytes, top_logprobs: bytes) -> bytes:
-    """`top_ids` are int32 bytes, `top_logprobs` float32 bytes of as many alternatives."""
+    """Pack one token's entry. `top_ids` are int32 bytes, `top_logprobs` float32 bytes of as many alternatives."""
     return _HEAD.pack(token_id, logprob, rank) + top_ids + top_logprobs
 
 
@@ -41,7 +41,7 @@ class LogprobEntries:
         self._packed = list(packed)
 
     def append(self, packed: bytes) -> None:
-        """The entry of the next token, from `pack_entry`."""
+        """Add the entry of the next token, as `pack_entry` packed it."""
         self._packed.append(packed)
 
     def __len__(self) -> int:

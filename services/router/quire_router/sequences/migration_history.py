@@ -48,7 +48,8 @@ class MigrationHistory:
         self.total_us = 0
 
     def note_progress(self, known_bytes: int, wait_s: float) -> None:
-        """Start anew if tokens have come since the last trouble. `known_bytes`: length of the output ids."""
+        """Forget former failures if tokens have come since. `known_bytes`: length of the output ids; `wait_s`: how long
+        it may be without an engine from now on."""
         if known_bytes > self.known_bytes:
             self.known_bytes = known_bytes
             self.poison.clear()
@@ -75,22 +76,22 @@ class MigrationHistory:
         return us
 
     def shun(self, instance: str, now_s: float) -> None:
-        """That replica refused it: it is not asked again for a while, which doubles."""
+        """Do not ask this replica, which refused the sequence, for a while. Each refusal doubles that time."""
         self.refusals += 1
         self.shunned[instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(self.refusals, 8))
 
     def shunned_at(self, now_s: float) -> list[str]:
-        """Replicas that are not to be asked now."""
+        """Return the replicas that are not to be asked now."""
         return [instance for instance, until_s in self.shunned.items() if until_s > now_s]
 
     def begin_wait(self, now_s: float) -> None:
-        """It waits for an engine from now on."""
+        """Note that the sequence waits for an engine from now on."""
         self.until_s = now_s + self.wait_left_s
 
     def count_wait(self, now_s: float) -> None:
-        """It has waited until now."""
+        """Subtract the time that the sequence has waited until now."""
         self.wait_left_s = self.until_s - now_s
 
     def next_due_s(self, now_s: float) -> float:
-        """When to look again: a replica may be asked again, or the wait is over."""
+        """Return when to try again: when a replica may be asked again, or when the wait is over."""
         return min([self.until_s, *(due_s for due_s in self.shunned.values() if due_s > now_s)])

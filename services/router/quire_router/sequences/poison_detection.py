@@ -42,7 +42,7 @@ class PoisonDetector:
         self._spared = 0
 
     def clear(self) -> None:
-        """A token has come."""
+        """Forget all lost engines, since a token has come."""
         self._suspected.clear()
         self._spared = 0
 
@@ -54,8 +54,9 @@ class PoisonDetector:
         still_runs: Callable[[str, Epoch], bool],
         limit: int,
     ) -> QuireError | None:
-        """The sequence has lost another engine, which was in that epoch: why it is passed on no more, or None.
-        `still_runs` says whether an instance is there again in the same epoch."""
+        """Record that the sequence has lost another engine, which was in `epoch`. Returns the error that ends the
+        sequence, or None if it may be passed on. `still_runs` says whether an instance is within reach in that
+        epoch."""
         if not failure.suspect and not failure.bystander:
             return None
         broken = list[_Suspected]()
@@ -81,6 +82,7 @@ class PoisonDetector:
 
 
 def _too_many_attempts(attempts: int) -> Internal:
+    """Make the error for a request that has lost too many engines while it ran there."""
     return Internal(
         "MIGRATION_LIMIT",
         f"{attempts} engines in a row were lost while they ran this request, and none gave a token.",
@@ -89,6 +91,8 @@ def _too_many_attempts(attempts: int) -> Internal:
 
 
 def _spared_too_often(attempts: int) -> Internal:
+    """Make the error for a request whose engines were lost too often while it only waited there, or were only out of
+    reach."""
     return Internal(
         "MIGRATION_LIMIT",
         f"{attempts} engines were lost in a row while this request waited in their queues, or were out of reach for a "

@@ -24,27 +24,27 @@ class SequencePlacement:
         self.page_hashes: dict[int, list[bytes]] = {}
 
     def bind_model(self, digest: bytes) -> None:
-        """An engine of this very model gets the sequence."""
+        """Note the model of the engine that gets the sequence."""
         self.digest = digest
 
     def reserve_load(self, reservation: LoadReservation, held_tokens: int | None) -> None:
-        """A replica was chosen."""
+        """Keep the load that was reserved at the chosen replica, and `held_tokens` as placement found them."""
         self.load_reservation, self.held_tokens = reservation, held_tokens
 
     def share_held_tokens(self, held_tokens: int | None) -> None:
-        """As of the sibling by which it was placed."""
+        """Copy the `held_tokens` of the sibling by which the sequence was placed."""
         self.held_tokens = held_tokens
 
     def release_load(self) -> None:
-        """Its prompt is no work ahead of an engine any more. Idempotent."""
+        """Release the reserved load: the prompt is no work ahead of an engine any more. Idempotent."""
         reservation, self.load_reservation = self.load_reservation, None
         if reservation is not None:
             reservation.release()
 
     def name_pages(self, page_size: int, hashes: list[bytes]) -> None:
-        """Its prompt's pages have these hashes."""
+        """Keep the hashes of the prompt's full pages, until `forget_pages`."""
         self.page_hashes = {page_size: hashes}
 
     def forget_pages(self) -> None:
-        """It is placed: the hashes of a million tokens are megabytes."""
+        """Drop the hashes once the sequence is placed: those of a million tokens are megabytes."""
         self.page_hashes = {}

@@ -130,7 +130,8 @@ class SequenceState:
         return self.placement.held_tokens
 
     def to_submit(self) -> Sequence:
-        """What an engine must be told, also one that takes it up: all tokens so far are part of it."""
+        """Return the sequence for a Submit, with all tokens so far, since another engine may take it up. Prompt
+        logprobs that are complete are not asked for again."""
         engine = self.engine
         if not engine.output_ids and not engine.prompt_entries:
             return self.spec
@@ -142,58 +143,62 @@ class SequenceState:
         return spec
 
     def kv_transfer(self) -> KvTransfer | None:
-        """What the engine that it is with must be told of pages beside `to_submit`."""
+        """Return the KV transfer for the Submit to the present holder; None where no pages are transferred."""
         return self.kv.route.kv_transfer(self.holder) if self.kv.route is not None else None
 
     def unconfirmed_ids(self) -> bytes:
-        """Tokens that the tokenizer has not answered for: a new Detokenize stream takes up here."""
+        """Return the tokens that the tokenizer has not answered for: a new Detokenize stream takes up here."""
         return bytes(self.engine.output_ids[4 * self.text.confirmed :])
 
     def resume_from(self, resume: Resume) -> None:
-        """Go on behind what the client of a broken stream has; before it is submitted."""
+        """Begin behind the tokens and characters that the client of a broken stream has. Call before it is
+        submitted."""
         self.engine.start_after(resume.output_ids, with_entries=self.wants_logprobs)
         self.text.start_after(resume.tokens, resume.characters, with_offsets=self.wants_logprobs)
         self.client.start_after(resume.tokens, resume.characters)
 
     def hold(self, holder: Holder) -> None:
-        """The sequence is with this holder from now on."""
+        """Note that this holder has the sequence from now on."""
         self.holder = holder
         self.follows_rows = True
 
     def promise_attempt(self) -> int:
-        """The number of an attempt that nobody else has."""
+        """Return the number of a new attempt, for this engine alone."""
         self.last_attempt += 1
         return self.last_attempt
 
     def begin_attempt(self, handle: int, attempt: int | None = None) -> None:
-        """Another attempt begins, from all that is known: the next, or one that was promised ahead. What was said of
-        the old handle finds nobody."""
+        """Begin another attempt, from all tokens so far, under a new handle. Its number is the next one, or `attempt`,
+        which was promised. Answers to the old handle are ignored."""
         self.handle = handle
         self.attempt = self.promise_attempt() if attempt is None else attempt
         self.context = replace(self.context, attempt=self.attempt)
         self.engine.begin_attempt()
 
     def begin_history(self, wait_s: float) -> MigrationHistory:
-        """The history of its migrations, made at the first trouble."""
+        """Return the history of the sequence's migrations, which is made at the first failure."""
         if self.migration_history is None:
             self.migration_history = MigrationHistory(wait_s, len(self.engine.output_ids))
         return self.migration_history
 
     def close_attempt(self) -> None:
-        """The engine says no more: see what there is of it."""
+        """Clean up after an engine that sends no more; see EngineProgress."""
         self.engine.close_attempt(
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """The engine record has a new row: the first at this holder, or one of a sequence whose pages travel."""
+        """Release the reserved load, and tell the KV route of the row. Called for the first row at this holder or,
+        where pages are transferred, for all."""
         self.placement.release_load()
         self.follows_rows = self.kv.route is not None
         if self.kv.route is not None:
             self.kv.route.row_came(finish, now_ns)
 
     def add_text(self, text: str, stop_index: int, used: int, us: float = 0.0) -> bool:
-        """The tokenizer's answer to a row. True: the sequence has ended by it."""
+        """Add the tokenizer's answer to a row: text, and how many of its tokens count. Queues the sequence if the
+        client is to hear of it. Returns True if the sequence has ended by it, `stop_index` >= 0 being the stop string
+        that was found."""
         progress, client = self.text, self.client
         progress.add_answer(len(text), used, us)
         if text:
@@ -210,18 +215,18 @@ class SequenceState:
         return client.ended
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The engine that it is with has got pages from another."""
+        """Tell the KV route that the present engine has pulled pages from another."""
         if self.kv.route is not None:
             self.kv.route.pages_pulled(found)
 
     def fail(self, error: QuireError) -> None:
-        """The sequence cannot go on, and its job with it."""
+        """End the sequence, and its job with this error."""
         self.client.end(self.engine.finish, self.engine.stop_reason)
         self.delta_queue.fail(error)
         self.kv.close()
 
     def abort(self) -> None:
-        """Nobody wants it any more, wherever it is. Idempotent."""
+        """Stop the sequence wherever it is: nobody wants it any more. Idempotent."""
         if self.holder is not None:
             self.holder.abort(self)
         self.kv.close()

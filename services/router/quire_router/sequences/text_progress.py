@@ -31,24 +31,25 @@ class TextProgress:
         self.detokenize_rows = 0
 
     def start_after(self, tokens: int, characters: int, *, with_offsets: bool) -> None:
-        """Begin behind what the client of a broken stream has."""
+        """Begin behind the tokens and characters that the client of a broken stream has."""
         self.confirmed, self.chars_sent = tokens, characters
         if with_offsets:
             self.offsets = [0] * tokens
 
     def add_rows(self, more: int) -> None:
-        """Rows were cut into more, or joined into fewer."""
+        """Count rows that were added by cutting; negative: that were saved by joining."""
         self.more_rows += more
 
     def reopen(self, rows: int, engine_rows: int, *, begins: bool) -> None:
-        """A new stream gets the unconfirmed tokens of the engine's rows in so many rows as yet. `begins`: none of them
-        is answered."""
+        """Set how many answers to expect of a new stream: it has got the unconfirmed tokens of `engine_rows` rows in
+        `rows` rows so far. `begins`: none of them is answered."""
         if begins:
             self.rows_back = 0
         self.more_rows = rows - engine_rows
 
     def add_answer(self, characters: int, used: int, us: float) -> None:
-        """The answer to a row: `used` of its tokens count. `us`: what that took at the tokenizer."""
+        """Add the answer to a row: `used` of its tokens count, with so many characters. `us`: the tokenizer's time for
+        it."""
         self.rows_back += 1
         self.confirmed += used
         self.chars_sent += characters
@@ -56,14 +57,14 @@ class TextProgress:
         self.detokenize_rows += 1
 
     def add_offsets(self, offsets: list[int]) -> None:
-        """Those of a row's tokens that count."""
+        """Add the offsets of those tokens of a row that count."""
         self.offsets += offsets
 
     def strike(self) -> int:
-        """A tokenizer was lost while it worked on the sequence; returns how many were in a row."""
+        """Count a tokenizer that was lost while it worked on the sequence; return how many there were in a row."""
         self.strikes += 1
         return self.strikes
 
     def clear_strikes(self) -> None:
-        """A tokenizer has answered."""
+        """Forget lost tokenizers, since one has answered."""
         self.strikes = 0

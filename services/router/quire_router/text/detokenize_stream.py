@@ -55,7 +55,7 @@ class DetokenizeStream:
         self._config = config
         self._sequences = sequences
         self._text_ended = text_ended
-        self._out = DetokenizeOutgoing(sequences, self._failed)
+        self._out = DetokenizeOutgoing(sequences, self._fail)
         # Whether the tokenizer has said that it is there.
         self._connected = False
         self._refused = False
@@ -68,22 +68,25 @@ class DetokenizeStream:
         return self._out.backlog
 
     def open(self, sequence: SequenceState) -> None:
-        """A sequence's rows may come from now on."""
+        """Open a sequence at the tokenizer, so that rows may follow. Without a stream nothing happens: the next one
+        opens all."""
         if self._connected:
             self._out.open(sequence)
 
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
-        """One step of the engine, its columns as they came."""
+        """Send one step of the engine, its columns as they came. Without a stream nothing happens: the tokens are in
+        the sequences."""
         if self._connected:
             self._out.rows(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
 
     def close(self, handle: int) -> None:
-        """Nobody wants the handle's text any more."""
+        """Tell the tokenizer that nobody wants the handle's text any more."""
         if self._connected:
             self._out.close(handle)
 
     async def run(self) -> None:
-        """Until cancelled: one tokenizer after the other, as long as each lives."""
+        """Run a stream to one tokenizer after the other until cancelled. Where none is to be had for
+        `--migration-wait-s`, all sequences fail."""
         backoff = Backoff()
         while True:
             try:
@@ -94,7 +97,7 @@ class DetokenizeStream:
                 continue
             reason = "it ended the stream"
             try:
-                reason = await self._life(peer, backoff)
+                reason = await self._run_stream(peer, backoff)
             except grpc.aio.AioRpcError as error:
                 reason = error.code().name
             except Exception:
@@ -103,9 +106,10 @@ class DetokenizeStream:
             peer.suspect()
             await backoff.wait()
 
-    async def _life(self, peer: TokenizerLink, backoff: Backoff) -> str:
-        """Returns why it moves on; raises grpc.RpcError."""
-        out = self._out = DetokenizeOutgoing(self._sequences, self._failed)
+    async def _run_stream(self, peer: TokenizerLink, backoff: Backoff) -> str:
+        """Run one stream; return why it ended. Its first answer opens all sequences. Where the tokenizer is lost, the
+        loss is counted against sequences that it had not answered. Raises grpc.RpcError."""
+        out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []
         call = peer.stub.Detokenize(out.messages())
         watch = self._watchdog.watch(self._config.tokenizer_timeout_s, call.cancel, lambda: out.owed)
@@ -137,14 +141,15 @@ class DetokenizeStream:
         return "it ended the stream"
 
     def _take_up(self, out: DetokenizeOutgoing) -> None:
-        """Start from what the sequences know, the shortest first."""
+        """Open all sequences on the stream, those with the fewest tokens first."""
         self._connected = True
         for sequence in sorted(self._sequences.values(), key=lambda sequence: len(sequence.engine.output_ids)):
             out.open(sequence)
 
     def _suspect(self, out: DetokenizeOutgoing, *, oldest: bool) -> None:
-        """The tokenizer is lost. Messages are worked on in their order: of one that lives and answers no more, the
-        oldest holds what it hangs on. One that never said that it is there was not lost by any request."""
+        """Count the lost tokenizer against the sequences in its unanswered messages; with `oldest`, in the first of
+        them alone, since a tokenizer that hangs works on that one. The second loss in a row fails a sequence. A
+        tokenizer that never answered counts against none."""
         if not self._connected:
             return
         for handle in out.unanswered(oldest=oldest):
@@ -154,10 +159,11 @@ class DetokenizeStream:
             if sequence.text.strike() >= MOST_LOST:
                 log.warning("a request loses tokenizers", request_id=sequence.context.request_id)
                 del self._sequences[handle]
-                self._failed(sequence, loses_tokenizers())
+                self._fail(sequence, loses_tokenizers())
 
     def _apply(self, answer: Detokenized) -> None:
-        """The one writer of what tokenizers make of the sequences here."""
+        """Add the answered texts and offsets to the sequences; drop those that have ended. An error fails its sequence,
+        but Unavailable makes the stream go to another tokenizer."""
         handles, stops, counts = answer.handles, answer.stops, answer.used
         texts = answer.texts
         if answer.cut or self._begun:
@@ -181,10 +187,11 @@ class DetokenizeStream:
                 continue
             sequence = self._sequences.pop(handle, None)
             if sequence is not None:
-                self._failed(sequence, error)
+                self._fail(sequence, error)
 
     def _whole_texts(self, answer: Detokenized) -> list[str]:
-        """Return the texts of complete rows: text counts when its tokens do, or another tokenizer is told wrong."""
+        """Return the texts of complete rows: a text counts when its tokens do, or another tokenizer would be told wrong
+        numbers. The parts of a row whose text is cut are kept until it is complete."""
         texts = list(answer.texts)
         if answer.cut and len(texts) == 1:
             self._begun += texts
@@ -197,10 +204,12 @@ class DetokenizeStream:
         return texts
 
     def _fail_all(self, error: QuireError) -> None:
+        """Drop all sequences and fail each."""
         for handle, sequence in list(self._sequences.items()):
             del self._sequences[handle]
-            self._failed(sequence, error)
+            self._fail(sequence, error)
 
-    def _failed(self, sequence: SequenceState, error: QuireError) -> None:
+    def _fail(self, sequence: SequenceState, error: QuireError) -> None:
+        """Fail the sequence, and report that its text has ended."""
         sequence.fail(error)
         self._text_ended(sequence)

@@ -32,7 +32,7 @@ class Detokenized:
 
 
 def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
-    """Wire to domain. Raises InvalidArgument for columns that contradict each other."""
+    """Convert a response from the wire. Raises InvalidArgument for columns that contradict each other."""
     handles, used = i32(message.handle, "handle"), i32(message.used, "used")
     stops = i32(message.stop_index, "stop_index")
     rows = equal_lengths("a DetokenizeResponse", handle=handles, used=used, stop_index=stops)

@@ -12,7 +12,7 @@ MOST_LOST = 2
 
 
 def loses_tokenizers() -> Internal:
-    """The error of such a request."""
+    """Make the error for a request that has lost too many tokenizers."""
     return Internal(
         "TOKENIZER_LIMIT",
         f"{MOST_LOST} tokenizers in a row were lost while they worked on this request.",

@@ -10,7 +10,7 @@ log = get_logger(__name__)
 
 
 def as_public(error: QuireError) -> QuireError:
-    """The error itself, or Unavailable for a status without our details (its text stays in the log)."""
+    """Return the error itself; for a bare transport status, Unavailable without its text, which is only logged."""
     if not error.code.startswith(_PEER_PREFIX):
         return error
     log.warning("a peer failed", code=error.code, reason=error.message)

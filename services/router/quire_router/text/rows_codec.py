@@ -24,8 +24,8 @@ MoreRows = dict[int, int]
 def join_rows(
     steps: Iterable[tb.DetokenizeRequest], wanted: Container[int]
 ) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """One row per sequence with all of its tokens, in as few messages as may be. Rows of those that have gone are left
-    out."""
+    """Join the rows of steps to one row per sequence, in as few messages as possible; rows of handles not in `wanted`
+    are left out. Returns the messages, and how many more (or fewer) rows each sequence has now."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
@@ -40,7 +40,8 @@ def join_rows(
 
 
 def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Messages with at most MESSAGE_BYTES of tokens each; a row that is longer becomes several."""
+    """Pack rows into messages of at most MESSAGE_BYTES of tokens; a longer row becomes several. Returns the messages,
+    and how many more rows each sequence has now."""
     messages: list[tb.DetokenizeRequest] = []
     more: MoreRows = {}
     taken: list[_Row] = []
@@ -63,7 +64,7 @@ def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows
 
 
 def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:
-    """(handle, int32 tokens, finish) of each."""
+    """Yield (handle, int32 tokens, finish) of each row."""
     handles, counts = i32(step.handle, "handle").tolist(), i32(step.count, "count").tolist()
     at = 0
     for handle, count, finish in zip(handles, counts, step.finish or bytes(len(handles)), strict=True):
@@ -72,13 +73,14 @@ def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:
 
 
 def without(step: tb.DetokenizeRequest, handles: Container[int]) -> tb.DetokenizeRequest:
-    """The step but for these rows."""
+    """Return the step without the rows of these handles."""
     if not any(handle in handles for handle in i32(step.handle, "handle").tolist()):
         return step
     return _message([row for row in rows_of(step) if row[0] not in handles])
 
 
 def _message(rows: list[_Row]) -> tb.DetokenizeRequest:
+    """Pack rows into one message."""
     return tb.DetokenizeRequest(
         handle=pack_i32([handle for handle, _, _ in rows]),
         count=pack_i32([len(ids) // 4 for _, ids, _ in rows]),

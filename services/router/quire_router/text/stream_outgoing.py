@@ -83,12 +83,12 @@ class DetokenizeOutgoing:
 
     @property
     def owed(self) -> bool:
-        """Whether the tokenizer has something to do."""
+        """Whether the tokenizer has to answer, or is yet to be sent something."""
         return bool(self._unanswered or self._rows or self._opening)
 
     def open(self, sequence: SequenceState) -> None:
-        """Its rows may come from now on. One that was elsewhere is taken up: opened with the tokens that were
-        confirmed and the characters that were sent, and its unconfirmed tokens are repeated."""
+        """Queue a sequence to be opened; its rows may come from now on. The open has its confirmed tokens, and its
+        unconfirmed tokens follow as rows. A suspect, at which a tokenizer was lost, waits apart, to be opened alone."""
         opening = self._opening[sequence.handle] = _Opening(sequence.handle, sequence)
         if sequence.text.strikes:
             self._suspects.append(opening)
@@ -97,7 +97,8 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def rows(self, step: tb.DetokenizeRequest) -> None:
-        """One step of the engine."""
+        """Queue one step of the engine, without the rows of sequences that are not open yet. Long rows are cut; a long
+        queue is joined."""
         if self._opening:
             step = without(step, self._opening)
             if not step.handle:
@@ -116,18 +117,19 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def close(self, handle: int) -> None:
-        """The text of the handle is not wanted any more."""
+        """Queue that the text of the handle is not wanted any more."""
         self._opening.pop(handle, None)
         self._closes.append(handle)
         self._wake.set()
 
     def end(self) -> None:
-        """The stream is over."""
+        """End `messages`: the stream is over."""
         self._over = True
         self._wake.set()
 
     def answered(self) -> SequenceState | None:
-        """The oldest message was. Tells the suspect that has come through by it, if one has."""
+        """Note that the oldest message was answered. Returns the suspect (a sequence at which a tokenizer was lost)
+        that is wholly open by it, and so cleared; else None."""
         self._opening_bytes -= self._unanswered.popleft()[1]
         if self._opening:
             self._wake.set()  # there may be room for more of it
@@ -142,7 +144,7 @@ class DetokenizeOutgoing:
         return opening.sequence if self._sequences.get(opening.handle) is opening.sequence else None
 
     def unanswered(self, *, oldest: bool) -> set[int]:
-        """Handles of the messages that were sent and not answered, or of the first of them."""
+        """Return the handles in messages that were sent and not answered; with `oldest`, in the first of them alone."""
         found: set[int] = set()
         for message, _ in list(self._unanswered)[: 1 if oldest else None]:
             found.update(i32(message.handle, "handle").tolist())
@@ -150,7 +152,7 @@ class DetokenizeOutgoing:
         return found
 
     async def messages(self) -> AsyncIterator[tb.DetokenizeRequest]:
-        """The stream's requests. The first is empty: its answer says that the tokenizer is there."""
+        """Yield the stream's requests until `end`. The first is empty: its answer says that the tokenizer is there."""
         first = tb.DetokenizeRequest()
         self._unanswered.append((first, 0))
         yield first
@@ -168,6 +170,7 @@ class DetokenizeOutgoing:
                     return
 
     def _count_rows(self, more: MoreRows) -> None:
+        """Tell each sequence how many more or fewer rows it has now."""
         for handle, count in more.items():
             sequence = self._sequences.get(handle)
             if sequence is not None:
@@ -177,8 +180,9 @@ class DetokenizeOutgoing:
         return self._opening_suspect is not None or bool(self._suspects)
 
     def _next(self) -> tb.DetokenizeRequest | None:
-        """The next message. None if there is nothing to tell, or if answers must come first: to all that is in flight
-        before a message of a suspect, to that message before any other, and to opens before more than so many."""
+        """Make the next message. None where there is nothing to tell, or where answers must come first. A suspect's
+        message waits for all answers; other messages wait for the suspect's answer. Opens wait while too many bytes of
+        them are in flight."""
         if self._suspect_in_flight:
             return None
         opens = bool(self._short or self._long) and self._opening_bytes < _MOST_OPENING_BYTES
@@ -204,7 +208,8 @@ class DetokenizeOutgoing:
         return message
 
     def _open_suspect(self) -> tb.DetokenizeRequest:
-        """A message with as much of a suspect as there is room for: empty if it has gone."""
+        """Make a message with as much of one suspect as has room; it is empty if the suspect has gone. Sets the suspect
+        as in flight."""
         opening = self._opening_suspect = self._opening_suspect or self._suspects.popleft()
         self._suspect_in_flight = self._others_next = True
         message = tb.DetokenizeRequest()
@@ -212,7 +217,9 @@ class DetokenizeOutgoing:
         return message
 
     def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-        """Tell as much of it as there is room for; returns the bytes that were taken."""
+        """Add as much of a sequence to the message as has room: its open, then its rows; return the bytes that were
+        added. Sets `done` when all is told or the sequence has gone. A sequence of which no message can be made
+        fails."""
         handle, sequence = opening.handle, opening.sequence
         # One that has left may have another handle by now.
         if self._opening.get(handle) is not opening or self._sequences.get(handle) is not sequence:
@@ -236,7 +243,7 @@ class DetokenizeOutgoing:
 
 
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """The open, or a further part of it, with as many prior tokens as there is room for."""
+    """Add the open, or a further part of it, with as many confirmed tokens as have room; return its bytes."""
     sequence = opening.sequence
     if opening.prior < 0:
         opening.prior = 4 * sequence.text.confirmed
@@ -252,7 +259,8 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """A row of tokens that were not confirmed, as many as there is room for. With the last of them it is open."""
+    """Add a row of unconfirmed tokens, as many as have room; return its bytes. With the last of them the opening is
+    `done`."""
     sequence = opening.sequence
     ids = bytes(sequence.engine.output_ids[opening.at : opening.at + room // 4 * 4])
     opening.at += len(ids)
@@ -272,6 +280,7 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
+    """Make the open of a sequence, without its tokens."""
     text, stop = sequence.job.text, sequence.spec.stop
     return tb.DetokenizeOpen(
         handle=sequence.handle,

@@ -20,7 +20,8 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     async def ensure(self, ids: Iterable[int]) -> None:
-        """Fetch those that are not known yet. Raises QuireError."""
+        """Fetch the bytes of those ids that are not known yet; a cache that would grow too large forgets all other ids.
+        Raises QuireError."""
         wanted = set(ids)
         unknown = sorted(wanted - self._known.keys())
         if not unknown:
@@ -31,5 +32,5 @@ class TokenBytes:
         self._known.update(zip(unknown, fetched, strict=True))
 
     def get(self, token_id: int) -> bytes:
-        """The bytes of an id that was ensured."""
+        """Return the bytes of an id that was ensured."""
         return self._known[token_id]

@@ -45,7 +45,7 @@ class TokenizeStream:
         self._ids = itertools.count(1)
 
     def takes(self, request: tb.EncodeRequest | tb.RenderChatRequest) -> bool:
-        """Whether it is open, and for a request of this size."""
+        """Whether the stream is open, and the request short enough for it."""
         return self._open and request.ByteSize() <= MOST_BYTES
 
     async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse | None:
@@ -72,11 +72,12 @@ class TokenizeStream:
         return response
 
     async def run(self) -> None:
-        """Until cancelled, or the tokenizer knows no such stream: one stream after the other. Not twice at a time."""
+        """Keep a stream open, another after a backoff when one ends, until cancelled. Returns where the tokenizer does
+        not know this RPC. Must not run twice at a time."""
         backoff = Backoff()
         while True:
             try:
-                await self._life(backoff)
+                await self._run_stream(backoff)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
@@ -84,8 +85,9 @@ class TokenizeStream:
                 log.exception("a stream to the tokenizer failed")
             await backoff.wait()
 
-    async def _life(self, backoff: Backoff) -> None:
-        """Raises grpc.RpcError."""
+    async def _run_stream(self, backoff: Backoff) -> None:
+        """Run one stream, and hand each answer to its `ask`. In the end, all that wait get None if the stream hangs,
+        else Unavailable. Raises grpc.RpcError."""
         out = self._out = asyncio.Queue()
         call = self._call = self._stub.Tokenize(_messages(out))
         self._hangs = False
@@ -113,12 +115,14 @@ class TokenizeStream:
                     future.set_exception(_lost())
 
     def _replace(self) -> None:
+        """Cancel a stream that hangs; `run` opens another."""
         self._open, self._hangs = False, True
         self._call.cancel()
 
 
 async def _messages(out: asyncio.Queue[tb.TokenizeRequest | None]) -> AsyncIterator[tb.TokenizeRequest]:
-    """Until None: a call that its peer has ended leaves who waits for the next one waiting."""
+    """Yield the queued requests until None comes, which ends them: gRPC would leave them waiting where the peer has
+    ended the call."""
     while (message := await out.get()) is not None:
         yield message
 

@@ -35,7 +35,8 @@ class TokenizerClient:
     async def encode(
         self, texts: Sequence[str], context: RequestContext, *, add_special_tokens: bool, max_tokens: int
     ) -> tuple[list[NDArray[np.int32]], int]:
-        """The ids of each text; PROMPT_TOO_LONG past `max_tokens`."""
+        """Return the token ids of each text, and the tokenizer's microseconds. PROMPT_TOO_LONG for more than
+        `max_tokens` (0: no bound)."""
         request = tb.EncodeRequest(
             context=context_to_pb(context), texts=texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
         )
@@ -45,7 +46,8 @@ class TokenizerClient:
     async def render(
         self, prompt: ChatPrompt, context: RequestContext, *, max_tokens: int
     ) -> tuple[NDArray[np.int32], int]:
-        """The ids of a conversation; PROMPT_TOO_LONG past `max_tokens`."""
+        """Return the token ids of a conversation, and the tokenizer's microseconds. PROMPT_TOO_LONG for more than
+        `max_tokens` (0: no bound)."""
         request = tb.RenderChatRequest(
             context=context_to_pb(context),
             messages_json=prompt.messages_json,
@@ -60,17 +62,17 @@ class TokenizerClient:
         return i32(response.token_ids, "token_ids"), response.elapsed_us
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
-        """A whole text."""
+        """Return the text of token ids, decoded as a whole."""
         request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=skip_special_tokens)
         response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
         return str(response.texts[0])
 
     async def thinking_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that begin and end the model's thinking; empty where it is not known to think."""
+        """Return the tokens that begin and end the model's thinking; empty where it is not known to think."""
         return await self._pool.call(_marks_of)
 
     async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id."""
+        """Return the bytes of each id."""
         request = tb.GetTokenBytesRequest(token_ids=pack_i32(ids))
         response = await self._pool.call(lambda peer: peer.stub.GetTokenBytes(request, timeout=_TIMEOUT_S))
         return list(response.token_bytes)

@@ -63,11 +63,11 @@ class TokenizerLink:
 
     @property
     def connected(self) -> bool:
-        """Whether a call would get to it now, as far as is known."""
+        """Whether a call would reach the tokenizer now, as far as is known."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def suspect(self) -> None:
-        """A call found it gone: nobody uses it until it answers a probe."""
+        """Mark the tokenizer as lost, since a call found it gone: it is not used until it answers a probe."""
         if self.healthy:
             log.warning("tokenizer lost", instance=self.instance)
         self.healthy = False
@@ -75,7 +75,8 @@ class TokenizerLink:
         self._changed()
 
     async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
-        """Raises QuireError or grpc.RpcError, as does `render`."""
+        """Tokenize texts over the standing stream or, if that does not take the request or answer in time, by a call.
+        Raises QuireError, grpc.RpcError."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(encode=request))
             if answer is not None:
@@ -86,6 +87,8 @@ class TokenizerLink:
         return response
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
+        """Render and tokenize a conversation over the standing stream or, if that does not take the request or answer
+        in time, by a call. Raises QuireError, grpc.RpcError."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(render=request))
             if answer is not None:
@@ -96,7 +99,7 @@ class TokenizerLink:
         return response
 
     async def answers(self, within_s: float) -> bool:
-        """Whether it is alive, however long its present work takes."""
+        """Whether the tokenizer answers a short call in that time, however long its present work takes."""
         try:
             await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=within_s)
         except grpc.aio.AioRpcError:
@@ -104,7 +107,8 @@ class TokenizerLink:
         return True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe the tokenizer until it serves, use it until it is lost, and again, until cancelled; then close the
+        channel."""
         self._begin_streaming()
         try:
             while True:
@@ -122,13 +126,15 @@ class TokenizerLink:
             await self._channel.close()
 
     def _begin_streaming(self) -> None:
-        """Unless it goes on: one that came back may be of a release that knows the stream."""
+        """Start the standing stream, unless it runs or each call is to have a span of its own in a trace. A tokenizer
+        that came back may be of a release that knows the stream."""
         # Of calls each has a span of its own in a trace.
         if not tracing.enabled() and (self._streaming is None or self._streaming.done()):
             self._streaming = asyncio.create_task(self._stream.run())
 
     async def _until_lost(self) -> None:
-        signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._while_serving())]
+        """Return when the tokenizer is suspected, or its health service says that it serves no more."""
+        signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._wait_while_serving())]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -136,8 +142,9 @@ class TokenizerLink:
                 sign.cancel()
             await asyncio.gather(*signs, return_exceptions=True)
 
-    async def _while_serving(self) -> None:
-        """Return when its health says no more that it serves, or cannot be asked."""
+    async def _wait_while_serving(self) -> None:
+        """Return when the health service says that the tokenizer serves no more, or cannot be asked; never where the
+        tokenizer has no health service."""
         call = self._health.Watch(health_pb2.HealthCheckRequest())
         try:
             async for response in call:
@@ -150,6 +157,7 @@ class TokenizerLink:
             call.cancel()
 
     async def _probe(self) -> None:
+        """Ask the tokenizer, with a backoff between, until it serves and has told its info; keep that info."""
         backoff = Backoff()
         while True:
             try:
@@ -166,6 +174,8 @@ class TokenizerLink:
         self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end)
 
     async def _serves(self) -> bool:
+        """Whether the health service says that the tokenizer serves; True where it has no such service. Raises
+        grpc.RpcError."""
         try:
             response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:

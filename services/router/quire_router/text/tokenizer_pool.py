@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class _Lost(Exception):
-    """A tokenizer went away or hangs. `worked`: it may have, of the call that it worked on."""
+    """A tokenizer went away or hangs. `worked`: it may have been lost by the call, on which it had begun to work."""
 
     def __init__(self, reason: str, *, worked: bool) -> None:
         super().__init__(reason)
@@ -55,7 +55,8 @@ class TokenizerPool:
         return any(peer.healthy for peer in self.peers.values())
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery's newest list: new ones are tried, those that are gone are dropped."""
+        """Take discovery's newest list: new tokenizers are connected; those that have left, or have another address,
+        are dropped."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
@@ -67,7 +68,7 @@ class TokenizerPool:
                 self._tasks[instance] = asyncio.create_task(peer.run(), name=f"tokenizer {instance}")
 
     async def pick(self, wait_s: float) -> TokenizerLink:
-        """The next healthy one; waits for a while if there is none, then raises Unavailable."""
+        """Return the next healthy tokenizer, by turns; while there is none, wait up to `wait_s`. Raises Unavailable."""
         try:
             async with asyncio.timeout(wait_s):
                 while not self.ready:
@@ -80,10 +81,11 @@ class TokenizerPool:
         return healthy[self._turn % len(healthy)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a unary call on a healthy tokenizer, on another if that one goes away or hangs. Raises QuireError.
+        """Run a unary call on a healthy tokenizer and, if that goes away or hangs, on another one, at most three times.
+        Raises QuireError.
 
-        A call that was lost with its tokenizer is tried again while no other such call is, so that of those that were
-        lost together only the one that is to blame loses a second one.
+        Calls that were lost with a tokenizer are tried again one by one. So of several that were lost together, only
+        the one that is to blame loses a second tokenizer; it fails then.
         """
         attempts = lost = 0
         while attempts < _ATTEMPTS:
@@ -103,7 +105,8 @@ class TokenizerPool:
         raise no_tokenizer()
 
     async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """The answer; raises _Lost, or what the tokenizer says is wrong."""
+        """Return the tokenizer's answer. Raises _Lost where the tokenizer goes away or hangs, and QuireError for an
+        error that it answers."""
         connected = peer.connected
         try:
             answered, answer = await self._ask(peer, make)
@@ -117,9 +120,11 @@ class TokenizerPool:
         return cast(T, answer)
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
-        """Whether it answered, and what. Long work is no reason to leave, as long as the peer itself is alive.
+        """Return whether the tokenizer answered, and its answer. A call may take long, as long as the tokenizer answers
+        short calls meanwhile.
 
-        Half of its time it may be silent, the other half it has to say that it is alive.
+        A tokenizer may be silent for half of its timeout; the other half is the time in which it has to answer a short
+        call.
         """
         half_s = self._config.tokenizer_timeout_s / 2
         call = asyncio.ensure_future(make(peer))
@@ -134,7 +139,7 @@ class TokenizerPool:
             call.cancel()
 
     async def close(self) -> None:
-        """Stop all."""
+        """Cancel the tasks of all tokenizers, and wait for their end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -146,7 +151,7 @@ class TokenizerPool:
 
 
 def no_tokenizer() -> Unavailable:
-    """The error when nobody can encode or decode."""
+    """Make the error for a request that no tokenizer can encode or decode."""
     return Unavailable(
         "NO_TOKENIZER", "No tokenizer answers.", "Retry after the given time; see /readyz.", retry_after_s=1.0
     )

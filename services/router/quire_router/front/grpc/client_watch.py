@@ -18,7 +18,8 @@ log = get_logger(__name__)
 
 
 class ClientWatch:
-    """From now on until `close`; `stall_s` 0: for ever patient. What a client reads after the end is the error."""
+    """Watches a client from its creation until `close`. A client that takes no message for `stall_s` (0: never) loses
+    its request, and reads an error at the end."""
 
     __slots__ = ("_generation", "_stall_s", "_watch", "_watchdog", "_writing")
 
@@ -30,23 +31,24 @@ class ClientWatch:
         self._watch = watchdog.watch(stall_s or float("inf"), self._drop, self._owes)
 
     def sends(self) -> None:
-        """A message is handed to gRPC."""
+        """Note that a message was handed to gRPC: the client's time to take it begins."""
         self._writing = True
         self._watch.hear()
 
     def sent(self) -> None:
-        """gRPC took it."""
+        """Note that gRPC has taken the message: until the next one, silence is no stall."""
         self._writing = False
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop watching. Idempotent."""
         self._watchdog.drop(self._watch)
 
     def _owes(self) -> bool:
         return self._writing
 
     def _drop(self) -> None:
-        """End the request now. The call hangs in gRPC until the client reads or goes, and holds nothing else."""
+        """End the generation with CLIENT_STALLED and give its places back. The call itself stays in gRPC until the
+        client reads or leaves."""
         log.warning("the client takes nothing", request_id=self._generation.caller.request_id, seconds=self._stall_s)
         error = Aborted(
             "CLIENT_STALLED",

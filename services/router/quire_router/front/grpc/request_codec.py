@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Raises InvalidArgument, Unsupported."""
+    """Check a GenerateRequest and convert it to a job. Raises InvalidArgument, Unsupported."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -100,11 +100,12 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             prompt_logprobs=sampling.prompt_logprobs,
         ),
     )
-    return _at_once(job, request, best_of, limits)
+    return _with_beams_or_best_of(job, request, best_of, limits)
 
 
-def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
-    """The job of an answer that is told when all of it is known, where it is one."""
+def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
+    """Return the job changed for beam search or best_of, and then not streamed, if the request asks for either;
+    otherwise return `job` unchanged. Raises InvalidArgument, Unsupported."""
     whole = replace(job, wants=replace(job.wants, stream=False))
     if request.HasField("beam_search"):
         asked = request.beam_search
@@ -125,6 +126,8 @@ def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
+    """Convert the request's `resume`; None where it has none. Raises InvalidArgument for a sample index out of range,
+    and for a `resume` with `n` (the number of sequences) above 1."""
     _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
     if not request.HasField("resume"):
         return None
@@ -141,6 +144,8 @@ def _at_least_minus_one(
     name: Literal["thinking_token_budget", "truncate_prompt_tokens"],
     none: int | None = None,
 ) -> int | None:
+    """Return the value of an integer field; None where it is not set or equals `none`. Raises InvalidArgument below
+    -1."""
     value = getattr(request, name)
     if not request.HasField(name) or value == none:
         return None
@@ -149,6 +154,8 @@ def _at_least_minus_one(
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:
+    """Convert the request's text, token ids or chat to a prompt. Raises InvalidArgument where none is set, and
+    Unsupported for tools."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)
@@ -170,6 +177,8 @@ def _prompt(request: ib.GenerateRequest) -> Prompt:
 
 
 def _refuse_unsupported(request: ib.GenerateRequest) -> None:
+    """Raise Unsupported, naming the field, where the request has a kind, constraint, adapter or media that Quire
+    lacks."""
     if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
     if request.HasField("constraint"):
@@ -180,11 +189,13 @@ def _refuse_unsupported(request: ib.GenerateRequest) -> None:
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidArgument unless `low` <= `value` <= `high`."""
     if not low <= value <= high:
         raise InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose from {low} to {high}.", param=name)
 
 
 def _check_count(name: str, count: int, most: int, of_what: str) -> None:
+    """Raise InvalidArgument where field `name` has more than `most` items; `of_what` is their noun in the message."""
     if count > most:
         raise InvalidArgument(
             "TOO_MANY_ITEMS",

@@ -28,7 +28,8 @@ class GenerateFormat:
         self._characters = [0] * generation.answer_count
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
-        """One delta of one choice."""
+        """Convert one delta of one choice to a response. The first response of all has the prompt's ids, if token ids
+        were asked for; the last one of a prompt's first choice has the prompt's logprobs, if those were."""
         response = ib.GenerateResponse(
             request_id=self._request_id,
             index=delta.index,
@@ -50,7 +51,7 @@ class GenerateFormat:
         return response
 
     def finish(self, last: ib.GenerateResponse) -> ib.GenerateResponse:
-        """The last response of all carries usage and timings."""
+        """Add the usage, and timings if asked for, to the last response of all; return that response."""
         usage = self._generation.usage()
         last.usage.prompt_tokens = usage.prompt_tokens
         last.usage.completion_tokens = usage.completion_tokens
@@ -67,12 +68,14 @@ class GenerateFormat:
         return last
 
     def error(self, error: QuireError) -> ib.GenerateResponse:
-        """The end of a stream that had begun."""
+        """Make the response that ends, with an error, a stream which has begun."""
         return ib.GenerateResponse(
             request_id=self._request_id, finish_reason=pb.FINISH_REASON_ERROR, error=to_message(error)
         )
 
     def _add_prompt_logprobs(self, response: ib.GenerateResponse, index: int) -> None:
+        """Add the logprobs of the prompt's tokens, without the first, to `response`. A token of which the engine said
+        nothing gets an empty entry."""
         token_bytes = self._generation.token_bytes
         for entry in self._generation.prompt_entries(index)[1:]:
             added = response.prompt_logprobs.add()
@@ -84,6 +87,8 @@ class GenerateFormat:
                 added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
 
     def _add_logprobs(self, response: ib.GenerateResponse, delta: Delta) -> None:
+        """Add an entry for each token of the delta to `response`, with the character offset at which its text begins.
+        Advances the offset of the choice."""
         token_bytes = self._generation.token_bytes
         start = self._characters[delta.index]
         for entry, offset in zip(delta.entries, [start, *delta.offsets[:-1]], strict=False):

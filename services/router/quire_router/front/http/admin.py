@@ -77,37 +77,39 @@ class AdminPort:
             self.http = HttpServer(edge, host, port, config.ssl_certfile, config.ssl_keyfile, flag="metrics-listen")
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
+        """Open the port, if one is configured; return when it accepts connections."""
         if self.http is not None:
             await self.http.start()
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the port. Idempotent."""
         if self.http is not None:
             await self.http.close()
 
     async def pause(self, _request: Request) -> Response:
-        """Admit nothing new; what runs goes on."""
+        """Stop admitting requests; those that run go on."""
         self._admission.pause()
         return self._state()
 
     async def resume(self, _request: Request) -> Response:
-        """Admit again, after a pause or a drain."""
+        """Admit requests again, after a pause or a drain."""
         self._admission.resume()
         return self._state()
 
     async def drain(self, _request: Request) -> Response:
-        """Admit nothing new; answers when nothing runs any more, or after `--drain-timeout-s`."""
+        """Stop admitting requests; answer when none runs any more, or after `--drain-timeout-s`."""
         self._admission.pause()
         self._changed()
         await self._admission.close(self._drain_timeout_s)
         return self._state()
 
     async def is_sleeping(self, _request: Request) -> Response:
-        """No engine of ours sleeps."""
+        """Answer false: an engine of ours never sleeps."""
         return _json({"is_sleeping": False})
 
     def _state(self) -> Response:
+        """Report that readiness may have changed; answer whether admission is paused, and how many sequences are in
+        flight."""
         self._changed()
         return _json({"paused": not self._admission.open, "in_flight": self._admission.inside})
 
@@ -115,7 +117,8 @@ class AdminPort:
 def _guarded(
     endpoint: Callable[[Request], Awaitable[Response]], keys: ApiKeys
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Where there are keys, the edge has asked for one with the scope `admin`."""
+    """Wrap an endpoint: without API keys, it raises PermissionDenied for web pages and for other machines. Where there
+    are keys, the edge has checked that the request's key has the scope `admin`."""
 
     async def guarded(request: Request) -> Response:
         if not keys:
@@ -135,6 +138,7 @@ def _guarded(
 
 
 def _is_loopback(host: str) -> bool:
+    """Whether this is a loopback address, IPv4 mapped into IPv6 included. A host that is no IP address is none."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

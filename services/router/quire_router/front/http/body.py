@@ -24,7 +24,8 @@ _DISCARD_TIMEOUT_S = 5.0
 
 
 async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, Any]:
-    """The body of a request as a JSON object. Raises InvalidArgument, TooLarge."""
+    """Read the body and parse it as a JSON object, in a thread if it is long. Raises InvalidArgument, also for another
+    Content-Type, TooLarge, and Aborted where the client leaves."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -38,7 +39,8 @@ async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, A
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is known to be longer than `limit`; no more than that is kept."""
+    """Read the whole body. Raises TooLarge as soon as it exceeds `limit` bytes, InvalidArgument after 60 s, and Aborted
+    where the client leaves."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
@@ -63,7 +65,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def discard_body(receive: Receive, limit: int) -> None:
-    """Throw away what is still coming, within bounds of size and time."""
+    """Read the rest of a body and throw it away, at most 4 times `limit` bytes, for 5 s at most."""
     left = _DISCARD_FACTOR * limit
     try:
         async with asyncio.timeout(_DISCARD_TIMEOUT_S):
@@ -77,7 +79,8 @@ async def discard_body(receive: Receive, limit: int) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; raises InvalidArgument. NaN and Infinity pass, so that their field can be named."""
+    """Parse the body as a JSON object. Raises InvalidArgument. NaN and Infinity pass, so that the check of fields can
+    name the one that has them."""
     check_structure(body)
     try:
         value = orjson.loads(body)
@@ -89,11 +92,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def client_gone() -> Aborted:
-    """The client closed its connection: nobody will read this."""
+    """Make the error of a request whose client has closed the connection."""
     return Aborted("CLIENT_GONE", "The client closed the connection.", "Keep it open to get the answer.")
 
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
+    """Parse a body that orjson has refused with `error`: NaN and Infinity are accepted. Raises InvalidArgument, with
+    the place of the mistake, for anything else that is wrong."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as broken:
@@ -116,6 +121,7 @@ def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
 
 
 def _too_large(limit: int) -> TooLarge:
+    """Make the error of a body that is longer than `limit` bytes."""
     return TooLarge(
         BODY_TOO_LARGE,
         f"The body is longer than {limit} bytes.",

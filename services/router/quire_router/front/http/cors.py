@@ -31,13 +31,14 @@ class Cors:
         self._credentials = credentials
 
     def answer(self, origin: str) -> list[tuple[bytes, bytes]]:
-        """Headers of any answer to a page of this origin; none where it may not read it."""
+        """Return the headers that any answer to a page of this origin has; none where the page may not read it."""
         if not self._allows(origin):
             return []
-        return [(b"access-control-expose-headers", _EXPOSED), *self._common(origin)]
+        return [(b"access-control-expose-headers", _EXPOSED), *self._origin_headers(origin)]
 
     def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
-        """What is added to those in the answer to a browser's question before the request itself."""
+        """Return the headers that the answer to a preflight request has beside those of `answer`; none where the origin
+        is not allowed."""
         if not self._allows(origin):
             return []
         headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
@@ -50,7 +51,8 @@ class Cors:
     def _allows(self, origin: str) -> bool:
         return bool(origin) and ("*" in self._origins or origin in self._origins)
 
-    def _common(self, origin: str) -> list[tuple[bytes, bytes]]:
+    def _origin_headers(self, origin: str) -> list[tuple[bytes, bytes]]:
+        """Return the headers that allow this origin, and credentials where those are configured."""
         any_origin = "*" in self._origins and not self._credentials
         found = [(b"access-control-allow-origin", b"*" if any_origin else origin.encode("latin-1"))]
         if not any_origin:
@@ -64,7 +66,8 @@ NO_CORS = Cors((), (), (), credentials=False)
 
 
 def make_cors(config: RouterConfig) -> Cors:
-    """As configured. Raises ConfigError for what can be no page's origin, and would so allow nobody, silently."""
+    """Make the rules that are configured. Raises ConfigError for a value that is no origin: it would allow nobody,
+    silently."""
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -115,7 +115,7 @@ class Edge:
                 await self._admit(scope, exchange)
             await self._app(scope, receive, counted_send)
         except Exception as error:
-            typed = _typed(error)
+            typed = _as_quire_error(error)
             if status == 0 and typed.http_status != _CLIENT_GONE:
                 await self._refuse(typed, scope["path"], exchange.request_id, receive, counted_send)
             elif status == 0:
@@ -124,6 +124,8 @@ class Edge:
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
+        """Authenticate the request and note its tenant in the exchange. A POST of a limited key takes one request from
+        its rate limit, and the answer gets the limit headers. Raises Unauthenticated, PermissionDenied, RateLimited."""
         needed = METRICS if scope["path"] == METRICS_PATH else self._scope
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal.tenant)
@@ -142,18 +144,22 @@ class Edge:
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:
+        """Count the request by route and status; below /v1/, log it with its duration."""
         metrics.requests.labels(route, str(status)).inc()
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
     async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
-        """A browser asks whether a page may ask; it sends no credential. Without our headers it may not."""
+        """Answer a browser's CORS preflight request, which has no credential. Without allowing headers in the answer,
+        the browser does not let the page ask."""
         asked = headers.get(b"access-control-request-headers", "")
         allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
         await send({"type": "http.response.start", "status": 204, "headers": allowed})
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
+        """Count the error and send it in the shape of the path's API. After BODY_TOO_LARGE, read on for a while before
+        the connection closes, so that the client sees the answer."""
         metrics.http_refused.labels(error.code).inc()
         status, shaped = shaped_error(path, error, request_id)
         body, headers = orjson.dumps(shaped), error_headers(error)
@@ -175,19 +181,21 @@ class Edge:
 
 
 def _authorization(scope: Scope) -> str:
-    """The credential, as a bearer token or as Anthropic's `x-api-key`; none where there are several, since a proxy
-    before us may have checked another than we would."""
+    """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' where there
+    are several different ones, since a proxy before us may have checked another one."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""
 
 
 def _bounded(header: str) -> str:
-    """What W3C allows fits; anything longer is not passed on."""
+    """Return a trace header, or '' where it is longer than W3C allows."""
     return header if len(header) <= _MAX_TRACE_CHARS else ""
 
 
-def _typed(error: Exception) -> QuireError:
+def _as_quire_error(error: Exception) -> QuireError:
+    """Convert any exception to a QuireError: Starlette's 405 becomes MethodNotAllowed, its other errors NotFound. What
+    is unforeseen is logged and becomes an internal error."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, HTTPException):

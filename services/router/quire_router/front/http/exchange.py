@@ -33,7 +33,7 @@ class Exchange:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     def identify(self, tenant: str) -> None:
-        """The caller has proved to be of this tenant."""
+        """Note the tenant of the caller's key."""
         self.tenant = tenant
 
     def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -41,7 +41,7 @@ class Exchange:
         self.headers += headers
 
     def use_request_id(self, request_id: str) -> None:
-        """The body named the request."""
+        """Replace the request's id by the one in the body."""
         self.request_id = request_id
 
 
@@ -52,7 +52,8 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Retry-After in whole seconds on 429 and 503, at least one; WWW-Authenticate on 401."""
+    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds and at least 1; and
+    `www-authenticate` for 401."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
@@ -69,7 +70,7 @@ async def send_json(
     headers: list[tuple[bytes, bytes]] | None = None,
     content_type: bytes = b"application/json",
 ) -> None:
-    """A whole answer at once."""
+    """Send a whole answer: its head, with content type and length, and `body`."""
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})

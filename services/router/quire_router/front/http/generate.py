@@ -51,13 +51,15 @@ class Serving:
         self._ping_s = config.stream_ping_s
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """The body. Raises InvalidArgument, TooLarge, and Unsupported for a replica that is chosen by its number."""
+        """Read the body as a JSON object. Raises InvalidArgument, TooLarge, Aborted where the client leaves, and
+        Unsupported for a header that asks for a data-parallel rank above 0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         return await read_object(scope, receive, self._max_body_bytes)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
-        """Who asks. The body's request id counts where the header has none; the answer then carries it."""
+        """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. Where no header
+        gives a request id, the body's replaces the exchange's."""
         if not exchange.id_from_header and parsed.request_id:
             exchange.use_request_id(request_id_from(parsed.request_id) or exchange.request_id)
             bind_request_id(exchange.request_id)
@@ -73,7 +75,8 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """From a job to the end of its answer. A client that goes away ends it at once."""
+        """Run a parsed job and send its answer, streamed or whole. A client that leaves ends the job at once. Raises
+        QuireError where it fails before anything was sent."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
@@ -106,11 +109,11 @@ class GenerateEndpoint:
         self._make_format = make_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         await self.answer(await self._serving.read(scope, receive), scope, receive, send)
 
     async def answer(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, whose body has been read."""
+        """Parse a body that has been read, in a thread if it has many token ids; run the job and send its answer."""
         heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
         timings = exchange_of(scope).wants_timings
         parsed = await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
@@ -126,7 +129,7 @@ class Invocations:
         self._completions = completions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         body = await self._serving.read(scope, receive)
         if "messages" not in body and "prompt" not in body:
             raise InvalidArgument(
@@ -137,7 +140,7 @@ class Invocations:
 
 
 class _Watch:
-    """Whether the client is still there, and whom to tell when it is not."""
+    """Notices that the client has left, and ends what is being done for it."""
 
     def __init__(self) -> None:
         self._gone = False
@@ -145,7 +148,8 @@ class _Watch:
         self._generation: Generation | None = None
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
-        """Await the work; a client that goes meanwhile ends it with CLIENT_GONE."""
+        """Await `work` and return its result. Where the client leaves meanwhile, `work` is cancelled and Aborted
+        (CLIENT_GONE) is raised."""
         self._starting = asyncio.current_task()
         try:
             return await work
@@ -158,13 +162,14 @@ class _Watch:
             self._starting = None
 
     def on_gone(self, generation: Generation) -> None:
-        """Cancel this one when the client goes, at once if it has gone already."""
+        """Abandon this generation when the client leaves, or at once if it has already left."""
         self._generation = generation
         if self._gone:
             generation.abandon(client_gone())
 
     async def run(self, receive: Receive) -> None:
-        """Until the client goes, or the answer is complete (which reads the same, and harms nothing)."""
+        """Wait until the client leaves; then cancel the work that is awaited and abandon the generation. The end of an
+        answer looks the same as a client that leaves, and does no harm."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
@@ -176,6 +181,7 @@ class _Watch:
 
 @contextlib.asynccontextmanager
 async def _watching(receive: Receive) -> Any:
+    """Run a _Watch over the connection for as long as the `with` block lasts."""
     watch = _Watch()
     task = asyncio.create_task(watch.run(receive))
     try:

@@ -33,7 +33,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as in uvicorn
-        """The first head is awaited from here on; before later ones, uvicorn's keep-alive timeout runs."""
+        """Close a connection beyond `max_connections` at once; else start the timer of its first head. Before later
+        heads, uvicorn's keep-alive timeout runs."""
         super().connection_made(transport)
         if 0 < self.max_connections < len(self.connections):
             metrics.http_refused.labels("TOO_MANY_CONNECTIONS").inc()
@@ -42,7 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_head()
 
     def data_received(self, data: bytes) -> None:
-        """Count what arrives while the head is not complete."""
+        """Pass data on to the parser; answer 400 where the head is not complete within 64 KiB."""
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -51,35 +52,39 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse("HEAD_TOO_LARGE", "Request head too large.")
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the timer of a later head on the same connection."""
         super().on_message_begin()
         if not self._in_head:
             self._start_head()
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """Stop the head's timer, and store the request's cycle in its scope, for `chunk_writer`."""
         self._end_head()
         super().on_headers_complete()
         # Its own cycle: with pipelining, the connection's may be that of a later request.
         cast("Scope", self.cycle.scope)[_CYCLE] = self.cycle
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Stop the head's timer."""
         self._end_head()
         super().connection_lost(exc)
 
     def _start_head(self) -> None:
+        """Begin to count the bytes of a head, and start the timer that refuses it when it takes too long."""
         self._in_head, self._head_bytes = True, 0
         too_slow = "HEAD_TOO_SLOW", "Request head too slow."
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, *too_slow)
 
     def _end_head(self) -> None:
+        """Stop counting bytes, and the timer."""
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _refuse(self, cause: str, reason: str) -> None:
+        """Count the refusal and answer 400, which closes the connection; nothing happens where it is closing
+        already."""
         if not self.transport.is_closing():
             metrics.http_refused.labels(cause).inc()
             self.send_400_response(reason)
@@ -97,20 +102,21 @@ class ChunkWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the client takes so little that more must wait for `drain`."""
+        """Whether so much waits to be sent that `drain` should be awaited first."""
         return self._flow.write_paused and not self._cycle.disconnected
 
     async def drain(self) -> None:
-        """Return when it is not full any more."""
+        """Return when the client has taken enough for more to be written."""
         await self._flow.drain()
 
     def write(self, body: bytes) -> None:
-        """Nothing happens where the client has gone."""
+        """Write `body` as one HTTP chunk. Nothing happens where it is empty or the client has left."""
         if body and not self._cycle.disconnected:
             self._write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """Of a response whose head has been sent; None where it has no chunks, or another server runs the application."""
+    """Return the writer of a response whose head has been sent. None where the response is not chunked, or another
+    server than uvicorn runs the application."""
     cycle: RequestResponseCycle | None = scope.pop(_CYCLE, None)
     return ChunkWriter(cycle) if cycle is not None and cycle.chunked_encoding else None

@@ -14,7 +14,7 @@ MOST_AT_ONCE = 4
 
 
 class RequestPacer:
-    """One loop's. Who comes alone does not wait."""
+    """One per event loop. A request that comes alone does not wait."""
 
     def __init__(self) -> None:
         # How many the last turn let in; 0: nobody is about to come in.
@@ -22,7 +22,7 @@ class RequestPacer:
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Return when it is one's turn."""
+        """Return when the request may proceed: at once outside a burst, else in the order of arrival."""
         loop = asyncio.get_running_loop()
         if self._let_in:
             turn = loop.create_future()
@@ -33,6 +33,8 @@ class RequestPacer:
             loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        """Let in twice as many waiting requests as the last turn did, four at most. Calls itself in the loop's next
+        turn, until nobody waits."""
         most, let_in = min(2 * self._let_in, MOST_AT_ONCE), 0
         while self._queue and let_in < most:
             turn = self._queue.popleft()

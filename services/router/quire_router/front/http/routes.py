@@ -45,7 +45,8 @@ def make_routes(
     *,
     with_metrics: bool,
 ) -> Router:
-    """All routes as an ASGI application; unknown paths and methods raise HTTPException."""
+    """Make the ASGI application of all routes; `with_metrics`: /metrics too. It raises HTTPException for unknown paths
+    and methods."""
     serving = Serving(pipeline, beams, config)
     completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)

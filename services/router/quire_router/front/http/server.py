@@ -77,11 +77,12 @@ class HttpServer:
 
     @property
     def connections(self) -> Collection[BoundedProtocol]:
-        """Those that are open."""
+        """The open connections."""
         return self._server.server_state.connections  # type: ignore[return-value]  # all are made by our protocol
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
+        """Start serving; return when connections are accepted. Raises ConfigError for TLS files that are incomplete or
+        cannot be loaded."""
         config = self._server.config
         if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
             raise ConfigError("TLS_FILE", "Of ssl_certfile and ssl_keyfile only one is set.", "Give both as PEM files.")
@@ -98,7 +99,7 @@ class HttpServer:
             self._task.result()
 
     async def close(self) -> None:
-        """Stop accepting, give open answers a second, return when all is closed."""
+        """Stop accepting, give open answers a second, return when all connections are closed."""
         if self._task is None:
             self._socket.close()
             return
@@ -107,11 +108,14 @@ class HttpServer:
 
 
 def check_port(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError where somebody listens already: who shares a port would join them silently."""
+    """Raise ConfigError where another process listens on the port: a process that shares the port would join it
+    silently."""
     _bind(host, port, 0.0, flag, shared=False).close()
 
 
 def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
+    """Return a socket that is bound to the port and, unless it is `shared`, listens. The kernel closes connections
+    whose client takes nothing for `stall_s` (0: never). Raises ConfigError, naming `flag`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

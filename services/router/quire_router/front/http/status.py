@@ -41,13 +41,14 @@ class StatusRoutes:
         return self._fleet.ready and self._pool.ready and self._admission.open
 
     async def livez(self, _request: Request) -> Response:
-        """The process answers."""
+        """Answer that the process lives."""
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """What everybody behind the router is doing; 503 until a request could be answered.
+        """Answer with the phase of the router and of each scheduler and tokenizer; 503 until a request could be
+        answered.
 
-        The route is open: where there are keys, those without one see phases, but no names, addresses or paths.
+        The route needs no key. Where there are keys, callers without one see phases, but no names, addresses or paths.
         """
         schedulers = [
             {
@@ -79,18 +80,19 @@ class StatusRoutes:
         return _json(body, 200 if self.ready else 503)
 
     async def health(self, _request: Request) -> Response:
-        """Readiness without words, as vLLM has it."""
+        """Answer 200 or 503 by readiness, without a body, as vLLM does."""
         return Response(status_code=200 if self.ready else 503)
 
     async def models(self, _request: Request) -> Response:
-        """OpenAI's list."""
+        """Answer with all models that can be asked for, in OpenAI's shape."""
         return _json({"object": "list", "data": [self._model(served) for served in self._catalog.served()]})
 
     async def model(self, request: Request) -> Response:
-        """One of the list."""
+        """Answer with one model. Raises NotFound."""
         return _json(self._model(self._catalog.resolve(request.path_params["model"])))
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
+        """Return OpenAI's object of a model, with vLLM's additions."""
         return {
             "id": served.name,
             "object": "model",
@@ -104,11 +106,12 @@ class StatusRoutes:
         }
 
     async def version(self, _request: Request) -> Response:
-        """Of this service."""
+        """Answer with the version of this router."""
         return _json({"version": installed_version("quire-router")})
 
     async def load(self, _request: Request) -> Response:
-        """`server_load` is vLLM's name for what is in flight."""
+        """Answer with the load of each scheduler. `server_load` is vLLM's name for the number of sequences in
+        flight."""
         schedulers = [
             {
                 "instance": replica.instance,

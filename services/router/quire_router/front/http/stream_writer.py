@@ -36,10 +36,12 @@ T = TypeVar("T")
 
 
 async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
-    """Nothing is sent before the first deltas, so that an early failure still gets its HTTP status; unless they take
-    longer than `ping_s`, after which a comment is sent whenever nothing was for so long. 0: none are.
+    """Send a generation's events to its client, until it has ended. Raises QuireError where it fails before the head
+    was sent; a later failure becomes the stream's last event.
 
-    Writing waits while the client's buffer is full; the deltas of that time are joined, and no other client waits.
+    The head goes with the first deltas, so that an early failure still gets its HTTP status. But whenever nothing was
+    sent for `ping_s` seconds (0: never), a comment is sent, even before the first deltas. Writing waits while the
+    client's buffer is full; the deltas of that time are joined, and no other client waits.
     """
     started = False
 
@@ -47,18 +49,18 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
         nonlocal started
         if not started:
             started = True
-            await _start(send)
+            await _send_head(send)
         await send({"type": "http.response.body", "body": PING, "more_body": True})
 
     try:
-        deltas = await _patiently(generation.next_deltas(), ping, ping_s)
+        deltas = await _await_with_pings(generation.next_deltas(), ping, ping_s)
     except QuireError as error:
         if not started:
             raise
         await send({"type": "http.response.body", "body": answer.opening() + answer.failed(error)})
         return
     if not started:
-        await _start(send)
+        await _send_head(send)
     frames = answer.opening() + b"".join(map(answer.frame, deltas))
     if generation.running:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
@@ -76,23 +78,25 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
     await send({"type": "http.response.body", "body": frames + closing})
 
 
-async def _start(send: Send) -> None:
+async def _send_head(send: Send) -> None:
+    """Send the head of an event stream."""
     await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
 
 async def _relay(
     send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
 ) -> bytes:
-    """The plain way: until the last deltas, whose frames are returned unsent."""
+    """Send deltas through ASGI as they come; return the frames of the last ones, which are not sent yet. Raises the
+    QuireError that ended the job."""
     while True:
-        frames = b"".join(map(answer.frame, await _patiently(generation.next_deltas(), ping, ping_s)))
+        frames = b"".join(map(answer.frame, await _await_with_pings(generation.next_deltas(), ping, ping_s)))
         if not generation.running:
             return frames
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
-async def _patiently(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
-    """Ping whenever it takes so long."""
+async def _await_with_pings(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
+    """Await and return a result; call `ping` each time that `ping_s` seconds pass meanwhile (0: not at all)."""
     if not ping_s:
         return await awaited
     task = asyncio.ensure_future(awaited)
@@ -105,7 +109,7 @@ async def _patiently(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]],
 
 
 class _Pump:
-    """The way without tasks, until the last deltas, whose frames are returned unsent."""
+    """Writes deltas to the connection from callbacks of the loop, without waking a task for each."""
 
     def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter, ping_s: float) -> None:
         self._generation = generation
@@ -118,7 +122,8 @@ class _Pump:
         self._wrote = True
 
     async def run(self) -> bytes:
-        """Raises the QuireError that ended the job."""
+        """Write deltas to the connection as they come; return the frames of the last ones, which are not sent yet.
+        Raises the QuireError that ended the job."""
         if self._ping_s:
             self._timer = self._loop.call_later(self._ping_s, self._ping)
         try:
@@ -135,12 +140,15 @@ class _Pump:
                 self._timer.cancel()
 
     def _ping(self) -> None:
+        """Send a comment if nothing was written since the last call; call itself again after `ping_s`."""
         if not self._wrote and not self._connection.full:
             self._connection.write(PING)
         self._wrote = False
         self._timer = self._loop.call_later(self._ping_s, self._ping)
 
     def _on_deltas(self) -> None:
+        """Write all new deltas at once, and ask to be called for the next ones. Wakes `run` instead at the end, on an
+        error, and while the client's buffer is full."""
         if self._turn.done():  # the request was cancelled
             return
         if self._connection.full:

@@ -41,13 +41,14 @@ class TextRoutes:
         self._token_bytes = token_bytes
 
     async def tokenize(self, request: Request) -> Response:
-        """A text or a conversation as token ids."""
+        """Answer with the token ids of a text or a conversation and, if asked for, the text of each token. Raises
+        QuireError."""
         body = await self._serving.read(request.scope, request.receive)
         context = _context(request)
         if "messages" in body:
             values = check_fields(body, TOKENIZE_CHAT)
             served = self._catalog.resolve(values["model"])
-            ids = await self._render(chat_prompt(values, body), context)
+            ids = await self._tokenize_chat(chat_prompt(values, body), context)
         else:
             values = check_fields(body, TOKENIZE)
             served = self._catalog.resolve(values["model"])
@@ -74,7 +75,7 @@ class TextRoutes:
         return Response(await off_loop(written, heavy=heavy), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        """Token ids as a text; special tokens are shown."""
+        """Answer with the text of token ids, special tokens included. Raises QuireError."""
         values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
         self._catalog.resolve(values["model"])
         tokens = required(values, "tokens")
@@ -83,21 +84,24 @@ class TextRoutes:
         return _json({"prompt": text})
 
     async def count_tokens(self, request: Request) -> Response:
-        """Anthropic's: how many tokens the input of a message has."""
+        """Answer with the number of tokens in an Anthropic message's input. Raises QuireError."""
         model, prompt = parse_count(await self._serving.read(request.scope, request.receive))
         self._catalog.resolve(model)
-        return _json({"input_tokens": len(await self._render(prompt, _context(request)))})
+        return _json({"input_tokens": len(await self._tokenize_chat(prompt, _context(request)))})
 
     async def render_chat(self, request: Request) -> Response:
-        """What /v1/chat/completions would ask of an engine: a body for /inference/v1/generate."""
+        """Answer with the body for /inference/v1/generate that asks an engine the same as this chat. Raises
+        QuireError."""
         (rendered,) = await self._rendered(request, chat=True)
         return _json(rendered)
 
     async def render_completion(self, request: Request) -> Response:
-        """The same for /v1/completions, one for each prompt."""
+        """Answer with such a body for each prompt of a completion. Raises QuireError."""
         return _json(await self._rendered(request, chat=False))
 
     async def _rendered(self, request: Request, *, chat: bool) -> list[dict[str, Any]]:
+        """Tokenize a request's prompts without running it; return a body for /inference/v1/generate for each. Raises
+        QuireError."""
         body = await self._serving.read(request.scope, request.receive)
         parse = parse_chat if chat else parse_completion
         parsed = parse(body, self._serving.limits, timings=False)
@@ -115,15 +119,19 @@ class TextRoutes:
         limit = {"timeout_s": parsed.timeout_s} if parsed.timeout_s else {}
         return [
             {"request_id": name, "token_ids": ids.tolist(), "sampling_params": {**params, **limit}, **common}
-            for name, ids, params in _each(rendering, caller.request_id)
+            for name, ids, params in _rendered_prompts(rendering, caller.request_id)
         ]
 
-    async def _render(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
+    async def _tokenize_chat(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Return the token ids of a conversation. Raises QuireError."""
         ids, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
         return ids
 
 
-def _each(rendering: Rendering, request_id: str) -> list[tuple[str, np.ndarray[Any, np.dtype[np.int32]], Any]]:
+def _rendered_prompts(
+    rendering: Rendering, request_id: str
+) -> list[tuple[str, np.ndarray[Any, np.dtype[np.int32]], Any]]:
+    """Return the request id, token ids and sampling params of each prompt; the ids of several prompts are numbered."""
     single = len(rendering.prompts) == 1
     return [
         (request_id if single else f"{request_id}-{i}", ids, sampling_params_of(rendering.job, max_tokens))

@@ -45,7 +45,8 @@ _ANY_NUMBER = Field("number")
 
 
 def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
-    """Every supported field of the table with its checked value or its default. Raises InvalidArgument, Unsupported."""
+    """Return every supported field of the table, with its checked value or its default. Raises InvalidArgument, and
+    Unsupported for an unsupported field at a value that is not neutral."""
     values = {name: field.default for name, field in table.items() if field.supported}
     for name, value in body.items():
         field = table.get(name)
@@ -61,14 +62,14 @@ def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[st
 
 
 def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
-    """The error for a value of a wrong type; says the type, never the value."""
+    """Make the error for a value of a wrong type; it names the type, never the value."""
     return InvalidArgument(
         "BAD_TYPE", f"{name} is {_type_name(value)}, not {wanted}.", f"Send {name} as {wanted}.", param=name
     )
 
 
 def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
-    """The error for a number outside its bounds; NaN is outside of all."""
+    """Make the error for a number outside the field's bounds; NaN is outside of all."""
     if field.high == math.inf:
         wanted = f"of at least {field.low}"
     elif field.low == -math.inf:
@@ -79,6 +80,7 @@ def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
 
 
 def _check_int(name: str, value: Any, field: Field) -> int:
+    """Return the value as an integer within the field's bounds; 1.0 is one, true is not. Raises InvalidArgument."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -89,6 +91,7 @@ def _check_int(name: str, value: Any, field: Field) -> int:
 
 
 def _check_number(name: str, value: Any, field: Field) -> float:
+    """Return the value as a finite float within the field's bounds; true is none. Raises InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_type(name, value, "a number")
     if not field.low <= value <= field.high or not math.isfinite(value):
@@ -103,6 +106,7 @@ def _check_bool(name: str, value: Any, _field: Field) -> bool:
 
 
 def _check_string(name: str, value: Any, field: Field) -> str:
+    """Return the value if it is a string of at most `max_items` characters (0: any number). Raises InvalidArgument."""
     if not isinstance(value, str):
         raise bad_type(name, value, "a string")
     if field.max_items and len(value) > field.max_items:
@@ -111,6 +115,8 @@ def _check_string(name: str, value: Any, field: Field) -> str:
 
 
 def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
+    """Return a string or a list of strings as a tuple. `max_items` bounds their number, `high` their length; none may
+    be empty. Raises InvalidArgument."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise bad_type(name, value, "a string or a list of strings")
@@ -130,6 +136,7 @@ def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
 
 
 def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
+    """Return a list as a tuple of integers, each within the field's bounds. Raises InvalidArgument."""
     if not isinstance(value, list):
         raise bad_type(name, value, "a list of integers")
     if len(value) > field.max_items:
@@ -140,7 +147,7 @@ def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
 
 
 def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float], ...]:
-    """An object whose names are token ids; by id, ascending."""
+    """Convert an object from token ids to biases to pairs, by ascending id. Raises InvalidArgument."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object of token ids and biases")
     if len(value) > field.max_items:
@@ -165,6 +172,7 @@ def _check_object(name: str, value: Any, _field: Field) -> dict[str, Any]:
 
 
 def _check_list(name: str, value: Any, field: Field) -> list[Any]:
+    """Return the value if it is a list of at most `max_items` items. Raises InvalidArgument."""
     if not isinstance(value, list):
         raise bad_type(name, value, "a list")
     if len(value) > field.max_items:
@@ -191,6 +199,7 @@ KINDS: Mapping[str, Callable[[str, Any, Field], Any]] = {
 
 
 def _too_many(name: str, count: int, of_what: str, field: Field) -> InvalidArgument:
+    """Make the error for a field that has more items or characters than `max_items`."""
     return InvalidArgument(
         "TOO_MANY_ITEMS",
         f"{name} has {count} {of_what}; the limit is {field.max_items}.",
@@ -200,6 +209,7 @@ def _too_many(name: str, count: int, of_what: str, field: Field) -> InvalidArgum
 
 
 def _unknown(name: str, table: Mapping[str, Field]) -> InvalidArgument:
+    """Make the error for a field that the table lacks; it proposes the nearest name in the table."""
     shown = name[:64]
     near = difflib.get_close_matches(shown, table, n=1)
     fix = f"Did you mean {near[0]}? Otherwise remove it." if near else "Remove it."

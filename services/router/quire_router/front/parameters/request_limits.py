@@ -22,7 +22,8 @@ class Limits:
 
 
 def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
-    """The job that finds the best of several, for which it needs their logprobs. Raises InvalidArgument."""
+    """Return the job that runs `best_of` sequences per prompt, with the logprobs by which the best are found; unchanged
+    where `best_of` is None or n. Raises InvalidArgument where it is out of range or the answer is streamed."""
     if best_of is None or best_of == job.n:
         return job
     if not job.n < best_of <= limits.max_n:

@@ -30,7 +30,7 @@ MAX_ID_CHARS = 256
 
 
 def _later(*neutral: object) -> Field:
-    """Known, not supported by this version."""
+    """Make a field that is known but not supported; `neutral` are the values that are accepted."""
     return Field("any", supported=False, neutral=neutral)
 
 
@@ -38,7 +38,7 @@ _HINT = Field("any")
 
 
 def _field(parameter: Parameter) -> Field:
-    """The field of a body for one parameter."""
+    """Make the field of a body for one parameter."""
     return Field(
         parameter.kind, parameter.default, low=parameter.low, high=parameter.high, max_items=parameter.max_items
     )
@@ -78,7 +78,7 @@ SAMPLING: Mapping[str, Field] = {
 
 
 def _taken_by(route: str) -> dict[str, Field]:
-    """Parameters that a route takes beside completions, chat and generate."""
+    """Return the fields of those parameters that the route takes beside completions, chat and generate."""
     return {each.name: SAMPLING[each.name] for each in PARAMETERS if route in each.also_in}
 
 

@@ -23,14 +23,14 @@ class Sized(Protocol):
     """A message."""
 
     def ByteSize(self) -> int:  # noqa: N802  # protobuf's name
-        """On the wire."""
+        """Return the size on the wire."""
 
 
 M = TypeVar("M", bound=Sized)
 
 
 class EventQueue(Generic[M]):
-    """One subscriber's; belongs to the event loop."""
+    """The queue of one subscriber; used by the event loop alone. At most `most_bytes` wait in it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -40,8 +40,8 @@ class EventQueue(Generic[M]):
         self._over = False
 
     async def fill(self, source: AsyncGenerator[M, None]) -> None:
-        """All that comes until the source ends, which is closed then. Raises Overloaded, and forgets what waits, where
-        that is too much; a single message may be of any size."""
+        """Queue the messages of `source` until it ends, and close it. Raises Overloaded, and drops all queued messages,
+        where `most_bytes` would be exceeded; a message that waits alone may have any size."""
         try:
             async with contextlib.aclosing(source):
                 async for message in source:
@@ -63,6 +63,8 @@ class EventQueue(Generic[M]):
             yield message
 
     def _put(self, message: M) -> None:
+        """Append a message and wake the reader. Raises Overloaded, and drops all queued messages, where the bound is
+        exceeded."""
         size = message.ByteSize()
         if self._waiting and self._bytes + size > self._most_bytes:
             waited, held = len(self._waiting), self._bytes

@@ -23,7 +23,8 @@ _TIERS = {"device": cb.KV_CACHE_TIER_DEVICE, "ram": cb.KV_CACHE_TIER_HOST, "disk
 
 
 def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
-    """Changes. Removals come first: the frame says that none of what it stores is among them."""
+    """Convert a frame of changes to a batch: a clear, then removed pages, then stored pages. No page of a frame is in
+    both."""
     events = [cb.KvCacheEvent(event_id=frame.sequence, cleared=cb.KvCacheCleared())] if frame.cleared else []
     gone = [(0, list(frame.removed)), *((removed.group, list(removed.hashes)) for removed in frame.removed_pages)]
     for group, hashes in gone:
@@ -32,16 +33,16 @@ def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
                 block_hashes=list(map(block_hash, hashes)), tier=cb.KV_CACHE_TIER_DEVICE, group_idx=group
             )
             events.append(cb.KvCacheEvent(event_id=frame.sequence, removed=removed))
-    events += _stored(frame.stored, page_size, frame.sequence)
+    events += _stored_events(frame.stored, page_size, frame.sequence)
     return cb.KvEventBatch(sequence_number=frame.sequence, timestamp=time.time(), events=events, dp_rank=0)
 
 
 def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEventBatch:
-    """All frames of a snapshot as one batch."""
+    """Convert all frames of a snapshot to one batch that begins with Cleared."""
     events, sequence = [cb.KvCacheEvent(cleared=cb.KvCacheCleared())], 0
     for frame in frames:
         sequence = frame.sequence
-        events += _stored(frame.stored, page_size, 0)
+        events += _stored_events(frame.stored, page_size, 0)
     blocks = sum(len(event.stored.blocks) for event in events)
     return cb.KvEventBatch(
         sequence_number=sequence,
@@ -53,7 +54,8 @@ def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEven
 
 
 def engine_load(load: Load, sample: int, *, load_only: bool = False) -> cb.EngineLoad:
-    """What a subscriber learns beside the events."""
+    """Convert a scheduler's load to SMG's EngineLoad. `sample` numbers the loads of a stream; `load_only`: the batch
+    has no events."""
     used = 1 - load.free_pages / load.pages if load.pages else 0.0
     active = load.referenced_pages / load.pages if load.pages else 0.0
     return cb.EngineLoad(
@@ -70,11 +72,12 @@ def engine_load(load: Load, sample: int, *, load_only: bool = False) -> cb.Engin
 
 
 def block_hash(digest: bytes) -> int:
-    """The contract's 64 bits of a page's hash."""
+    """Return the first 64 bits of a page's hash, as the signed integer that the contract has."""
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def _stored(chains: Iterable[pb.StoredPages], page_size: int, event_id: int) -> list[cb.KvCacheEvent]:
+def _stored_events(chains: Iterable[pb.StoredPages], page_size: int, event_id: int) -> list[cb.KvCacheEvent]:
+    """Convert stored pages to events, one for each chain, with the hash and token ids of every page."""
     events = []
     for chain in chains:
         tokens = i32(chain.token_ids, "token_ids").tolist()

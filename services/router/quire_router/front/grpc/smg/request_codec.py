@@ -25,7 +25,8 @@ _MAX_ID = 2**31 - 1
 
 
 def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Raises InvalidArgument, Unsupported. Fields that proto3 cannot leave out mean vLLM's default where they are 0."""
+    """Check SMG's GenerateRequest and convert it to a job. Where proto3 cannot tell 0 from unset, 0 means vLLM's
+    default. Raises InvalidArgument, Unsupported."""
     _refuse_unsupported(request)
     params = request.sampling_params
     logprobs = _logprobs(params, "logprobs", limits)
@@ -77,7 +78,8 @@ def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
 
 
 def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict[str, Any]:
-    """Those that vLLM's message has, by our names, which are vLLM's."""
+    """Return the values of those parameters for which vLLM's message has a field, by name. A field that is not set has
+    the parameter's default."""
     found = {}
     for name, default in ((each.name, each.default) for each in parameters):
         field = params.DESCRIPTOR.fields_by_name.get(name)
@@ -89,6 +91,7 @@ def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict
 
 
 def _controls(params: vb.SamplingParams) -> LogitControls | None:
+    """Return the request's penalties and biases; None where they change nothing."""
     controls = LogitControls(
         **_numbers(params, PENALTIES),
         logit_bias=tuple(sorted(params.logit_bias.items())),
@@ -97,6 +100,8 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
 
 
 def _prompt(request: vb.GenerateRequest) -> TextPrompt | TokenPrompt:
+    """Convert the request's text or token ids to a prompt. Raises InvalidArgument where neither is set or an id is no
+    int32."""
     kind = request.WhichOneof("input")
     if kind == "text":
         return TextPrompt(request.text)
@@ -111,7 +116,8 @@ def _prompt(request: vb.GenerateRequest) -> TextPrompt | TokenPrompt:
 
 
 def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
-    """-1 of ours is none, and of vLLM's is the whole vocabulary."""
+    """Return the number of logprobs in field `name`, or -1 (none) where it is not set. Raises Unsupported for a number
+    above the limit, and for a negative one, by which vLLM means the whole vocabulary."""
     if not params.HasField(name):
         return -1
     count: int = getattr(params, name)
@@ -122,6 +128,7 @@ def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
 
 
 def _refuse_unsupported(request: vb.GenerateRequest) -> None:
+    """Raise Unsupported, naming the field, for constraints, media, KV transfer and a data-parallel rank above 0."""
     constraint = request.sampling_params.WhichOneof("constraint")
     if constraint:
         raise unsupported(constraint)

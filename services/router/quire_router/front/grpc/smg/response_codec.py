@@ -29,7 +29,8 @@ class SmgFormat:
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
 
     def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
-        """Those of one delta."""
+        """Yield the responses for one delta: a chunk, where the request is streamed and there are new tokens, and
+        `complete`, where the choice has ended."""
         sequence = self._generation.sequences[delta.index]
         self._told[delta.index] += delta.tokens
         if self._stream and delta.tokens:
@@ -49,7 +50,7 @@ class SmgFormat:
     def complete(
         self, sequence: SequenceState, finish: str, stop_reason: str | int | None = None
     ) -> vb.GenerateResponse:
-        """The end of a choice, with all of its tokens."""
+        """Make the response that ends a choice: all of its tokens, and logprobs where they were asked for."""
         whole = vb.GenerateComplete(
             output_ids=i32(bytes(sequence.engine.output_ids[: 4 * sequence.text.confirmed]), "output_ids").tolist(),
             finish_reason=finish,
@@ -71,7 +72,7 @@ class SmgFormat:
 
 
 def output_logprobs(entries: Sequence[LogprobEntry]) -> vb.OutputLogProbs:
-    """One entry per token."""
+    """Convert entries to vLLM's logprobs of an answer, one per token."""
     return vb.OutputLogProbs(
         token_logprobs=[entry.logprob for entry in entries],
         token_ids=[entry.token_id for entry in entries],
@@ -80,7 +81,8 @@ def output_logprobs(entries: Sequence[LogprobEntry]) -> vb.OutputLogProbs:
 
 
 def input_logprobs(ids: Sequence[int], entries: Sequence[LogprobEntry | None]) -> vb.InputLogProbs:
-    """One entry per prompt token, the first of which has no value."""
+    """Convert entries to vLLM's logprobs of a prompt, one per token; a token without an entry, as the first, has no
+    value."""
     return vb.InputLogProbs(
         token_ids=ids,
         token_logprobs=[vb.InputTokenLogProb(value=None if entry is None else entry.logprob) for entry in entries],

@@ -11,7 +11,8 @@ E = TypeVar("E")
 
 
 class SentSequences(Generic[E]):
-    """Of all calls together: who comes back comes with a new call. An epoch is whatever tells one life from another."""
+    """One for all subscriptions, since a subscriber that comes back makes a new call. An epoch is any value that tells
+    one life of the scheduler from another."""
 
     def __init__(self) -> None:
         self._epoch: E | None = None
@@ -20,12 +21,13 @@ class SentSequences(Generic[E]):
         self._former = 0
 
     def sent(self, epoch: E, sequence: int) -> None:
-        """A subscriber is told this."""
+        """Record that a subscriber was sent this number, in this epoch."""
         if epoch != self._epoch:
             self._former = max(self._former, self._newest)
             self._epoch, self._newest = epoch, 0
         self._newest = max(self._newest, sequence)
 
     def epoch_of(self, sequence: int) -> E | None:
-        """The only epoch in which it was sent; None where it was not, or may have been in an earlier one."""
+        """Return the present epoch if the number was sent in it. None where it was not, or may have been in an earlier
+        epoch."""
         return self._epoch if self._former < sequence <= self._newest else None

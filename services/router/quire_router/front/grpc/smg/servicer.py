@@ -41,7 +41,7 @@ _ABORTED = "ABORTED"
 
 
 def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
-    """Its full name."""
+    """Register the service at the server; return its full name."""
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(parts), server)
     return str(vb.DESCRIPTOR.services_by_name["VllmEngine"].full_name)
 
@@ -56,8 +56,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
+        """Run a request and yield its responses, whole or streamed. When the call ends, so do its sequences. Raises
+        QuireError."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
-        principal = self._enter(context)
+        principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
         job = parse_generate(request, self._parts.limits)
         request_id = request_id_from(request.request_id) or new_request_id()
@@ -89,19 +91,21 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 self._running.pop((principal.tenant, request_id), None)
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
-        principal = self._enter(context)
+        """Cancel the caller's own requests that have these ids; others are ignored."""
+        principal = self._authenticate(context)
         for request_id in request.request_ids:
             for generation in self._running.get((principal.tenant, request_id), []):
                 generation.cancel(Aborted(_ABORTED, "The request was aborted.", "Send it again."))
         return vb.AbortResponse()
 
     async def HealthCheck(self, request: vb.HealthCheckRequest, context: Any) -> vb.HealthCheckResponse:
-        self._enter(context)
+        self._authenticate(context)
         healthy = self._parts.fleet.ready and self._parts.admission.open
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
-        self._enter(context)
+        """Describe the model of the one scheduler. Raises Unavailable while it is not known."""
+        self._authenticate(context)
         served = self._parts.catalog.resolve("")
         model = served.model
         return vb.GetModelInfoResponse(
@@ -118,7 +122,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
-        self._enter(context)
+        """Tell the requests in flight, whether admission is paused, the uptime, and page size and batch size of the
+        engine."""
+        self._authenticate(context)
         replica, model = self._replica(), self._parts.catalog.resolve("").model
         return vb.GetServerInfoResponse(
             active_requests=self._parts.admission.inside,
@@ -133,7 +139,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetLoads(self, request: vb.GetLoadsRequest, context: Any) -> vb.GetLoadsResponse:
-        self._enter(context)
+        """Return the load that the scheduler reported last, with pages counted as tokens; none for a data-parallel rank
+        above 0."""
+        self._authenticate(context)
         load, page_size = self._replica().load, self._parts.catalog.resolve("").model.pages.page_size
         used = load.pages - load.free_pages
         rank = vb.SchedulerLoad(
@@ -159,7 +167,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
-        self._enter(context, ADMIN)  # token ids of all tenants
+        """Yield the scheduler's page events, which needs the scope `admin`. They begin behind the number that the
+        subscriber has, if it can only be of the present epoch, else with a snapshot. Raises Overloaded for a subscriber
+        that is too slow."""
+        self._authenticate(context, ADMIN)  # token ids of all tenants
         replica, sample = self._replica(), 0
         if request.load_records_before_first_batch:
             yield cb.KvEventBatch(timestamp=time.time(), dp_rank=0, load=engine_load(replica.load, 0, load_only=True))
@@ -181,7 +192,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             await asyncio.gather(filling, return_exceptions=True)
 
     async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
-        """Each with the scheduler's epoch; frames of a snapshot make one."""
+        """Convert frames to batches, each with the scheduler's epoch. All frames of a snapshot make one batch; batches
+        without any content are left out."""
         page_size = self._parts.catalog.resolve("").model.pages.page_size
         snapshot: list[pb.PageEvents] = []
         async for frame in frames:
@@ -197,45 +209,50 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                     yield frame.epoch, batch
 
     async def FlushCache(self, request: cb.FlushCacheRequest, context: Any) -> cb.FlushCacheResponse:
-        self._enter(context)
+        self._authenticate(context)
         return cb.FlushCacheResponse(success=False, message="This engine's cache cannot be emptied from here.")
 
     async def StartProfile(self, request: cb.StartProfileRequest, context: Any) -> cb.ProfileResponse:
-        self._enter(context)
+        self._authenticate(context)
         return cb.ProfileResponse(success=False, message="This engine has no profiler.")
 
     async def StopProfile(self, request: cb.StopProfileRequest, context: Any) -> cb.ProfileResponse:
-        self._enter(context)
+        self._authenticate(context)
         return cb.ProfileResponse(success=False, message="This engine has no profiler.")
 
     async def Embed(self, request: vb.EmbedRequest, context: Any) -> vb.EmbedResponse:
-        self._enter(context)
+        self._authenticate(context)
         raise Unsupported("UNSUPPORTED_METHOD", "This engine does not embed.", "Ask one that does.")
 
     async def GetTokenizer(self, request: cb.GetTokenizerRequest, context: Any) -> AsyncIterator[cb.GetTokenizerChunk]:
-        self._enter(context)
+        """Raise Unsupported: this engine gives no tokenizer away."""
+        self._authenticate(context)
         raise Unsupported(
             "UNSUPPORTED_METHOD", "This engine hands out no tokenizer.", "Give the gateway the model's own folder."
         )
         yield  # an async generator, as the method is a stream
 
-    def _enter(self, context: Any, scope: str = INFERENCE) -> Principal:
+    def _authenticate(self, context: Any, scope: str = INFERENCE) -> Principal:
+        """Return the principal of the call's API key. Raises Unauthenticated, and PermissionDenied where it lacks
+        `scope`."""
         metadata = dict(context.invocation_metadata() or ())
         return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
 
     def _replica(self) -> Replica:
+        """Return the one replica. Raises Unavailable while discovery names none."""
         for replica in self._parts.fleet.replicas.values():
             return replica
         raise no_replica()
 
 
 def _int32(count: int) -> int:
-    """The nearest that the contract's fields hold."""
+    """Return the count, or the greatest int32 if the count is greater."""
     return min(count, 2**31 - 1)
 
 
 async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
-    """An aborted request ends as vLLM's does: each choice with its finish reason."""
+    """Yield a generation's responses until it has ended. An aborted one ends as vLLM's does, without an error: each
+    choice that was still running gets a last response with the finish reason `abort`."""
     answer = SmgFormat(generation, stream=stream)
     ended: set[int] = set()
     while generation.running:

@@ -26,26 +26,26 @@ class AnswerFormat(Protocol):
     """One generation's answer; made once per request. Frames are whole server-sent events."""
 
     def opening(self) -> bytes:
-        """Frames before the first delta."""
+        """Return the frames before the first delta."""
 
     def frame(self, delta: Delta) -> bytes:
-        """A delta as a frame; empty where there is nothing to tell."""
+        """Convert a delta to a frame; empty where there is nothing to tell."""
 
     def closing(self) -> bytes:
-        """All that follows the last delta, the stream's own mark of its end included."""
+        """Return all that follows the last delta, the stream's own end mark included."""
 
     def failed(self, error: QuireError) -> bytes:
-        """The end of a stream that had begun and cannot go on."""
+        """Return the end of a stream that had begun and cannot go on."""
 
     async def settle(self) -> None:
-        """Called when all is known, before the end of the answer is told: the place to keep it."""
+        """Keep the answer, in formats that do so. Called after the last delta, before the client is sent the end."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """The whole answer as JSON: one delta per choice, in the order of their indices."""
+        """Return the whole answer as JSON, from one delta per choice in the order of their indices."""
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage."""
+    """Convert a usage to OpenAI's object."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -72,10 +72,9 @@ class FrameParts:
         self._null_usage = b',"usage":null' if parsed.include_usage else b""
 
     def usage_part(self, index: int, *, opening: bool = False) -> bytes:
-        """The usage member of a chunk: of its choice so far where asked for, null where only the last chunk has it.
-
-        `opening`: the chunk comes before all tokens, though some may be there already.
-        """
+        """Return the usage member of a chunk: the choice's tokens so far, if continuous usage was asked for; null, if
+        only the last chunk is to have one; else nothing. `opening`: the chunk comes before all tokens, so none
+        counts."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]
@@ -87,13 +86,14 @@ class FrameParts:
         )
 
     def ids_part(self, delta: Delta) -> bytes:
-        """The token_ids member of a choice, where it was asked for."""
+        """Return the token_ids member of a choice; nothing where it was not asked for."""
         if not self.parsed.job.wants.token_ids:
             return b""
         return b',"token_ids":' + orjson.dumps(id_list(delta.token_ids))
 
     def closing(self) -> bytes:
-        """The chunk without choices that carries usage and timings, where either was asked for, and `[DONE]`."""
+        """Return the end of a stream: a chunk without choices that has usage and timings, if either was asked for, and
+        `[DONE]`."""
         if not self.parsed.include_usage and not self.parsed.job.wants.timings:
             return DONE
         chunk: dict[str, Any] = {**self.fields, "choices": []}
@@ -103,11 +103,11 @@ class FrameParts:
 
     @staticmethod
     def failed(error: QuireError) -> bytes:
-        """The error as an event, and `[DONE]`."""
+        """Return the error as an event, and `[DONE]`."""
         return b"data: " + orjson.dumps(error_object(error)) + b"\n\n" + DONE
 
     def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add `quire_timings` where they were asked for."""
+        """Add `quire_timings` to `answer`, if they were asked for; return `answer`."""
         if self.parsed.job.wants.timings:
             answer["quire_timings"] = [
                 {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count, "instance": t.instance}
@@ -116,21 +116,21 @@ class FrameParts:
         return answer
 
     def written(self, answer: dict[str, Any]) -> bytes:
-        """A whole answer as JSON."""
+        """Return the answer as JSON; a large one is written in pieces."""
         return dumps_in_pieces(answer) if self.generation.is_large else orjson.dumps(answer)
 
     def prompt_ids(self, index: int) -> list[int]:
-        """The prompt of a choice, for return_token_ids."""
+        """Return the prompt of a choice as a list, for return_token_ids."""
         ids: list[int] = self.generation.prompt_ids(index).tolist()
         return ids
 
 
 def finish_name(finish: int) -> str | None:
-    """OpenAI's name of a FinishReason; None while running."""
+    """Return OpenAI's name of a FinishReason; None while the choice runs."""
     return FINISH_NAMES.get(finish) if finish else None
 
 
 def id_list(token_ids: bytes) -> list[int]:
-    """An int32 column as JSON wants it."""
+    """Convert an int32 column to a list, as JSON needs it."""
     ids: list[int] = i32(token_ids, "token_ids").tolist()
     return ids

@@ -38,7 +38,7 @@ class ChatFormat:
         self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
 
     def opening(self) -> bytes:
-        """A chunk with the role for every choice."""
+        """Return a chunk for every choice that has the role and, if asked for, the prompt's ids."""
         frames = []
         for choice in self._generation.sequences:
             opened = {
@@ -54,7 +54,8 @@ class ChatFormat:
         return b"".join(frames)
 
     def frame(self, delta: Delta) -> bytes:
-        """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
+        """Return the chunk of a delta. Where text is all that it has, the chunk is joined from prepared bytes, else
+        built as a dict."""
         if self._plain and not delta.finish:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail
@@ -63,18 +64,19 @@ class ChatFormat:
         return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
 
     def closing(self) -> bytes:
-        """Usage, timings and `[DONE]`."""
+        """Return usage and timings, as asked for, and `[DONE]`."""
         return self._parts.closing()
 
     def failed(self, error: QuireError) -> bytes:
-        """The error, and `[DONE]`."""
+        """Return the error as an event, and `[DONE]`."""
         return self._parts.failed(error)
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: chats are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """All choices."""
+        """Return the whole answer as JSON: all choices and usage; KV transfer parameters, prompt logprobs, prompt ids
+        and timings as asked for."""
         choices = [
             {
                 "index": delta.index,
@@ -97,7 +99,8 @@ class ChatFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
-        """A choice's fields beside its index and text, which chunks and whole documents share."""
+        """Return the fields of a choice that chunks and whole answers share: logprobs, finish reason, stop reason,
+        token ids."""
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": finish_name(delta.finish),

@@ -43,11 +43,12 @@ class CompletionFormat:
         self._opened = [False] * generation.answer_count
 
     def opening(self) -> bytes:
-        """Nothing: a completion's first chunk is its first text."""
+        """Return nothing: a completion's first chunk is its first text."""
         return b""
 
     def frame(self, delta: Delta) -> bytes:
-        """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
+        """Return the chunk of a delta. Where text is all that it has, the chunk is joined from prepared bytes, else
+        built as a dict."""
         if self._plain and not delta.finish and (self._opened[delta.index] or not self._wants.token_ids):
             ids = self._parts.ids_part(delta)
             return self._heads[delta.index] + orjson.dumps(delta.text) + self._middle + ids + self._tail
@@ -58,18 +59,18 @@ class CompletionFormat:
         return head + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
 
     def closing(self) -> bytes:
-        """Usage, timings and `[DONE]`."""
+        """Return usage and timings, as asked for, and `[DONE]`."""
         return self._parts.closing()
 
     def failed(self, error: QuireError) -> bytes:
-        """The error, and `[DONE]`."""
+        """Return the error as an event, and `[DONE]`."""
         return self._parts.failed(error)
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: completions are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """All choices."""
+        """Return the whole answer as JSON: all choices and usage; KV transfer parameters and timings as asked for."""
         answer: dict[str, Any] = {**self._parts.fields, "choices": [self._choice(delta) for delta in deltas]}
         answer["usage"] = usage_object(self._generation.usage())
         if self._generation.job.kv_export:
@@ -77,6 +78,8 @@ class CompletionFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
+        """Build the choice of a delta. As asked for, a choice's first delta has the echoed prompt and the prompt's ids,
+        and its last one the prompt's logprobs. Advances the choice's offset in characters."""
         index, text, logprobs = delta.index, delta.text, None
         first, self._opened[index] = not self._opened[index], True
         if self._logprobs:

@@ -25,25 +25,27 @@ _ANTHROPIC_TYPES = {
 
 
 def error_text(error: QuireError) -> str:
-    """The cause and its fix."""
+    """Return the error's cause and fix as one text."""
     return f"{error.message} {error.fix}" if error.fix else error.message
 
 
 def error_object(error: QuireError) -> dict[str, Any]:
-    """OpenAI's: our stable code as the code."""
+    """Convert an error to OpenAI's object, with Quire's stable code as `code`."""
     told = {"message": error_text(error), "type": error.kind, "param": error.param or None, "code": error.code}
     return {"error": told}
 
 
 def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
-    """Anthropic's: its types by status; our code and parameter beside them."""
+    """Convert an error to Anthropic's object: its type goes by the HTTP status; Quire's code and parameter are beside
+    it."""
     kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
     told = {"type": kind, "message": error_text(error), "code": error.code, "param": error.param or None}
     return {"type": "error", "error": told, "request_id": request_id}
 
 
 def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of an answer at this path."""
+    """Return the status and body of an error at this path: in Anthropic's shape, with 529 for 503, at its own paths,
+    else in OpenAI's."""
     if _is_anthropic(path):
         status = _OVERLOADED if error.http_status == 503 else error.http_status
         return status, anthropic_error(error, request_id)
@@ -51,7 +53,7 @@ def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, di
 
 
 def id_headers(path: str) -> tuple[bytes, ...]:
-    """Which headers of an answer at this path have the request's id."""
+    """Return the names of those headers of an answer at this path that have the request's id."""
     return (b"x-request-id", b"request-id") if _is_anthropic(path) else (b"x-request-id",)
 
 

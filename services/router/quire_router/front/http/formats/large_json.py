@@ -12,11 +12,13 @@ _PIECE_ITEMS = 1024
 
 
 def dumps_in_pieces(value: Any) -> bytes:
-    """The same bytes as orjson.dumps; an array is written like a list of its values."""
+    """Return the same bytes as orjson.dumps, written in pieces, between which other threads run. A numpy array is
+    written like a list."""
     return b"".join(_pieces(value))
 
 
 def _pieces(value: Any) -> list[bytes | memoryview]:
+    """Return the JSON of a value as consecutive parts. Long lists and arrays are written 1,024 items at a time."""
     if isinstance(value, dict):
         found: list[bytes | memoryview] = [b"{"]
         for name, member in value.items():
@@ -39,5 +41,6 @@ def _pieces(value: Any) -> list[bytes | memoryview]:
 
 
 def written(value: Any) -> orjson.Fragment:
-    """What orjson.dumps takes for the value: its text, which takes a tenth of the memory of what it is made of."""
+    """Write a value now, and return a fragment that orjson.dumps takes over as it is: the text needs a tenth of the
+    value's memory."""
     return orjson.Fragment(orjson.dumps(value))

@@ -22,7 +22,8 @@ _MOST_SHIFT = 8
 
 
 def token_text(token: bytes) -> str:
-    """A token as a string; one that is part of a character keeps its bytes readable and distinct, as OpenAI has it."""
+    """Return a token's bytes as a string. A token that is only a part of a character becomes `bytes:` and its bytes in
+    hexadecimal, as OpenAI has it."""
     try:
         return token.decode("utf-8")
     except UnicodeDecodeError:
@@ -30,19 +31,20 @@ def token_text(token: bytes) -> str:
 
 
 class TokenNames:
-    """What logprobs call their tokens: by text, or by id, where texts that are not unique are of no use."""
+    """How logprobs name their tokens: by text or, with `by_id`, by id, since two tokens may have the same text."""
 
     def __init__(self, token_bytes: TokenBytes, *, by_id: bool) -> None:
         self.token_bytes = token_bytes
         self._by_id = by_id
 
     def of(self, token_id: int) -> str:
-        """The name of one."""
+        """Return the name of a token."""
         return f"token_id:{token_id}" if self._by_id else token_text(self.token_bytes.get(token_id))
 
 
 def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str, Any]:
-    """`start` is the number of characters of the choice before this delta's first token."""
+    """Return a delta's logprobs as the parallel lists of completions. `start`: characters of the choice before this
+    delta's first token."""
     tokens = [names.of(entry.token_id) for entry in delta.entries]
     return {
         "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
@@ -55,7 +57,8 @@ def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str
 def echoed_logprobs(
     prompt: str, ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
 ) -> dict[str, list[Any]]:
-    """Of a prompt that is echoed, in the lists of a completion: nothing is known of its first token."""
+    """Return the logprobs of an echoed prompt as the parallel lists of completions, with at most `most` alternatives
+    per token. The first token has none."""
     texts = [names.of(token_id) for token_id in ids]
     return {
         "text_offset": _offsets_in(prompt, [names.token_bytes.get(token_id) for token_id in ids]),
@@ -71,12 +74,14 @@ def echoed_logprobs(
 def prompt_logprobs(
     entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
 ) -> list[orjson.Fragment | None]:
-    """vLLM's shape: for each prompt token but the first, itself and its `most` likeliest alternatives by id."""
+    """Return vLLM's prompt_logprobs: for each prompt token an object, by id, of itself and its `most` likeliest
+    alternatives. A token without an entry, as the first, gets None."""
     return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
 
 
 def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
-    """Where in the prompt's text each token begins. Special tokens are not in it, and take no room."""
+    """Return the place in the prompt's text at which each token begins. A token that is not found there, such as a
+    special token, takes no room."""
     decoder, offset, offsets = getincrementaldecoder("utf-8")("replace"), 0, list[int]()
     for piece in pieces:
         text = decoder.decode(piece)
@@ -88,10 +93,13 @@ def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
 
 
 def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
+    """Return the entry with its `most` likeliest alternatives alone."""
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
 
 
 def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> orjson.Fragment:
+    """Write one prompt token, then its alternatives, as vLLM's object by id. An alternative that is the token itself is
+    left out."""
     ranked = [(entry.token_id, entry.logprob, entry.rank)]
     ranked += zip(entry.top_ids, entry.top_logprobs, range(1, len(entry.top_ids) + 1), strict=True)
     found: dict[str, dict[str, Any]] = {}
@@ -107,7 +115,7 @@ def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[st
 
 
 def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjson.Fragment]:
-    """The objects of chat's logprobs, as text."""
+    """Write each entry as the object that chat's logprobs have for a token."""
     found = []
     for entry in entries:
         tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
@@ -117,7 +125,7 @@ def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjs
 
 
 def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragment:
-    """Alternatives by name, the chosen token always among them."""
+    """Write the alternatives of an entry as an object from names to logprobs; the chosen `token` is always in it."""
     top: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
         top.setdefault(names.of(token_id), _finite(logprob))
@@ -126,6 +134,7 @@ def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragme
 
 
 def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    """Return name, logprob and bytes of one token, as chat's logprobs have them."""
     return {
         "token": names.of(token_id),
         "logprob": _finite(logprob),

@@ -32,22 +32,22 @@ class MessagesFormat:
         self._final_delta: Delta | None = None
 
     def opening(self) -> bytes:
-        """The message without its text, and the beginning of that."""
+        """Return the first events: the message without its text, the beginning of its text block, and a ping."""
         message = self._message([], None, 0)
         started = event("message_start", {"type": "message_start", "message": message})
         return started + event("content_block_start", _BLOCK_START) + event("ping", {"type": "ping"})
 
     def frame(self, delta: Delta) -> bytes:
-        """Its text."""
+        """Return the delta's text as an event; nothing where it has none. Remembers the delta that ends the message."""
         if delta.finish:
             self._final_delta = delta
         return _DELTA_HEAD + orjson.dumps(delta.text) + b"}}\n\n" if delta.text else b""
 
     def closing(self) -> bytes:
-        """The end of the text, why it ended, the usage."""
+        """Return the last events: the end of the text block, stop reason and usage, the end of the message."""
         changed: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
         if self._final_delta is not None:
-            changed = self._stop(self._final_delta)
+            changed = self._stop_fields(self._final_delta)
         usage = self._usage(self._generation.usage().completion_tokens)
         return b"".join(
             (
@@ -58,14 +58,14 @@ class MessagesFormat:
         )
 
     def failed(self, error: QuireError) -> bytes:
-        """An error event is the last."""
+        """Return the error as an event, which is the stream's last."""
         return event("error", anthropic_error(error, self._generation.caller.request_id))
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: messages are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """The whole message."""
+        """Return the whole message as JSON."""
         (delta,) = deltas
         content = [{"type": "text", "text": delta.text}] if delta.text else []
         return orjson.dumps(self._message(content, delta, self._generation.usage().completion_tokens))
@@ -78,11 +78,17 @@ class MessagesFormat:
             "role": "assistant",
             "model": self._generation.served.name,
             "content": content,
-            **(self._stop(final_delta) if final_delta is not None else {"stop_reason": None, "stop_sequence": None}),
+            **(
+                self._stop_fields(final_delta)
+                if final_delta is not None
+                else {"stop_reason": None, "stop_sequence": None}
+            ),
             "usage": self._usage(output_tokens),
         }
 
-    def _stop(self, final_delta: Delta) -> dict[str, str | None]:
+    def _stop_fields(self, final_delta: Delta) -> dict[str, str | None]:
+        """Return Anthropic's stop_reason and stop_sequence. An answer that ended by length with fewer tokens than the
+        client's max_tokens has filled the context window."""
         if final_delta.finish == LENGTH:
             cut = self._generation.usage().completion_tokens < self._asked
             return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
@@ -91,7 +97,7 @@ class MessagesFormat:
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self, output_tokens: int) -> dict[str, int]:
-        """Anthropic's input tokens are those that no cache had."""
+        """Return Anthropic's usage, in which input_tokens are those that no cache had."""
         usage = self._generation.usage()
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -102,5 +108,5 @@ class MessagesFormat:
 
 
 def event(name: str, data: dict[str, Any]) -> bytes:
-    """A named server-sent event."""
+    """Return a named server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))

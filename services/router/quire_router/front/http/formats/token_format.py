@@ -31,31 +31,33 @@ class TokenFormat:
         self._id = generation.caller.request_id
 
     def opening(self) -> bytes:
-        """Nothing."""
+        """Return nothing: the first chunk has the first tokens."""
         return b""
 
     def frame(self, delta: Delta) -> bytes:
-        """Tokens whose text is held back are told all the same."""
+        """Return a chunk with the delta's tokens, also of those whose text is held back; nothing where there is no new
+        token and no end."""
         return (
             _event({"request_id": self._id, "choices": [self._choice(delta)]}) if delta.tokens or delta.finish else b""
         )
 
     def closing(self) -> bytes:
-        """Usage where it was asked for, and `[DONE]`."""
+        """Return a chunk with the usage, if asked for, and `[DONE]`."""
         if not self._parsed.include_usage:
             return DONE
         usage = usage_object(self._generation.usage())
         return _event({"request_id": self._id, "choices": [], "usage": usage}) + DONE
 
     def failed(self, error: QuireError) -> bytes:
-        """The error, and `[DONE]`."""
+        """Return the error as an event, and `[DONE]`."""
         return FrameParts.failed(error)
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: these answers are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """All choices."""
+        """Return the whole answer as JSON, as vLLM writes it: all choices, usage, KV transfer parameters and prompt
+        logprobs."""
         scored = self._parsed.job.wants.prompt_logprobs
         entries = self._generation.prompt_entries(0) if scored >= 0 else []
         answer: dict[str, Any] = {
@@ -68,6 +70,7 @@ class TokenFormat:
         return dumps_in_pieces(answer) if self._generation.is_large else orjson.dumps(answer)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
+        """Build the choice of a delta: its token ids, logprobs if asked for, and finish reason."""
         return {
             "index": delta.index,
             "token_ids": id_list(delta.token_ids),

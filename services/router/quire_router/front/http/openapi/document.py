@@ -104,7 +104,7 @@ OPERATIONS = (
 
 
 def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[str, Any]:
-    """Of the operations at `paths`; those at `open_paths` need no key."""
+    """Return the OpenAPI document of the operations at `paths`; those at `open_paths` need no key."""
     described: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         if operation.path in paths:
@@ -126,6 +126,7 @@ def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[
 
 
 def _described(operation: Operation, *, secure: bool) -> dict[str, Any]:
+    """Describe one operation: its path parameters, body and answers; `secure`: it needs a key."""
     told: dict[str, Any] = {"summary": operation.summary, "responses": _answers(operation)}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     if names:
@@ -138,6 +139,8 @@ def _described(operation: Operation, *, secure: bool) -> dict[str, Any]:
 
 
 def _answers(operation: Operation) -> dict[str, Any]:
+    """Describe the answers of one operation by status: its own, also as an event stream, and its API's error for all
+    others."""
     whole: dict[str, Any] = {"description": operation.summary}
     if operation.answer:
         whole["content"] = {operation.content_type: {"schema": ref(operation.answer)}}

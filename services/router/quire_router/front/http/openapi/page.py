@@ -25,10 +25,10 @@ class DocsRoutes:
         self._page = (Path(__file__).parent / "page.html").read_bytes()
 
     async def document(self, _request: Request) -> Response:
-        """The document."""
+        """Answer with the OpenAPI document."""
         return Response(self._document, media_type="application/json")
 
     async def page(self, _request: Request) -> Response:
-        """The page."""
+        """Answer with the page that shows the document."""
         headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
         return Response(self._page, media_type="text/html", headers=headers)

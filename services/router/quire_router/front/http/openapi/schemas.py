@@ -22,37 +22,37 @@ OBJECT: Schema = {"type": "object"}
 
 
 def ref(name: str) -> Schema:
-    """A schema of the document by its name."""
+    """Refer to a schema of the document by its name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def array(items: Schema) -> Schema:
-    """A list."""
+    """Return the schema of a list of these items."""
     return {"type": "array", "items": items}
 
 
 def maybe(schema: Schema) -> Schema:
-    """It, or null."""
+    """Return the schema of such a value or null."""
     return {"anyOf": [schema, NULL]}
 
 
 def const(value: str) -> Schema:
-    """This string alone."""
+    """Return the schema of this string alone."""
     return {"const": value}
 
 
 def one_of(*values: str) -> Schema:
-    """One of these strings."""
+    """Return the schema of any of these strings."""
     return {"enum": list(values)}
 
 
 def either(*schemas: Schema) -> Schema:
-    """Any of these."""
+    """Return the schema of a value for which any of these schemas holds."""
     return {"anyOf": list(schemas)}
 
 
 def closed(members: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object of these members and no others; the optional ones may be missing."""
+    """Return the schema of an object that has these members and no others; the optional ones may be missing."""
     return {
         "type": "object",
         "properties": {**members, **(optional or {})},
@@ -62,7 +62,7 @@ def closed(members: Mapping[str, Schema], optional: Mapping[str, Schema] | None 
 
 
 def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Schema:
-    """Of a request's body. `null` means not given for every field that need not be."""
+    """Return the schema of a request's body. Fields that are not `required` may be null, which means not given."""
     needed = set(required)
     fields = {
         name: field_schema(field) if name in needed else _optional(field_schema(field)) for name, field in table.items()
@@ -71,7 +71,7 @@ def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Sch
 
 
 def field_schema(field: Field) -> Schema:
-    """Of one field, with its bounds and its default."""
+    """Return the schema of one field, with its bounds and default; of an unsupported field, a description alone."""
     if not field.supported:
         told = "Not supported by this version"
         neutral = ", ".join(map(repr, field.neutral))
@@ -106,6 +106,7 @@ _KINDS: Mapping[str, Schema] = {
 
 
 def _optional(schema: Schema) -> Schema:
+    """Return a copy of the schema that allows null too; a schema without a type allows it already."""
     if "type" in schema:
         return {**schema, "type": [schema["type"], "null"]}
     if "anyOf" in schema:

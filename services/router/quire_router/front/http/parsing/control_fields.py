@@ -19,7 +19,8 @@ _PENALTIES = NumberCodec(PENALTIES)
 
 
 def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
-    """Of checked fields; None where nothing is asked. `bad_words` are texts, and come to it when they are encoded."""
+    """Return the logit controls that checked fields ask for; None where they ask for nothing. Clamps biases. Raises
+    InvalidArgument for an empty allow-list. `bad_words` are added later, once they are token ids."""
     allowed = values["allowed_token_ids"]
     if allowed is not None and not allowed:
         raise InvalidArgument(
@@ -37,7 +38,8 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
 
 
 def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
-    """Of the object; as in vLLM, a greatest size of 0 asks for nothing. Raises InvalidArgument."""
+    """Convert the object `repetition_detection`; None where it is missing or both its sizes are 0, as in vLLM. Raises
+    InvalidArgument."""
     values = check_fields(asked or {}, REPETITION)
     if not values["max_pattern_size"] and not values["min_pattern_size"]:
         return None

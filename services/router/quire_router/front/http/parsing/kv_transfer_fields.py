@@ -23,7 +23,8 @@ PARAM = "kv_transfer_params"
 
 
 def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, stream: bool) -> GenerateJob:
-    """The job as the object has it. Raises InvalidArgument."""
+    """Return the job with the export or the pull that the object `asked` wants; unchanged where it wants neither.
+    Raises InvalidArgument."""
     values = check_fields(asked or {}, KV_TRANSFER)
     export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
     if not export and not pulls:
@@ -39,7 +40,7 @@ def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, strea
 
 
 def check_export(job: GenerateJob, *, stream: bool) -> None:
-    """Raise InvalidArgument for what cannot be prefilled alone."""
+    """Raise InvalidArgument for a job that cannot be prefilled alone: several sequences, or a stream."""
     if job.siblings > 1:
         raise _refused("TOO_MANY_SEQUENCES", "do_remote_decode is of one sequence.", "Ask for one; decode as many.")
     if stream:
@@ -47,7 +48,8 @@ def check_export(job: GenerateJob, *, stream: bool) -> None:
 
 
 def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
-    """What the second request sends. The blocks are numbers within the transfer: others are nobody's business."""
+    """Return the object with which a second request can pull the offered pages; None without an offer. Block ids are
+    mere numbers within the transfer: the engine's own are not told."""
     if offer is None:
         return None
     return {
@@ -64,6 +66,8 @@ def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
 
 
 def _source(values: Mapping[str, Any]) -> KvSource:
+    """Return where the pages of the prefill are, as the fields say. Raises InvalidArgument where the engine's or the
+    transfer's id is missing, or the latter is not hexadecimal."""
     for name in ("remote_engine_id", "remote_request_id"):
         if not values[name]:
             raise InvalidArgument(

@@ -20,7 +20,8 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """/v1/messages. `max_tokens` is what the client would take: a smaller rest of the context is no error."""
+    """Parse a body of /v1/messages. Less room in the context than `max_tokens` is no error, unlike in OpenAI's APIs.
+    Raises InvalidArgument, Unsupported."""
     values = check_fields(body, MESSAGES)
     return job_request(
         {**check_fields({}, SAMPLING), **values, "stop": values["stop_sequences"]},
@@ -35,13 +36,15 @@ def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 
 def parse_count(body: Mapping[str, Any]) -> tuple[str, ChatPrompt]:
-    """/v1/messages/count_tokens: the model's name, and what is to be counted."""
+    """Parse a body of /v1/messages/count_tokens; return the model's name and the conversation to count. Raises
+    InvalidArgument, Unsupported."""
     values = check_fields(body, COUNT_TOKENS)
     return values["model"], conversation_of(values)
 
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
-    """A last message of the assistant is continued: Anthropic's prefill."""
+    """Make the conversation from checked fields, `system` first. A last message of the assistant is to be continued,
+    which Anthropic calls prefill. Raises InvalidArgument, Unsupported."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
@@ -59,6 +62,7 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
 
 
 def _message(message: Any, name: str) -> dict[str, str]:
+    """Check a message; return its role and text. Raises InvalidArgument, and Unsupported for blocks other than text."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role = message.get("role")
@@ -70,7 +74,8 @@ def _message(message: Any, name: str) -> dict[str, str]:
 
 
 def _text(content: Any, name: str) -> str:
-    """Blocks follow each other without anything between them, as in an answer of several blocks."""
+    """Return the text of a message. Blocks are joined without anything between them. Raises InvalidArgument,
+    Unsupported."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

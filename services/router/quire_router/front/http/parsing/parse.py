@@ -40,7 +40,7 @@ class ParsedRequest:
 
 
 def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """/v1/completions. Raises InvalidArgument, Unsupported."""
+    """Parse a body of /v1/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COMPLETION)
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
     parsed = job_request(
@@ -65,7 +65,7 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """/v1/chat/completions. Raises InvalidArgument, Unsupported."""
+    """Parse a body of /v1/chat/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, CHAT)
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
@@ -98,7 +98,8 @@ def job_request(
     add_special_tokens: bool = True,
     token_ids: bool = False,
 ) -> ParsedRequest:
-    """Of checked values: all of SAMPLING are there. Raises InvalidArgument, Unsupported."""
+    """Make a job, and the options of its answer, from checked `values`, which have all fields of SAMPLING. The keyword
+    arguments go by other fields in each API; `logprobs` -1: none. Raises InvalidArgument, Unsupported."""
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
     prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
     check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
@@ -179,7 +180,7 @@ def job_request(
 
 
 def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPrompt:
-    """A conversation, of the fields that chat and tokenize share."""
+    """Make a conversation from the fields that chat and tokenize share. Raises InvalidArgument, Unsupported."""
     continues = values["continue_final_message"]
     if continues and body.get("add_generation_prompt") is True:
         raise InvalidArgument(
@@ -201,6 +202,7 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
 
 
 def _session(values: Mapping[str, Any]) -> str:
-    """What the client says of which requests belong together; hints may be of any type."""
+    """Return a name that requests of one session share, from the client's hints, cut to 256 characters; '' without a
+    hint."""
     hints = (values.get("prompt_cache_key"), values.get("user"))
     return next((hint[:MAX_ID_CHARS] for hint in hints if isinstance(hint, str) and hint), "")

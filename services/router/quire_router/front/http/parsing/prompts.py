@@ -21,14 +21,14 @@ _PIECE_IDS = 65_536
 
 
 def required(values: Mapping[str, Any], name: str) -> Any:
-    """The value of a field that must be given. Raises InvalidArgument."""
+    """Return the value of a field that must be given. Raises InvalidArgument where it is missing."""
     if values[name] is None:
         raise InvalidArgument("MISSING_FIELD", f"{name} is missing.", f"Send {name}.", param=name)
     return values[name]
 
 
 def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    """Convert a string, a list of strings, token ids, or a list of lists of token ids. Raises InvalidArgument."""
     if prompt is None:
         raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
     if isinstance(prompt, str):
@@ -55,7 +55,8 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
-    """By operations on whole pieces of the list: a body of the longest size has two million ids."""
+    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument. Works on whole slices of the list, since
+    the longest body has two million ids."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
     column = np.empty(len(ids), np.int32)
@@ -74,7 +75,7 @@ def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
 
 
 def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
-    """The error for the first that is no integer, or else for the first that is no int32 of at least 0."""
+    """Return the error for the first item that is no integer or, if all are, for the first that is out of range."""
     for item in ids:
         if not _is_int(item):
             return bad_type(name, item, "an integer")
@@ -88,7 +89,7 @@ def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
 
 
 def many_ids(prompt: Any) -> bool:
-    """Whether token ids, alone or in lists, are so many that they are better read in a thread."""
+    """Whether a prompt has so many token ids, alone or in lists, that a thread should read them."""
     if not isinstance(prompt, list):
         return False
     if len(prompt) > MOST_VALUES:
@@ -104,13 +105,15 @@ def _is_int(value: Any) -> bool:
 
 
 def messages_of(messages: Any) -> list[dict[str, Any]]:
-    """Checked, but for what a template makes of them."""
+    """Check the messages of a chat and return them unchanged; their order and roles are the template's matter. Raises
+    InvalidArgument, Unsupported."""
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(message: Any, name: str) -> dict[str, Any]:
+    """Check a message and return it unchanged. Raises InvalidArgument, and Unsupported for parts other than text."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -126,7 +129,8 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 
 def text_of_part(part: Any, name: str, called: str = "part") -> str:
-    """Text alone; how a template wants its parts is the tokenizer's business. `called`: what the API calls a part."""
+    """Return the text of one part of a message. Raises InvalidArgument, and Unsupported for other types of parts.
+    `called`: the API's own word for a part, used in the error."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
@@ -143,7 +147,7 @@ def text_of_part(part: Any, name: str, called: str = "part") -> str:
 
 
 def json_text(name: str, value: Any) -> str:
-    """Parsed JSON as text again. It may fail by depth alone, whose bound is lower here than when reading."""
+    """Serialize a value that was parsed from JSON. Raises InvalidArgument where it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:

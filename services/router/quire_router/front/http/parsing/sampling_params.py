@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """/inference/v1/generate: tokens in, tokens out. Raises InvalidArgument, Unsupported."""
+    """Parse a body of /inference/v1/generate: token ids in, token ids out. Raises InvalidArgument, Unsupported."""
     outer = check_fields(body, GENERATE)
     values = {
         **check_fields({}, SAMPLING),
@@ -44,7 +44,8 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
-    """What `parse_tokens` reads as the same. Only what is asked for. Raises Unsupported for what it cannot read."""
+    """Return the `sampling_params` of a job, without those at their defaults, such that `parse_tokens` reads the same
+    job. Raises Unsupported for best_of and for a max_tokens of 0, which it cannot express."""
     if job.best_of > 1:
         raise unsupported("best_of", " in a request that is rendered")
     if job.prompt_only:

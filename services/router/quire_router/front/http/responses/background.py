@@ -30,12 +30,13 @@ log = get_logger(__name__)
 
 
 def mark_of(response_id: str) -> str:
-    """The id under which a wish to cancel is kept."""
+    """Return the id under which the store keeps the mark that a response is to be cancelled."""
     return f"{response_id}:cancel"
 
 
 class _Run:
-    """One that runs here. `verdict`: CANCELLED or FORGOTTEN once somebody wants that, and it stays so."""
+    """One that runs in this process. `verdict`: CANCELLED or FORGOTTEN once a client asked for that, and it stays
+    so."""
 
     def __init__(self, tenant: str, generation: Generation, document: ResponseDocument) -> None:
         self.tenant = tenant
@@ -44,7 +45,7 @@ class _Run:
         self.verdict = ""
 
     def end(self, verdict: str) -> None:
-        """Who is forgotten is not just cancelled any more."""
+        """Set the verdict and cancel the generation. CANCELLED does not replace FORGOTTEN."""
         if self.verdict != FORGOTTEN:
             self.verdict = verdict
         self.generation.cancel(_cancelled(self.verdict))
@@ -59,14 +60,15 @@ class BackgroundRuns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, tenant: str, generation: Generation, document: ResponseDocument, answer: ResponsesFormat) -> None:
-        """Run it to its end, which `answer` keeps."""
+        """Start a task that runs the generation to its end, which `answer` then keeps."""
         run = self._running[tenant, document.id] = _Run(tenant, generation, document)
         task = asyncio.create_task(self._run(run, answer), name=document.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def cancel(self, tenant: str, response_id: str, *, forget: bool = False) -> None:
-        """End it, if it runs here; otherwise whoever runs it is told. `forget`: nothing is kept of it."""
+        """Cancel a response if it runs here; else, in a shared store, leave a mark for the router that runs it.
+        `forget`: nothing is kept of it."""
         verdict = FORGOTTEN if forget else CANCELLED
         run = self._running.get((tenant, response_id))
         if run is not None:
@@ -76,6 +78,8 @@ class BackgroundRuns:
             await self._store.put(tenant, mark_of(response_id), verdict.encode(), replace=forget)
 
     async def _run(self, run: _Run, answer: ResponsesFormat) -> None:
+        """Await the generation's end, keep its outcome, and close it. Meanwhile, watch the shared store for marks. An
+        error in keeping is logged."""
         watch = asyncio.create_task(self._watch(run)) if self._store.shared else None
         try:
             keep = await self._outcome(run, answer)
@@ -89,7 +93,7 @@ class BackgroundRuns:
             run.generation.close()
 
     async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[None]]:
-        """How to keep what came of it, where nobody has cancelled it."""
+        """Await the answer. Returns the function that keeps it or, where it failed, keeps the failed response."""
         try:
             answer.document(await whole_answers(run.generation))
         except QuireError as error:
@@ -102,7 +106,8 @@ class BackgroundRuns:
         return lambda: self._keep(run, failed)
 
     async def _settle(self, run: _Run, keep: Callable[[], Awaitable[None]]) -> None:
-        """What somebody wants of it while it is being kept comes in time, too: then that is what stays."""
+        """Keep the outcome. Where the verdict is CANCELLED, keep a cancelled response instead; where it is FORGOTTEN,
+        delete the response. A verdict may come during that step: then the step is done again."""
         settled: str | None = None
         while (verdict := await self._verdict(run)) != settled:
             settled = verdict
@@ -114,7 +119,8 @@ class BackgroundRuns:
                 await keep()
 
     async def _verdict(self, run: _Run) -> str:
-        """Said here or, where another router was told, read from its mark."""
+        """Return CANCELLED, FORGOTTEN or '', as this process was told or as a mark in the shared store says. A mark
+        also cancels the generation."""
         if run.verdict != FORGOTTEN and self._store.shared:
             try:
                 mark = await self._store.get(run.tenant, mark_of(run.document.id))
@@ -125,10 +131,12 @@ class BackgroundRuns:
         return run.verdict
 
     async def _watch(self, run: _Run) -> None:
+        """Read the shared store's mark every second until there is a verdict."""
         while not await self._verdict(run):
             await asyncio.sleep(_POLL_S)
 
     async def _keep(self, run: _Run, ended: dict[str, Any]) -> None:
+        """Store the ended response object, without messages to go on from."""
         await self._store.put(run.tenant, run.document.id, orjson.dumps({"response": ended, "messages": []}))
 
 

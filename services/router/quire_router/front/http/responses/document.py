@@ -57,11 +57,11 @@ class ResponseDocument:
             self._fixed.setdefault(name, None)
 
     def running(self, status: str = "in_progress") -> dict[str, Any]:
-        """Before its end."""
+        """Return the response object before its end, without output."""
         return self._with(status, [], None)
 
     def ended(self, text: str, logprobs: list[Any], finish: int, usage: Usage) -> dict[str, Any]:
-        """After its end; too few tokens for all of it make it incomplete."""
+        """Return the response object after its end; `incomplete` where it was cut by its number of tokens."""
         cut = finish == LENGTH
         status = "incomplete" if cut else "completed"
         output = [self.item(status, [self.part(text, logprobs)])]
@@ -69,17 +69,17 @@ class ResponseDocument:
         return self._with(status, output, usage, incomplete_details=details)
 
     def failed(self, error: QuireError) -> dict[str, Any]:
-        """It could not be ended."""
+        """Return the response object of a generation that failed."""
         told = {"code": "rate_limit_exceeded" if error.http_status == 429 else "server_error"}
         return self._with("failed", [], None, error={**told, "message": f"{error.code}: {error_text(error)}"})
 
     def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """The message."""
+        """Return the response's message."""
         return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     @staticmethod
     def part(text: str, logprobs: list[Any]) -> dict[str, Any]:
-        """The message's text."""
+        """Return the message's text part."""
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _with(
@@ -91,11 +91,13 @@ class ResponseDocument:
         error: dict[str, str] | None = None,
         incomplete_details: dict[str, str] | None = None,
     ) -> dict[str, Any]:
+        """Return the response object with these fields beside those that never change."""
         ends = {"status": status, "error": error, "incomplete_details": incomplete_details}
         return {**self._fixed, **ends, "output": output, "usage": None if usage is None else _usage(usage)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    """Convert a usage to the object of OpenAI's Responses API."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},

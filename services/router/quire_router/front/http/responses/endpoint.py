@@ -42,7 +42,7 @@ class ResponseRoutes:
         self._background = BackgroundRuns(store) if store is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Create one."""
+        """Create a response: run it, or start it in the background."""
         exchange = exchange_of(scope)
         asked = parse_response(await self._serving.read(scope, receive))
         history: list[Any] = []
@@ -62,12 +62,13 @@ class ResponseRoutes:
             return self._format(exchange, asked, history, response_id, generation)[1]
 
         if asked.values["background"]:
-            await self._start(exchange, asked, history, response_id, parsed, send)
+            await self._start_in_background(exchange, asked, history, response_id, parsed, send)
         else:
             await self._serving.run(scope, receive, send, parsed, make_format)
 
     async def get(self, request: Request) -> Response:
-        """As it stands."""
+        """Answer with a kept response as it stands. Raises NotFound, and InvalidArgument where a stream is asked
+        for."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise InvalidArgument(
                 "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
@@ -75,7 +76,8 @@ class ResponseRoutes:
         return _json((await self._kept(request))["response"])
 
     async def cancel(self, request: Request) -> Response:
-        """End one that runs in the background; one that has ended stays as it is."""
+        """Cancel a response that runs in the background, and answer with it; one that has ended stays as it is. Raises
+        NotFound, and InvalidArgument for a response that is not in the background."""
         kept = (await self._kept(request))["response"]
         if not kept["background"] or self._background is None:
             raise InvalidArgument(
@@ -92,7 +94,7 @@ class ResponseRoutes:
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
-        """Forget it; one that runs is cancelled."""
+        """Forget a kept response; one that runs in the background is cancelled. Raises NotFound."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
         if kept["background"] and self._background is not None:
@@ -101,7 +103,7 @@ class ResponseRoutes:
             await self._store.delete(tenant, kept["id"])
         return _json({"id": kept["id"], "object": "response", "deleted": True})
 
-    async def _start(
+    async def _start_in_background(
         self,
         exchange: Exchange,
         asked: AskedResponse,
@@ -110,6 +112,8 @@ class ResponseRoutes:
         parsed: ParsedRequest,
         send: Send,
     ) -> None:
+        """Start a response in the background, keep its object, and answer with that. Raises InvalidArgument where it
+        would not be kept."""
         if self._background is None or self._store is None or asked.values["store"] is False:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
@@ -137,6 +141,8 @@ class ResponseRoutes:
         response_id: str,
         generation: Generation,
     ) -> tuple[ResponseDocument, ResponsesFormat]:
+        """Make the response object and the format that writes it. At the end, the format keeps the response and its
+        conversation, unless there is no store or the client said `store: false`."""
         store = self._store if asked.values["store"] is not False else None
         served, created = generation.served.name, generation.created
         document = ResponseDocument(response_id, asked.values, served, created, store=store is not None)
@@ -150,9 +156,11 @@ class ResponseRoutes:
         return document, ResponsesFormat(generation, document, keep)
 
     async def _kept(self, request: Request) -> dict[str, Any]:
+        """Load the response that the request's path names. Raises NotFound."""
         return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
+        """Load a tenant's kept response: its object and its messages. Raises NotFound, naming `param`."""
         value = None
         if self._store is not None and _ID.fullmatch(response_id):
             value = await self._store.get(tenant, response_id)
@@ -168,6 +176,8 @@ class ResponseRoutes:
 
 
 def _history(kept: dict[str, Any]) -> list[Any]:
+    """Return the conversation of a kept response, to go on from. Raises FailedPrecondition unless the response is
+    completed or incomplete."""
     status = kept["response"]["status"]
     if status not in ("completed", "incomplete"):
         raise FailedPrecondition(

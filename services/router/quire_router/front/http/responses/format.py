@@ -41,7 +41,7 @@ class ResponsesFormat:
         self._head = b'event: %b\ndata: {"type":"%b",%b,' % (name, name, orjson.dumps(place)[1:-1])
 
     def opening(self) -> bytes:
-        """The response without output, then its message without text."""
+        """Return the first events: the response without output, its message, and the message's empty text part."""
         item, part = self._document.item("in_progress", []), self._document.part("", [])
         return b"".join(
             (
@@ -53,8 +53,8 @@ class ResponsesFormat:
         )
 
     def frame(self, delta: Delta) -> bytes:
-        """Its text."""
-        logprobs = self._take(delta)
+        """Return the delta's text and logprobs as an event; nothing where it has neither."""
+        logprobs = self._collect(delta)
         if not delta.text and not logprobs:
             return b""
         self._number += 1
@@ -65,7 +65,7 @@ class ResponsesFormat:
         )
 
     def closing(self) -> bytes:
-        """The text, its part, its message and the response, each whole."""
+        """Return the last events: the text, its part, its message and the response, each whole."""
         self._end()
         text, part = "".join(self._texts), self._document.part("".join(self._texts), self._logprobs)
         (item,) = self._ended["output"]
@@ -79,21 +79,23 @@ class ResponsesFormat:
         )
 
     def failed(self, error: QuireError) -> bytes:
-        """The response, failed."""
+        """Return the failed response as an event."""
         return self._event("response.failed", response=self._document.failed(error))
 
     async def settle(self) -> None:
-        """Keep it: who is told of the end may ask for it at once."""
+        """Keep the ended response, before the client is told of its end and may ask for it."""
         await self._keep(self._ended, "".join(self._texts))
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """The whole response."""
+        """Return the whole response as JSON."""
         for delta in deltas:
-            self._take(delta)
+            self._collect(delta)
         self._end()
         return orjson.dumps(self._ended)
 
-    def _take(self, delta: Delta) -> list[Any]:
+    def _collect(self, delta: Delta) -> list[Any]:
+        """Collect a delta's text, logprobs and finish reason; return its logprobs, none where they were not asked
+        for."""
         self._texts.append(delta.text)
         self._finish = delta.finish
         if not self._wants_logprobs:
@@ -103,6 +105,7 @@ class ResponsesFormat:
         return found
 
     def _end(self) -> None:
+        """Make the ended response object of all that was collected."""
         usage = self._generation.usage()
         self._ended = self._document.ended("".join(self._texts), self._logprobs, self._finish, usage)
 
@@ -110,5 +113,6 @@ class ResponsesFormat:
         return {"item_id": self._document.item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, name: str, **fields: Any) -> bytes:
+        """Return an event under the next sequence number."""
         self._number += 1
         return event(name, {"type": name, "sequence_number": self._number - 1, **fields})

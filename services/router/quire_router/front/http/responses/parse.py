@@ -32,13 +32,13 @@ class AskedResponse:
 
     @property
     def previous(self) -> str | None:
-        """The response that this one goes on from."""
+        """The id of the response that this one goes on from, if any."""
         found: str | None = self.values["previous_response_id"]
         return found
 
 
 def parse_response(body: Mapping[str, Any]) -> AskedResponse:
-    """Raises InvalidArgument, Unsupported."""
+    """Check a body of /v1/responses. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, RESPONSES)
     check_fields(values["text"] or {}, RESPONSE_TEXT)
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
@@ -59,7 +59,8 @@ def parse_response(body: Mapping[str, Any]) -> AskedResponse:
 def job_of(
     asked: AskedResponse, history: Sequence[Mapping[str, str]], limits: Limits, *, timings: bool
 ) -> ParsedRequest:
-    """`history` are the messages of the responses before. Instructions hold for one response alone."""
+    """Make the job of a response. Its prompt is the instructions, then `history` (the messages of earlier responses),
+    then the input's messages. Raises InvalidArgument, Unsupported."""
     values = asked.values
     messages = [*history, *asked.messages]
     if values["instructions"]:
@@ -88,6 +89,7 @@ def job_of(
 
 
 def _messages(given: Any) -> list[dict[str, str]]:
+    """Convert the input, a string or a list of items, to messages. Raises InvalidArgument, Unsupported."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -98,6 +100,8 @@ def _messages(given: Any) -> list[dict[str, str]]:
 
 
 def _message(item: Any, name: str) -> dict[str, str]:
+    """Convert one item of the input to a message; the role `developer` becomes `system`. Raises InvalidArgument,
+    Unsupported."""
     if not isinstance(item, dict):
         raise bad_type(name, item, "an object")
     if item.get("type", "message") != "message":
@@ -117,6 +121,7 @@ def _message(item: Any, name: str) -> dict[str, str]:
 
 
 def _text(part: Any, name: str) -> str:
+    """Return the text of one part of an item. Raises InvalidArgument, and Unsupported for parts other than text."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") not in _TEXT_PARTS:

@@ -28,17 +28,17 @@ class ResponseStore(Protocol):
     shared: bool
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """What was put; None where it is not there (any more). Raises Unavailable."""
+        """Return the value; None where none is kept (any more). Raises Unavailable."""
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """Keep it; without `replace` only where nothing is there, in one step with looking. Where that fails it is
-        logged and counted: the response itself is not in danger."""
+        """Keep a value. Without `replace`, only where none is kept, which is looked up in the same step. A failure is
+        logged and counted, not raised: the response itself is not in danger."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget it; whether it was there. Raises Unavailable."""
+        """Forget a value; returns whether there was one. Raises Unavailable."""
 
     async def close(self) -> None:
-        """Release connections."""
+        """Close the store's connections."""
 
 
 class MemoryStore:
@@ -58,6 +58,8 @@ class MemoryStore:
         return found[1] if found is not None else None
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
+        """Keep a value for `ttl_s`, and drop the oldest others until it fits. A value that cannot fit is counted, not
+        kept."""
         self._expire()
         if not replace and (tenant, response_id) in self._kept:
             return
@@ -81,7 +83,7 @@ class MemoryStore:
         """Nothing is open."""
 
     def _expire(self) -> None:
-        """They expire in the order in which they came."""
+        """Drop the values whose time is over. They expire in the order in which they came."""
         now_s = time.monotonic()
         while self._kept:
             key, (until_s, _) = next(iter(self._kept.items()))
@@ -91,6 +93,7 @@ class MemoryStore:
         self._tell()
 
     def _drop(self, key: tuple[str, str]) -> bool:
+        """Remove a value, if it is there; returns whether it was."""
         found = self._kept.pop(key, None)
         if found is None:
             return False
@@ -112,6 +115,7 @@ class RedisStore:
         self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """Return the value; None where none is kept (any more). Raises Unavailable where Redis does not answer."""
         try:
             found: bytes | None = await self._redis.get(_key(tenant, response_id))
         except (RedisError, OSError) as error:
@@ -119,6 +123,8 @@ class RedisStore:
         return found
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
+        """Keep a value for its lifetime. One that is too large is counted, not kept; a failure of Redis is logged and
+        counted."""
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
@@ -129,6 +135,7 @@ class RedisStore:
             log.warning("a response was not kept", reason=type(error).__name__)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
+        """Forget a value; returns whether there was one. Raises Unavailable where Redis does not answer."""
         try:
             return bool(await self._redis.delete(_key(tenant, response_id)))
         except (RedisError, OSError) as error:
@@ -139,7 +146,8 @@ class RedisStore:
 
 
 def make_store(config: RouterConfig) -> ResponseStore | None:
-    """As configured; None where nothing is to be kept, or where a process may be asked for what another one kept."""
+    """Make the store that is configured. None where nothing is to be kept, or where several processes would each keep
+    their own, for want of a Redis."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
     if most and config.http_workers > 1 and not config.redis:
         if not config.http_worker:
@@ -155,6 +163,7 @@ def _key(tenant: str, response_id: str) -> str:
 
 
 def _gone() -> Unavailable:
+    """Make the error for a Redis that does not answer."""
     return Unavailable(
         "RESPONSE_STORE_UNAVAILABLE",
         "The store of responses does not answer.",
