@@ -13,7 +13,7 @@ from quire_worker.threads.waiting import limit_spinning
 
 
 def main() -> int:
-    """The process's exit code."""
+    """Run the service to its end; returns the process's exit code."""
     return service_main("worker", WorkerConfig, _run)
 
 

@@ -17,7 +17,7 @@ _LOOK_UP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """The last one of a load has a model or an error."""
+    """How far a load has come. The final state of a load has a model or an error."""
 
     phase: str
     done_bytes: int = 0
@@ -27,7 +27,7 @@ class LoadState:
 
     @property
     def ended(self) -> bool:
-        """Whether no other will follow."""
+        """Whether this is the final state of the load."""
         return self.model is not None or self.error is not None
 
 
@@ -41,24 +41,25 @@ class LoadWatch:
 
     @property
     def state(self) -> LoadState:
-        """As it is now."""
+        """The newest state."""
         return self._state
 
     def progress(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        """A phase has come so far."""
+        """Publish how many bytes of a phase are done, and wake all watchers."""
         self._set(LoadState(phase, done_bytes, total_bytes))
 
     def succeeded(self, model: ModelInfo) -> None:
-        """The worker is ready."""
+        """Publish the final state: the worker is ready with `model`."""
         self._set(LoadState("ready", model=model))
 
     def failed(self, error: QuireError) -> None:
-        """The load is over; the phase stays the one that failed."""
+        """Publish the final state: `error`, in the phase that failed."""
         last = self._state
         self._set(LoadState(last.phase, last.done_bytes, last.total_bytes, error=error))
 
     def states(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[LoadState]:
-        """The present state and those that follow, until the load has ended or nobody wants to know any more."""
+        """Yield the present state and then each newer one, waiting between them; states that pass quickly are skipped.
+        Ends after the final state, or when `wanted()` is false, which is checked about once a second."""
         seen: LoadState | None = None
         while wanted():
             with self._changed:
@@ -72,7 +73,7 @@ class LoadWatch:
                 return
 
     def wait_heard(self, timeout_s: float) -> bool:
-        """Wait until a watcher has been told how the load ended; whether one was."""
+        """Wait until a watcher has received the final state; returns whether one has within `timeout_s`."""
         return self._heard.wait(timeout_s)
 
     def _set(self, state: LoadState) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
-    """Nobody looks."""
+    """Do nothing: the default of `load_configured`'s `show`."""
 
 
 def load_configured(
@@ -41,8 +41,9 @@ def load_configured(
     progress: Callable[[str, int, int], None],
     show: Callable[[Decoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
-    """Load the model that the configuration names; raises ConfigError or Unsupported with the cause. `show` is called
-    with the decoder and its pages (as in Ops.plan), before any device is made."""
+    """Import torch, set its number of threads, and load the configured model on a GPU or the CPU. `progress` gets phase
+    and bytes; `show` is called with the decoder and its pages (as in Ops.plan), before any device is made. Raises
+    ConfigError or Unsupported with the cause."""
     _check(config)
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
@@ -78,8 +79,8 @@ def load_configured(
 
 
 def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
-    """The runner with as many threads as neighbours leave it, where nobody said how many. Kernels for the CPU give the
-    same bits with any number of threads; torch's products do not."""
+    """Wrap the runner so that it uses fewer threads while neighbours need the cores. Returns the runner itself if
+    --torch-threads fixes the number, there is one thread, or torch computes: its products have other bits then."""
     import torch
 
     from quire_worker.ops.cpu_ops import CpuOps
@@ -97,6 +98,8 @@ def _load_on_gpu(
     progress: Callable[[str, int, int], None],
     show: Callable[[Decoder[Any], Tensor], None],
 ) -> ServedModel:
+    """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
+    later. Raises ConfigError NO_GPU if torch finds no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -135,7 +138,7 @@ def _load_on_gpu(
 
 
 def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:
-    """The contract's words for a loaded model, and for the logits processors beside it."""
+    """Describe a loaded model as the ModelInfo that schedulers get, with a capability for each logits processor."""
     facts = loaded.facts
     return ModelInfo(
         name=name,
@@ -152,6 +155,8 @@ def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, process
 
 
 def _check(config: WorkerConfig) -> None:
+    """Raise ConfigError if no model is named, if its folder or file does not exist, or if --device cpu is given with a
+    KV cache larger than this host's memory."""
     if not config.model:
         raise ConfigError("MODEL_MISSING", "No model is configured.", "Give its folder with --model.", param="model")
     if not Path(config.model).is_dir() and not is_gguf(
@@ -168,7 +173,7 @@ def _check(config: WorkerConfig) -> None:
 
 
 def _check_memory(config: WorkerConfig) -> None:
-    """Pages in this host's memory must fit into it."""
+    """Raise ConfigError if the KV cache is larger than this host's memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.kv_cache_bytes > memory:
         raise ConfigError(

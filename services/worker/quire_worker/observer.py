@@ -33,6 +33,8 @@ class WorkerObserver:
         self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
 
     def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
+        """Update the metrics after a step: its time, its prefill and sampled tokens, and how many sequences have a
+        decode row (`running`) or are started beyond these (`spare`)."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
         if prefill_tokens:
@@ -42,7 +44,8 @@ class WorkerObserver:
         self._spare.set(spare)
 
     def slot_ended(self, trace: SlotTrace) -> None:
-        """Two spans under the request's own: prefill, from its start to its first token, and decode."""
+        """Record two spans under the request's own: prefill, from start to first token, and decode. Does nothing if
+        tracing is off; an error is logged and not raised."""
         if not tracing.enabled():
             return
         try:
@@ -51,6 +54,7 @@ class WorkerObserver:
             log.exception("a sequence was not traced")
 
     def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
+        """Count the pages that a move brought, and the move as failed unless `ok`."""
         name = kind.name.lower()
         self._moved.labels(name).inc(pages)
         if not ok:
@@ -58,6 +62,8 @@ class WorkerObserver:
 
 
 def _record(trace: SlotTrace) -> None:
+    """Record the sequence's prefill span and, if it had a first token, its decode span. After a failed step the last of
+    these is marked with STEP_FAILED."""
     parent = tracing.extract(context_to_pb(trace.context))
     error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
     prefill_end = trace.first_token_ns or trace.ended_ns

@@ -40,7 +40,8 @@ MakeCopier = Callable[["Ring"], "Copier"]
 
 
 def on_host(runner: Runner) -> MakeDevice:
-    """A synchronous runner as a device: on a thread of its own, or inside the launch."""
+    """Return a function that makes devices for a synchronous runner: on a thread of its own or, in lockstep, inside
+    `launch`."""
     return lambda spec, lockstep: InlineDevice(runner) if lockstep else ThreadDevice(runner, spec.step_timeout_s)
 
 
@@ -60,7 +61,8 @@ class ServedModel:
     """Most prompt tokens of a step that there is room for; 0: any number."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0, step_timeout_s: float = STEP_TIMEOUT_S) -> EngineSpec:
-        """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
+        """The sizes of an engine that runs this model. `num_slots` 0: the default; raises ConfigError for fewer slots
+        than sequences."""
         if 0 < num_slots < max_num_seqs:
             raise ConfigError(
                 "TOO_FEW_SLOTS",
@@ -82,7 +84,7 @@ class ServedModel:
 
 
 def from_host(pages: PageBytes) -> MakeCopier:
-    """For pages in main memory."""
+    """Return a function that makes copiers between these pages, in main memory, and a ring."""
     return lambda ring: HostCopier(pages, ring)
 
 
@@ -106,7 +108,8 @@ class Replica:
         self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:
-        """What a scheduler is told first."""
+        """The hello for a scheduler that attaches: sizes, model, capabilities, and the addresses where other workers
+        pull pages."""
         spec = self.engine.spec
         return WorkerHello(
             epoch=epoch,
@@ -121,12 +124,13 @@ class Replica:
         )
 
     def expect_peers(self) -> None:
-        """Pages will be exchanged with other workers: get ready for it, on another thread. From any thread."""
+        """Start the KV transfer agent for pages of other workers on another thread, unless it exists or no such moves
+        are possible. From any thread."""
         if self._listeners.kinds:
             self._peers.begin()
 
     def close(self) -> None:
-        """End the threads and the KV transfer agents."""
+        """End the model thread, the device and the KV transfer agents, and close the peer listeners."""
         self.loop.close()
         self._device.close()
         self._transfer_agent.close()
@@ -134,7 +138,8 @@ class Replica:
 
 
 def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:
-    """For pages of other workers, once there are any."""
+    """Make the KV transfer agent for pages of other workers, whose process starts when it is needed. Advertises the
+    pool's GPU memory to workers of this host if it can be shared."""
     shares = listeners.advertise_memory(loaded.memory)
     setup = AgentSetup.of(config, loaded.info.pages, peers=True, peer_grpc=listeners.grpc_listen, shares_memory=shares)
     return AgentOnDemand(lambda: _start(setup, loaded, listeners.inherited_fds))
@@ -143,7 +148,8 @@ def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListen
 def _make_transfer_agents(
     config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners, peers: KvTransferAgent
 ) -> KvTransferAgent:
-    """One for pages of a kvstore, if there is one, beside the one for those of other workers."""
+    """Join the kvstore's KV transfer agent, started here if a kvstore is configured, and that of other workers into
+    one, which passes each move on by its kind."""
     by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(listeners.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move
@@ -152,5 +158,6 @@ def _make_transfer_agents(
 
 
 def _start(setup: AgentSetup, loaded: ServedModel, inherited: dict[str, int]) -> KvTransferAgent:
+    """Start a KV transfer agent's process, with a copier for this model's device."""
     copy_bytes = CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
     return AgentProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)

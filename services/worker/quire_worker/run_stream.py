@@ -40,7 +40,8 @@ class RunStream:
         self._context = context
 
     def reports(self) -> Iterator[worker_pb2.Report]:
-        """The worker's hello, then Reports; raises the QuireError that ended the session, if one did."""
+        """Check the scheduler's hello, attach to the model thread, and yield the worker's hello and then Reports; a
+        thread reads Grants meanwhile. Detaches at the end. Raises the QuireError that ended the session, if one did."""
         self._greet()
         session = self._loop.attach()
         self._context.add_callback(lambda: self._loop.detach(session))
@@ -67,6 +68,8 @@ class RunStream:
             self._loop.detach(session)
 
     def _greet(self) -> None:
+        """Read the scheduler's hello; the call is cancelled if none comes within HELLO_LIMIT_S. Raises InvalidArgument
+        for another first frame. Prepares for peers if the hello announces them."""
         limit = threading.Timer(HELLO_LIMIT_S, self._context.cancel)
         limit.daemon = True
         limit.start()

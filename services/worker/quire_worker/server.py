@@ -44,12 +44,13 @@ class WorkerService:
         self._servicer = WorkerServicer(self._watch, lambda: self._replica, (config.name, config.model))
 
     def register(self, server: grpc.Server) -> Sequence[str]:
-        """The Worker contract."""
+        """Add the Worker servicer to the gRPC server; returns the full names of its services."""
         worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, server)
         return [worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name]
 
     def start(self) -> None:
-        """Load the model and start the engine; watchers of Load hear of a failure before the process ends by it."""
+        """Load the model and start the engine. On failure, give watchers of Load up to a second to receive the error,
+        then raise the error."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             loaded = self._load(self._config, self._watch.progress)
@@ -71,13 +72,14 @@ class WorkerService:
         self._watch.succeeded(loaded.info)
 
     def drain(self, timeout_s: float) -> None:
-        """Take no other scheduler, tell the present one, and let its sequences end."""
+        """Refuse new schedulers, tell the attached one that the worker will stop, and wait up to `timeout_s` until no
+        sequence is left."""
         self._servicer.drain()
         if self._replica is not None:
             self._replica.loop.drain()
             self._replica.loop.wait_vacant(timeout_s)
 
     def close(self) -> None:
-        """End threads and channels."""
+        """End the engine, its threads and its KV transfer agents."""
         if self._replica is not None:
             self._replica.close()

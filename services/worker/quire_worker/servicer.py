@@ -29,10 +29,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._draining = False
 
     def drain(self) -> None:
-        """No scheduler may attach any more."""
+        """Refuse every scheduler that attaches from now on."""
         self._draining = True
 
     def Load(self, request: worker_pb2.LoadRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.LoadProgress]:
+        """Stream how far the load is, up to its end. Raises NotFound for a model that this worker does not serve."""
         if request.model and request.model not in self._names:
             raise _other_model(request.model, self._names)
         for state in self._watch.states(context.is_active):
@@ -41,6 +42,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def Run(
         self, request_iterator: Iterator[worker_pb2.Grant], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.Report]:
+        """Serve one scheduler: take its Grants, yield Reports (see RunStream). Raises the load's error, or Unavailable
+        while the model loads and once the worker drains."""
         replica = self._replica()
         if replica is None:
             raise self._watch.state.error or _still_loading()
@@ -51,6 +54,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: grpc.ServicerContext
     ) -> worker_pb2.GetStatusResponse:
+        """Answer with the load's phase and, once the model is loaded, the epoch, the number of started slots, the steps
+        so far, and whether a scheduler is attached."""
         replica, phase = self._replica(), self._watch.state.phase
         if replica is None:
             return worker_pb2.GetStatusResponse(epoch=common_pb2.Epoch(), phase=phase)
@@ -65,6 +70,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def _progress(state: LoadState) -> worker_pb2.LoadProgress:
+    """The load's state as protobuf."""
     return worker_pb2.LoadProgress(
         phase=state.phase,
         done_bytes=state.done_bytes,

@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 
 class CudaCopier:
-    """Implements Copier. A page that is stored was reported whole, and one that is loaded gets its readers after its
-    ticket has passed: no step has to be waited for."""
+    """Implements Copier. No step has to be waited for: a page that is stored was reported whole, and a page that is
+    loaded gets its readers after its ticket has passed."""
 
     def __init__(self, pages: CudaPages, ring: Ring) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -54,10 +54,12 @@ class CudaCopier:
         self._thread.start()
 
     def to_ring(self, page: int, slot: int) -> None:
+        """Enqueue a copy of a page of the pool into a ring slot."""
         with torch.cuda.stream(self._stream):
             self._slot(slot).copy_(self._pages.bytes_of(page), non_blocking=True)
 
     def to_page(self, page: int, slot: int) -> None:
+        """Enqueue a copy of a ring slot into a page of the pool."""
         with torch.cuda.stream(self._stream):
             self._pages.writable(page).copy_(self._slot(slot), non_blocking=True)
 
@@ -66,13 +68,17 @@ class CudaCopier:
             compile_gather(self._pages.rows)
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
-        """The peer's pages are whole, as those that are stored are."""
+        """Enqueue a copy of pages `source` of another worker's memory, which the descriptor names and which is opened
+        at need, into pages `target`. The peer's pages are whole. Raises as PeerMemory, and InvalidArgument for pages
+        that do not exist."""
         self._pages.check_writable(target)
         with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
             peer.check(source)
             gather_pages(peer.address, self._pages.rows, source, target)
 
     def record_event(self) -> int:
+        """Enqueue an event behind all copies begun so far, and return its ticket. If no event can be made, wait here
+        until the copies have ended."""
         self._marked += 1
         try:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -92,6 +98,7 @@ class CudaCopier:
         self._passed = self._marked
 
     def close(self) -> None:
+        """End the thread, wait for all copies, close peers' memory and release the ring."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._stream.synchronize()
@@ -105,6 +112,8 @@ class CudaCopier:
         return self._memory[start : start + self._ring.page_bytes]
 
     def _main(self) -> None:
+        """Wait for each event, on the copier's thread, mark its ticket as complete and call `wake`; close peers' memory
+        that is idle. Ends at `close`, or at an error of CUDA."""
         while True:
             self._peers.close_idle()
             try:

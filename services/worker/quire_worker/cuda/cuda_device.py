@@ -53,7 +53,7 @@ _RING = 4
 
 
 class _StepPlan(NamedTuple):
-    """How a step is launched: by what, None being kernel by kernel, how it is packed for that, and the row of its
+    """How a step is launched: by which graph (None: kernel by kernel), how it is packed for that, and the row of its
     results by sequence of the batch."""
 
     graph: StepGraph | None
@@ -119,7 +119,9 @@ class CudaDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        """A step that cannot be launched is run here and now, a sequence at a time."""
+        """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, and
+        run each sequence alone here and now (all fail if tokens were fed back already). Raises DEVICE_BROKEN if the GPU
+        itself fails, DEVICE_HUNG if a step hangs."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -133,6 +135,8 @@ class CudaDevice:
             self._launched.put(in_flight)
 
     def _launch(self, batch: StepBatch) -> _InFlightStep:
+        """Pack and upload a step, replay its graph or launch its kernels one by one, and enqueue the download of its
+        results; returns the step in flight. Raises whatever the launch raises."""
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         body, hidden = self._body, None
@@ -159,10 +163,12 @@ class CudaDevice:
         return _InFlightStep(batch, layout.size.sequences, places, results, done, extras, prepare_us, launched_ns)
 
     def _run_alone(self, batch: StepBatch) -> StepOutcome:
+        """Launch a step and wait for its outcome."""
         return self._outcome(self._launch(batch))
 
     def _examine(self, error: Exception) -> None:
-        """Return where an error of a launch is the step's; where it is the device's, that runs nothing more."""
+        """Return if an error of a launch is the step's own. If the GPU itself has failed, mark the device as broken and
+        raise. Waits for the stream."""
         try:
             self._stream.synchronize()
             sound = not isinstance(error, torch.AcceleratorError)
@@ -173,19 +179,21 @@ class CudaDevice:
             raise self._broken from error
 
     def _await_results(self) -> None:
-        """Wait until the results of all that was launched are there."""
+        """Wait until the results of all launched steps are there; raises DEVICE_HUNG or DEVICE_BROKEN."""
         reached = threading.Event()
         self._launched.put(reached)
         self._clock.await_steps(reached)
         self._check()
 
     def _edit(self, batch: StepBatch, places: Int32) -> Edit | None:
+        """The function by which a step changes logits on the host; None if no row runs Python."""
         if not _runs_python(batch):
             return None
         return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
-        """Capture a size, or plan a length."""
+        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails,
+        nothing more is prepared, and such steps run kernel by kernel."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -194,11 +202,14 @@ class CudaDevice:
             return False
 
     def _give_up(self) -> None:
+        """Capture nothing more, and leave no more prompts to cuDNN; the graphs that exist stay in use."""
         self._fresh = None
         if self._graphs is not None:
             self._graphs.give_up()
 
     def _prepare(self) -> bool:
+        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. Raises what
+        fails."""
         if self._graphs is not None and self._graphs.capture(1):
             return True
         if self._fresh is None:
@@ -208,7 +219,7 @@ class CudaDevice:
         return self._fresh.make()
 
     def _launch_nobody(self, fresh: Fresh) -> None:
-        """Run a step of padding, so that the kernels of such steps are compiled."""
+        """Launch a step of padding with one long prompt for cuDNN, so that the kernels of such steps are compiled."""
         layout = StepLayout.of(StepSize(0, fresh.padded, 1), self._tiling).leaving((fresh,), 1)
         with torch.cuda.stream(self._stream):
             layout.pack_nobody(self._body.uploaded)
@@ -219,6 +230,8 @@ class CudaDevice:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
+        """Wait until all launched steps have ended, forget their outcomes, and drop all logits processor states. Raises
+        DEVICE_HUNG or DEVICE_BROKEN."""
         self._await_results()
         self._ended.clear()
         self._states.clear()
@@ -229,13 +242,15 @@ class CudaDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:
-        """As for the step before, where the same sequences decode."""
+        """Decide how a step is launched. The plan of an earlier step is used again while the same sequences decode."""
         if self._planned is None or batch.controls or not is_next_step(self._planned[0], batch):
             graph, layout = self._find(batch)
             self._planned = batch, _StepPlan(graph, layout, _places(batch, layout))
         return self._planned[1]
 
     def _find(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
+        """Find a graph that suits the step, which may be captured now, and the layout by which the step is packed for
+        it. Without a graph (None) the layout is for a launch kernel by kernel."""
         size, fresh = _size_of(batch), self._find_fresh(batch)
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.
@@ -250,6 +265,8 @@ class CudaDevice:
         return None, layout.leaving(fresh, size.chunks) if fresh else layout
 
     def _find_graph(self, graphs: StepGraphCache, size: StepSize, *, fresh: bool) -> StepGraph | None:
+        """Find a captured step, or capture one now. If that fails, nothing more is captured, and only existing graphs
+        are looked at."""
         try:
             return graphs.find(size, fresh=fresh)
         except Exception:  # as in `prepare`
@@ -258,7 +275,8 @@ class CudaDevice:
             return graphs.find(size, fresh=fresh)
 
     def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
-        """Rows count from the first that prefills."""
+        """The long prompts that begin in this step and are left to cuDNN. Their rows count from the first row that
+        prefills."""
         if self._fresh is None:
             return ()
         chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
@@ -266,6 +284,8 @@ class CudaDevice:
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
     def _main(self) -> None:
+        """Wait for launched steps in order, on the results thread, and call `wake` after each; set an Event when its
+        turn comes. Ends at None; a broken device skips its steps."""
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -275,6 +295,7 @@ class CudaDevice:
                 self.wake()
 
     def _end(self, in_flight: _InFlightStep) -> None:
+        """Wait for a step's results and keep its outcome; an exception marks the device as broken."""
         try:
             self._ended.append(self._outcome(in_flight))
         except Exception:
@@ -283,10 +304,13 @@ class CudaDevice:
             self._broken = broken()
 
     def _check(self) -> None:
+        """Raise DEVICE_BROKEN if the device is broken."""
         if self._broken is not None:
             raise self._broken
 
     def _outcome(self, in_flight: _InFlightStep) -> StepOutcome:
+        """Wait for a launched step, and make its outcome from the downloaded results: tokens and finish codes by
+        sequence, repetitions, failures, logprobs and times."""
         batch = in_flight.batch
         in_flight.done.synchronize()
         wait_us, forward_us = self._step_times(in_flight.launched_ns, time.perf_counter_ns())
@@ -312,14 +336,16 @@ class CudaDevice:
         )
 
     def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:
-        """Microseconds that the GPU waited for a step, and then computed it. A step launched while the one before it
-        ran begins where that one ended; an idle GPU begins with the launch, and its idle time is no forward time."""
+        """Microseconds that the GPU was idle before a step, and then computed it; remembers when the step ended. A step
+        launched while the one before it ran begins where that one ended; on an idle GPU it begins with its launch."""
         began_ns = max(launched_ns, self._last_end_ns)
         idle_ns, self._last_end_ns = began_ns - self._last_end_ns, ended_ns
         return idle_ns // 1000, (ended_ns - began_ns) // 1000
 
 
 def _size_of(batch: StepBatch) -> StepSize:
+    """The size of a step without padding: decode rows, prefill rows and chunks, and whether some row is filtered or has
+    a logits processor state on the device."""
     decodes = int(np.count_nonzero(batch.fed))
     filtered = bool(batch.draws["filtered"].any())
     changed = (each.changes_logits and not each.runs_python for each in batch.controls.values())
@@ -332,12 +358,12 @@ def _runs_python(batch: StepBatch) -> bool:
 
 
 def _padded(size: StepSize, fresh: tuple[Fresh, ...]) -> StepSize:
-    """With the rows that fresh chunks are padded to."""
+    """The size with enough prefill rows for the padding of fresh chunks."""
     return replace(size, rows=max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)]))
 
 
 def _places(batch: StepBatch, layout: StepLayout) -> Int32:
-    """Row of the step's logits by sequence of the batch."""
+    """For each sequence of the batch, its row of the step's logits and results, in which decode rows are padded."""
     decodes = int(np.count_nonzero(batch.fed))
     places: Int32 = np.arange(len(batch.count), dtype=np.int32)
     places[decodes:] += layout.size.decodes - decodes

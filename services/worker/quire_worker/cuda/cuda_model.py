@@ -33,14 +33,15 @@ class CudaModel:
 
     @property
     def leaves_prompts(self) -> bool:
-        """Whether long prompts that begin in a step are left to torch's attention."""
+        """Whether long prompts that begin in a step are computed by torch's attention (cuDNN)."""
         decoder = self.decoder
         suits = FreshPlans.suit(decoder.head_shape, any(decoder.spec.windows)) and not decoder.ops.batch_invariant
         # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.
         return suits and self.pages.dtype == torch.bfloat16 and self.attention == "cudnn"
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
-        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step."""
+        """Make a device for an engine of these sizes: compile the kernels and, unless `eager`, capture the first
+        graphs. `max_tokens`: most prefill rows of a step. Raises ConfigError if the graphs do not fit into memory."""
         shape, fresh = self.decoder.head_shape, self.leaves_prompts
         tiling = Tiling.of(shape, self.pages.device, even=self.decoder.ops.batch_invariant)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.

@@ -40,7 +40,7 @@ class CudaPages:
         return self._rows
 
     def descriptor(self) -> bytes:
-        """What other processes of this host open the pages' memory with; empty where they cannot."""
+        """The handle with which other processes of this host open the pages' memory; empty if it cannot be shared."""
         try:
             return IpcMemory.of(self._rows, cuda_driver()).pack()
         except QuireError as error:
@@ -48,7 +48,7 @@ class CudaPages:
             return b""
 
     def bytes_of(self, page: int) -> Tensor:
-        """The page's bytes on the device, to be read."""
+        """The page's bytes on the device, to be read. Raises InvalidArgument for a page outside the pool."""
         if not 0 <= page < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
@@ -62,7 +62,8 @@ class CudaPages:
             self.writable(int(pages.max()))
 
     def writable(self, page: int) -> Tensor:
-        """The same, to be overwritten."""
+        """The page's bytes on the device, to be overwritten. Raises InvalidArgument for page 0 or a page outside the
+        pool."""
         if page == 0:
             raise InvalidArgument("BAD_PAGE", "Page 0 is read-only.", "Compare page geometries before moving pages.")
         return self.bytes_of(page)

@@ -29,7 +29,8 @@ class PendingLogprobs:
     """See ops/triton/logprobs.py."""
 
     def columns(self, token: Int32) -> LogprobColumns | None:
-        """Entries of sequences that drew a token."""
+        """The downloaded logprobs of those sequences that drew a token (`token` by sequence, negative: none); None if
+        there are none. Only once the step's event has passed."""
         kept = np.flatnonzero(token[self.sequence] >= 0)
         if not len(kept):
             return None
@@ -60,16 +61,18 @@ class DeviceLogprobs:
 
     @torch.inference_mode()
     def start(self, logits: Tensor, token: Tensor, row: Int32, sequence: Int32, wanted: Int32) -> PendingLogprobs:
-        """Of logits [S, V] and tokens [S] on the device: entries for the given rows, asynchronously.
+        """Begin to compute and download logprobs of `token` [S] under `logits` [S, V], for the given rows; returns at
+        once.
 
-        `row` [L] of logits, `sequence` [L] of the batch, `wanted` [L] alternatives."""
+        `row` [L] of logits, `sequence` [L] of the batch, `wanted` [L] alternatives.
+        """
         most = min(int(wanted.max()), logits.shape[1])
         packed = packed_logprobs(logits, token, self._upload(row), most)
         host = self._downloads.take(packed.numel()).view(packed.shape)
         return PendingLogprobs(sequence, wanted, host.copy_(packed, non_blocking=True))
 
     def _upload(self, row: Int32) -> Tensor:
-        """It is mostly the same as for the step before."""
+        """The rows on the device; they are uploaded only if they differ from those of the step before."""
         if not np.array_equal(row, self._row):
             host = self._uploads.take(len(row))
             host.copy_(torch.from_numpy(row))

@@ -32,7 +32,7 @@ class PendingScores:
     """Of a sequence's prompt tokens, and these."""
 
     def columns(self) -> dict[int, LogprobColumns]:
-        """As StepOutput.scores."""
+        """By sequence, the logprobs of its prompt tokens. Only once the step's event has passed."""
         found = {sequence: pending.columns(token) for sequence, (pending, token) in self.pending.items()}
         return {sequence: columns for sequence, columns in found.items() if columns is not None}
 
@@ -41,7 +41,8 @@ class PendingScores:
 def start_scores(
     hidden: Tensor, logits_of: Callable[[Tensor], Tensor], batch: StepBatch, first: Int32
 ) -> PendingScores:
-    """Of the step's hidden rows [R, H], `first` [S] being each sequence's first. Asynchronous on a CUDA device."""
+    """Begin to compute and download the logprobs of prompt tokens that the batch asks for, from the step's hidden rows
+    [R, H]; `first` [S] is each sequence's first row. Asynchronous on a CUDA device."""
     pending = {}
     for sequence, scores in batch.scores.items():
         begin = int(first[sequence])
@@ -53,6 +54,8 @@ def start_scores(
 
 
 def _packed(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], scores: PromptScores) -> Tensor:
+    """Logprobs of one sequence's prompt tokens, on the device, packed as in ops/triton/logprobs.py; their logits are
+    computed a few rows at a time."""
     token = torch.from_numpy(scores.token.astype(np.int32))
     if hidden.is_cuda:
         token = token.pin_memory().to(hidden.device, non_blocking=True)
@@ -66,6 +69,7 @@ def _packed(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], scores: Promp
 
 
 def _download(packed: Tensor) -> Tensor:
+    """Begin to copy to pinned host memory; a tensor of the CPU is returned as it is."""
     if not packed.is_cuda:
         return packed
     return torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)

@@ -35,13 +35,13 @@ class HostRows:
         self._held: dict[int, tuple[LogitsState, LogitsState]] = {}
 
     def clear(self) -> None:
-        """All sequences are gone."""
+        """Forget all states; all sequences are gone."""
         self._held.clear()
 
     def edit(self, batch: StepBatch, places: Int32, logits: Tensor, last_token: Tensor, changed: Changed) -> Changed:
-        """What the rows that run Python are drawn from, beside what is `changed` already. `places`: row of logits
-        [N, V] by sequence; last_token [slots]: what was drawn before this step. Waits for the current stream. A row
-        whose controls raise has nothing left to draw, and its controls say why (`failure`)."""
+        """Apply on the host what the rows that run Python ask of their `logits` [N, V]; returns `changed` with these
+        rows added, which are drawn from instead. `places`: row by sequence; last_token [slots]: what was drawn before
+        this step. Waits for the current stream. A row that fails has nothing left to draw, and its controls say why."""
         asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()
@@ -57,6 +57,8 @@ class HostRows:
         return address.index_fill(0, rows, 1), target
 
     def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32) -> None:
+        """Change one sequence's `row` of logits in place, by the host's own state of it, which is told the last token
+        first. A failure is noted in the batch's controls, and nothing is raised."""
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
         try:
             own = self._own(slot, told)
@@ -71,6 +73,7 @@ class HostRows:
             row.fill(-np.inf)
 
     def _own(self, slot: int, told: LogitsState) -> LogitsState:
+        """The host's own logits processor state of a slot, made anew when another sequence holds the slot."""
         held = self._held.get(slot)
         if held is None or held[0] is not told:
             held = self._held[slot] = told, LogitsState(told.sequence, self._processors)

@@ -41,9 +41,9 @@ def run_isolated(
     *,
     again: bool,
 ) -> StepOutcome:
-    """The outcome of a step whose launch raised the error, which is being handled. `run`: one step, to its end.
-    `examine` raises where an error is the device's own, and nothing can run any more. Not `again`: tokens may have been
-    fed back, so all have failed."""
+    """Run each sequence of a step whose launch raised `error` in a step of its own, by `run`, and join their outcomes;
+    those that raise again fail. `examine` raises if an error is the device's own. Not `again`: tokens may have been fed
+    back, so all fail."""
     sequences = range(len(batch.count))
     log.exception("a step could not be launched", sequences=len(sequences), each_alone=again)
     if not again or len(sequences) == 1:
@@ -71,19 +71,20 @@ def launch_error(error: Exception) -> QuireError:
 
 
 def _alone(batch: StepBatch, sequence: int) -> StepBatch:
+    """The step of one of its sequences, with the columns that the device reads."""
     kept = [sequence]
     columns = {name: getattr(batch, name)[kept] for name in ("slot", "fed", "last", "stop_id")}
     return dataclasses.replace(select_sequences(batch, kept), **columns)
 
 
 def _failed(error: Exception) -> StepOutcome:
-    """Of one sequence."""
+    """The outcome of a step of one sequence, which failed with this error."""
     finish = np.full(1, Finish.ERROR, np.uint8)
     return StepOutcome(np.full(1, -1, np.int32), finish, {0: launch_error(error)}, None, _NO_TIME, 0)
 
 
 def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
-    """Of steps of one sequence each."""
+    """Join the outcomes of steps of one sequence each into the outcome of a whole step."""
     timings = [each.timing for each in outcomes]
     return StepOutcome(
         token=np.concatenate([each.token for each in outcomes]),
@@ -99,6 +100,7 @@ def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
 
 
 def _joined_logprobs(columns: dict[int, LogprobColumns]) -> LogprobColumns | None:
-    """An entry of each sequence that has some."""
+    """Join logprobs, which are keyed by sequence and hold one entry each, into the columns of a whole step; None if
+    there are none."""
     joined = join_logprobs((0, each) for each in columns.values())
     return None if joined is None else dataclasses.replace(joined, token_index=np.array([*columns], np.int32))

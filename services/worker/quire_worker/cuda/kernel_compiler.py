@@ -48,8 +48,9 @@ _KEPT_ROWS = 1024
 
 
 def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
-    """Compile the kernels of steps of these sizes and of their logprobs, and of prompts that are left to others where
-    `fresh`. Torch's own part of such steps is launched, on the current stream. Never raises: it is only haste."""
+    """Compile, on several threads, the kernels of steps of these sizes and of their logprobs; with `fresh`, those of
+    steps that leave prompts to cuDNN too. Runs torch's own part of such steps, on the current stream. Never raises:
+    what fails here is compiled at its launch."""
     begin, threads = time.perf_counter(), min(_MOST_THREADS, usable_cores())
     try:
         tasks = compile_together(lambda: go_through(body, tiling, sizes, fresh=fresh), threads)
@@ -64,8 +65,8 @@ def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, 
 
 
 def compile_together(launch: Callable[[], None], threads: int) -> list[Future[Any]]:
-    """Compile, on so many threads, the kernels that `launch` launches and that no launch before had compiled; none of
-    them runs. When this returns all have ended, each with a compiled kernel or an exception."""
+    """Call `launch`, whose kernels are compiled on so many threads and not run. Returns a task for each kernel that was
+    not compiled before; all have ended, with a kernel or an exception."""
     with ThreadPoolExecutor(threads, "compile") as pool, _compiling(pool) as tasks:
         launch()
     return tasks
@@ -73,11 +74,12 @@ def compile_together(launch: Callable[[], None], threads: int) -> list[Future[An
 
 @contextlib.contextmanager
 def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
-    """Inside, launches of this thread compile, and do not run; those of other threads are as ever. What is on disk is
-    read here and now; from the first kernel that is not, they go to the pool.
+    """Inside, launches of this thread compile and do not run; those of other threads are as ever. Yields the list of
+    tasks. Kernels on disk are read at once; from the first that is not there, compilations go to the pool.
 
     `run` and `_do_compile` are Triton's own ways to compile without a launch, and to compile what is not in memory; it
-    takes a future in place of a kernel."""
+    takes a future in place of a kernel.
+    """
     owner, tasks, missed = threading.get_ident(), list[Future[Any]](), threading.Event()
     run, do_compile, listener = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener
 
@@ -123,7 +125,8 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
 
 
 def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
-    """Launch a step of nobody of each size, as `compile_steps` says."""
+    """Launch a step of padding for each size, on a few of the decoder's layers; with `fresh`, one with a prompt for
+    cuDNN too, and at the end logprobs. Under `compile_together` this compiles their kernels."""
     few = copy.copy(body)
     few.decoder = _few_layers(body.decoder)
     layouts = [StepLayout.of(size, tiling) for size in sizes]
@@ -147,13 +150,14 @@ def _attend_by_hand(
     weight: Weight,
     onto: Tensor | None,
 ) -> Tensor | None:
-    """As between the pieces of a step: tiles that no kernel of Triton's goes before."""
+    """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles and
+    the output projection."""
     out = torch.empty_like(query)
     prefill_attention(query, pages, layer, plan, decoder.head_shape, window, out, pdl=False)
     return decoder.project(out, weight, onto)
 
 
 def _few_layers(decoder: Decoder[TritonPlan]) -> Decoder[TritonPlan]:
-    """The first layers, up to one of each window: between them they have all kernels."""
+    """The decoder with only its first layers, up to one of each attention window: these use all kernels."""
     windows = [decoder.spec.window(layer) for layer in range(len(decoder.layers))]
     return decoder.first_layers(max(2, *(windows.index(each) + 1 for each in windows)))

@@ -15,7 +15,7 @@ _HEAD_SIZES = (16, 32, 64, 128, 256)
 
 
 def check_kernels(spec: ArchSpec, page_size: int) -> None:
-    """Raise ConfigError for pages, and Unsupported for heads, of sizes that kernels would compute wrongly, or not at
+    """Raise ConfigError for a page size, and Unsupported for a head size, that the kernels compute wrongly or not at
     all: their tiles lie within a page."""
     if page_size not in _PAGE_SIZES:
         raise ConfigError(

@@ -59,7 +59,8 @@ class LoadedCudaModel:
 def load_cuda_model(
     folder: str | Path, options: LoadOptions, cuda: CudaOptions, progress: Progress = lambda *_: None
 ) -> LoadedCudaModel:
-    """Load a Hugging Face folder onto the first GPU in bfloat16; ConfigError or Unsupported say what is wrong."""
+    """Load a model folder or GGUF file onto the first GPU in bfloat16, and give KV pages the memory that is left to
+    them. Raises ConfigError or Unsupported with the cause."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = read_source(folder, options, progress)
     spec = source.spec
@@ -100,17 +101,19 @@ def load_cuda_model(
 
 
 def page_kind(*, batch_invariant: bool) -> bytes:
-    """What pages' namespace says of how they were computed, beside model and type.
+    """The part of the pages' namespace that says how they were computed, beside model and type: on a GPU, with or
+    without `--batch-invariant`.
 
     Those of a CPU differ in their last bits, and those of `--batch-invariant` promise bits: neither may read others',
     lest an answer depends on who stored its pages. The attention backend is no part of it. With `--batch-invariant`
     both backends run the same kernels, since cuDNN is never asked then. Without it, cudnn and triton differ as two
-    steps of one worker do: the way of a prompt's attention and products depends on the size of its step, so its pages
-    have no bits of their own that a namespace could keep apart."""
+    steps of one worker do: how a prompt's attention and GEMMs are computed depends on the size of its step, so its
+    pages have no bits of their own that a namespace could keep apart.
+    """
     return b"cuda even" if batch_invariant else b"cuda"
 
 
 def step_tokens(weight_bytes: int) -> int:
-    """Most prefill tokens of a step unless somebody says: more make better products, but who decodes waits for the
-    step, for 50 ms or so with 16,384 tokens of a small model."""
+    """The default for the most prefill tokens of a step, by the bytes of the weights. More tokens make GEMMs more
+    efficient, but sequences that decode wait for the step: 50 ms or so with 16,384 tokens of a small model."""
     return _LARGE_STEP if weight_bytes < _SMALL_WEIGHTS else _STEP

@@ -69,8 +69,9 @@ class LogitsStates:
         return self._num_bytes
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
-        """Sequence -> address of its state, of those whose logits the device is to change. One that gets no room has
-        nothing left to draw, and its controls say why (`failure`)."""
+        """By sequence, the address of its state on the device, made or enlarged as needed, for those whose logits the
+        device changes. A sequence for which there is no room gets a state that forbids every token, and its controls
+        say why (`failure`)."""
         found = {}
         for sequence, controls in batch.controls.items():
             if controls.changes_logits and not controls.runs_python:
@@ -83,11 +84,13 @@ class LogitsStates:
         return found
 
     def clear(self) -> None:
-        """All sequences are gone, and no step is in flight."""
+        """Drop all states; all sequences are gone, and no step is in flight."""
         self._held.clear()
         self._num_bytes = 0
 
     def _state(self, slot: int, controls: LogitsState, *, fed: bool) -> Tensor | None:
+        """The slot's state on the device, made if another sequence holds the slot and enlarged if a token that is `fed`
+        may not fit; None if there is no room."""
         held = self._held.get(slot)
         if held is None or held.controls is not controls:
             if held is not None:
@@ -100,6 +103,7 @@ class LogitsStates:
         return None if held is None else held.words
 
     def _make(self, slot: int, controls: LogitsState) -> _DeviceState | None:
+        """Upload the state of a sequence that has begun to draw, and keep it for its slot; None if there is no room."""
         words = packed_state(controls.sequence, self._vocab_size, self._room)
         if not self._has_room(words.nbytes):
             return None
@@ -113,7 +117,8 @@ class LogitsStates:
         return held
 
     def _grow(self, held: _DeviceState) -> _DeviceState | None:
-        """Twice as many ids, as the device has them by now: a state ends with its ids and their counts."""
+        """Move a state, as the device has it by now, to memory with room for about twice as many ids; None if there is
+        no room. A state ends with its ids and their counts."""
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
         added = 2 * (after - before)
@@ -129,7 +134,7 @@ class LogitsStates:
         return held
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether there is, or is made by those that have ended."""
+        """Whether so many bytes more may be taken; drops the states of ended sequences if that is needed."""
         if self._num_bytes + num_bytes > self._most_bytes:
             for slot in [slot for slot, held in self._held.items() if held.controls.ended]:
                 self._drop(slot)
@@ -139,16 +144,19 @@ class LogitsStates:
         self._num_bytes -= self._held.pop(slot).words.nbytes
 
     def _forbid(self) -> Tensor:
+        """The shared state that forbids every token; it is uploaded at its first use."""
         if self._forbidding is None:
             self._forbidding = self._upload(forbidding_state(self._vocab_size))
         return self._forbidding
 
     def _upload(self, words: Int32) -> Tensor:
+        """Copy to the device, without waiting for it on a GPU."""
         state = torch.from_numpy(np.ascontiguousarray(words))
         return state.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else state
 
 
 def _no_room() -> QuireError:
+    """The error of a request for whose logits processor state the GPU has no room."""
     return Overloaded(
         "TOO_MANY_CONTROLS",
         "The GPU has no room left for what the running requests ask of their logits.",

@@ -21,7 +21,8 @@ STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-nu
 
 @contextmanager
 def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]:
-    """Torch's out-of-memory error becomes a ConfigError that says what did not fit, and what to do."""
+    """Inside, torch's out-of-memory error becomes a ConfigError that says what did not fit (`what`), and what to do
+    (`fix`)."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -31,7 +32,7 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
 
 
 def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
-    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling, logits
+    """Bytes that the largest step takes beside weights and pages: activations of a layer, logits, sampling, logits
     processor states. Graphs have memory of their own, which steps that run kernel by kernel cannot take."""
     widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
     # Those of all graphs lie in one place; twice in float32 where controls change them.
@@ -40,7 +41,7 @@ def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> in
 
 
 def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:
-    """Bytes for pages: what is free, less what a step takes and what is to be left to others.
+    """Bytes for KV pages: the free memory, less `reserve` for steps and the share that `utilization` leaves to others.
 
     `free` and `total` are of the device, once the weights are there. Raises ConfigError where nothing is left.
     """

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class PinnedRing:
-    """A buffer is another taker's again after `turns` more: longer than anything is under way. Buffers grow to what is
-    asked for. `device`: whose copies go through it."""
+    """A buffer is taken again after `turns` more calls of `take`: by then nothing may still read or write it. Buffers
+    grow to what is asked for. `device`: the device whose copies go through them."""
 
     def __init__(self, turns: int, device: torch.device) -> None:
         self._pinned = device.type == "cuda"
@@ -16,7 +16,7 @@ class PinnedRing:
         self._turn = 0
 
     def take(self, words: int) -> Tensor:
-        """int32 [words], uninitialised."""
+        """The next buffer as int32 [words], uninitialised; a larger one is allocated if needed."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
         if len(self._buffers[turn]) < words:
             room = 1 << max(0, words - 1).bit_length()

@@ -25,7 +25,8 @@ class RepetitionWatch:
         self._sampled: dict[int, int] = {}
 
     def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
-        """Mark in `finish` the sequences whose drawn token [S] completes a repetition."""
+        """Mark in `finish` the sequences whose drawn token [S] completes a repetition, and tell their states the tokens
+        that were fed."""
         for sequence, controls in batch.controls.items():
             if not controls.watches_repetition:
                 continue

@@ -49,9 +49,9 @@ class StepBody:
     def launch(
         self, layout: StepLayout, edit: Edit | None = None, *, attend: Attend[TritonPlan] | None = None
     ) -> Tensor:
-        """Launch all kernels of a step whose columns are uploaded; returns the hidden rows of all its tokens. `edit`:
-        called before anything is drawn, in steps that are not captured. `attend` stands in for attention, as in
-        Decoder.forward."""
+        """Launch all kernels of a step whose columns are uploaded; its tokens and finish codes go to `results`. Returns
+        the hidden rows of all its tokens. `edit`: called before anything is drawn, in steps that are not captured.
+        `attend` stands in for attention, as in Decoder.forward."""
         size = layout.size
         self.advanced = False
         views = self._views(layout)
@@ -90,7 +90,8 @@ class StepBody:
         return hidden
 
     def _changed(self, layout: StepLayout, views: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Addresses of the rows' logits processor states, and what these rows are drawn from."""
+        """Launch what changes logits by the rows' logits processor states. Returns the states' addresses by row, and
+        the changed logits, from which rows that have a state are drawn."""
         address = views["control"].view(torch.int64)
         columns = ControlColumns(
             address=address,
@@ -106,6 +107,7 @@ class StepBody:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
 
     def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
+        """The step's attention plan, made of views of its uploaded columns."""
         tiled = layout.tiled and "tile_sequence" in views
         return TritonPlan(
             rows=layout.size.total_rows,

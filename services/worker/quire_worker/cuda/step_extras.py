@@ -43,11 +43,11 @@ class PendingExtras:
     """By sequence of the batch."""
 
     def logprob_columns(self, token: Int32) -> LogprobColumns | None:
-        """Of sequences that drew one of these tokens [S]."""
+        """Logprobs of the tokens [S] that sequences drew, as columns; None if there are none."""
         return None if self.logprobs is None else self.logprobs.columns(token)
 
     def score_columns(self) -> dict[int, LogprobColumns]:
-        """As StepOutput.scores."""
+        """By sequence, the logprobs of its prompt tokens."""
         return {} if self.scores is None else self.scores.columns()
 
 
@@ -69,8 +69,9 @@ class StepExtras:
     def start(
         self, batch: StepBatch, places: Int32, logits: Tensor | None, token: Tensor, hidden: Tensor | None
     ) -> PendingExtras:
-        """Of logits [N, V] and tokens [N] of the step that was launched last; `places` [S]: row of these by sequence.
-        hidden [R, H]: rows of a step with scores, padded as logits are. Asynchronous on a GPU."""
+        """Begin to compute the logprobs that the batch asks for, behind the step launched last, of which `logits` [N,
+        V] and `token` [N] are; `places` [S] is their row by sequence. `hidden` [R, H]: rows of a step with prompt
+        logprobs. A failure fails only the sequences that asked."""
         extras = PendingExtras()
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if len(asked) and logits is not None:
@@ -88,7 +89,8 @@ class StepExtras:
 def _attribute_failures(
     sequences: Iterable[int], failed: dict[int, QuireError], examine: Callable[[Exception], None]
 ) -> Iterator[None]:
-    """An exception inside is the error of these sequences, unless it is the device's."""
+    """Inside, an exception becomes the error of these sequences, in `failed`, unless `examine` finds that it is the
+    device's own and raises."""
     try:
         yield
     except Exception as error:

@@ -71,7 +71,7 @@ class StepLayout:
 
     @classmethod
     def of(cls, size: StepSize, tiling: Tiling, stop_ids: int = STOP_IDS, *, fresh: bool = False) -> StepLayout:
-        """The layout of a size; `fresh`: chunks may be left without tiles."""
+        """Place all columns of a step of this size; `fresh`: prompt chunks may be left to cuDNN, without tiles."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
         lengths = {"table_width": 1, "draws": WORDS * size.sequences}
@@ -97,7 +97,8 @@ class StepLayout:
 
     @property
     def others(self) -> list[tuple[int, int]]:
-        """Rows that are no fresh chunk's, from .. to; padding among them. Empty where all but padding are."""
+        """Ranges (first, end) of rows that belong to no fresh chunk, padding included. Empty if all rows but padding
+        are fresh chunks'."""
         found, begin = list[tuple[int, int]](), 0
         if self.size.decodes or self.tiled:
             for row, tokens in sorted(self.fresh or ()):
@@ -107,11 +108,11 @@ class StepLayout:
         return [(first, end) for first, end in found if first < end]
 
     def words(self, table_width: int) -> int:
-        """Length of the whole for tables of so many pages."""
+        """Length of the buffer, in int32, with page tables of so many pages."""
         return self.table_at + self.size.sequences * table_width
 
     def pack_nobody(self, buffer: Tensor) -> None:
-        """Write, into the device side, a step in which all rows are padding."""
+        """Write a step in which all rows are padding into a device buffer."""
         buffer[: self.words(1)] = 0
         for name in ("slot", "stop_id", "row_position", "tile_sequence", "split"):
             if name in self.place:
@@ -120,8 +121,8 @@ class StepLayout:
         buffer[self.place["table_width"][0]] = 1
 
     def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NOBODY) -> int:
-        """Write a batch that the size holds; returns how many words are used. Padding rows compute nothing. `control`:
-        sequence -> address of its logits processor state."""
+        """Write a batch that the size holds into a host buffer; returns how many words are used. Padding rows compute
+        nothing. `control`: sequence -> address of its logits processor state."""
         size, count = self.size, batch.count
         decodes = int(np.count_nonzero(batch.fed))
         chunks = len(count) - decodes
@@ -165,9 +166,9 @@ class StepLayout:
         return self._pack_table(batch, decodes, here, into)
 
     def pack_next(self, batch: StepBatch, into: Int32, before: Int32) -> int:
-        """The same for a batch of sequences that all decode, into what holds an earlier step of these, packed by this
-        layout, when they were at the positions `before`: writes what has moved. Keys may be shared out as they were
-        then, not as they would be now."""
+        """Update a buffer that holds an earlier step of the same sequences, which all decode, packed by this layout:
+        write only what has moved since they were at the positions `before`. Returns how many words are used. Keys may
+        stay split as they were then."""
         count, position = len(batch.position), batch.position
         for name, values in (
             ("position", position),
@@ -181,6 +182,8 @@ class StepLayout:
         return self._pack_table(batch, count, slice(count), into)
 
     def _pack_splits(self, position: Int32, into: Int32, before: Int32 | None = None) -> None:
+        """Write how the keys of decoding sequences are split among programs, if the layout has splits. Those made for
+        the positions `before` are extended where that is possible."""
         if "split" in self.place:
             begin, length = self.place["split"]
             splits = into[begin : begin + length].reshape(COLUMNS, -1)
@@ -189,6 +192,8 @@ class StepLayout:
                 splits[:] = split_keys(position + 1, self.tiling.programs, splits.shape[1], tile)
 
     def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
+        """Write the page tables, with zeros for padding, and their width; returns how many words the whole step
+        uses."""
         size, width = self.size, batch.page_table.shape[1]
         into[self.place["table_width"][0]] = width
         table = into[self.table_at : self.table_at + size.sequences * width].reshape(size.sequences, width)
@@ -198,6 +203,8 @@ class StepLayout:
         return self.words(width)
 
     def _pack_rows(self, batch: StepBatch, decodes: int, here: Int32, first: Int32, into: Int32) -> None:
+        """Write the columns by row (token, fed, position, sequence), padding included, and the prefill tiles, those
+        with most keys first."""
         size, count = self.size, batch.count
         rows = len(batch.token)
         prefill = slice(size.decodes, size.decodes + rows - decodes)

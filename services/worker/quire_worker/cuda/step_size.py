@@ -33,7 +33,8 @@ class StepSize:
 
     @property
     def in_advance(self) -> bool:
-        """Whether it is captured before it is wanted. Few steps are controlled: one has the kernels compiled."""
+        """Whether a graph of this size is captured before a step needs it. Of sizes with logits processor states only
+        one is: steps that need them are few."""
         return not self.controlled or (self.decodes == 1 and not self.rows)
 
     @property
@@ -61,7 +62,7 @@ class StepSize:
         )
 
     def suits(self, other: StepSize) -> bool:
-        """Whether the other fits, and this one is not large for nothing."""
+        """Whether the other fits into this size's padding, and would not waste much in it."""
         wasteful = self.rows > MOST_PADDED_ROWS and self.total_rows > (1 + _WASTE) * other.total_rows
         return self.holds(other) and not wasteful
 
@@ -73,8 +74,8 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
-    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, full ones, then those with
-    filters, then with controls too. `max_tokens`: of a step, those of decode rows too."""
+    """All sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, full ones; then
+    the same with filters, then with logits processor states too. `max_tokens`: of a step, those of decode rows too."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = _mixed_decodes(max_num_seqs)
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
@@ -88,8 +89,8 @@ def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
 
 
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSize]:
-    """Sizes that have the kernels of all graphs between them: the first `count` that are captured, the one of most
-    sequences, long ones, one with filters, and two with controls, whose results lie differently."""
+    """A few sizes whose steps use all kernels that any graph has: the first `count` that are captured, the one of most
+    sequences, long ones, one with filters, and two with logits processor states, whose results lie differently."""
     sizes = graph_sizes(max_num_seqs, max_tokens)
     long = list[StepSize]()
     for least in _LONG_ROWS:
@@ -101,9 +102,9 @@ def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSiz
 
 
 def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int) -> list[StepSize]:
-    """Sizes of steps that are captured in pieces, the most wanted first: full ones, shorter ones, then those with
-    controls too; all with filters. Rows are multiples of `piece`, up to one more than the tokens take: a fresh chunk at
-    a step's end is padded."""
+    """Sizes of steps that are captured in pieces, the most wanted first: full ones, shorter ones, then the same with
+    logits processor states; all with filters. Rows are multiples of `piece`, up to one more than the tokens take: a
+    fresh chunk at a step's end is padded."""
     full, shorter = list[StepSize](), list[StepSize]()
     for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
         most = _round_up(left, piece) + piece
@@ -125,8 +126,8 @@ def _mixed_decodes(max_num_seqs: int) -> list[int]:
 
 
 def _full_steps(decodes: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """Numbers of decoding sequences, and the most tokens that these, or the fewest that are padded to them, leave to
-    prefill."""
+    """For each number of decode rows that graphs have, the most prefill tokens of a step of `max_tokens` with so many
+    sequences: the fewest that are padded to this number leave most."""
     left = [(0, max_tokens), *((most, max_tokens - fewer - 1) for fewer, most in pairwise(decodes))]
     return [(each, tokens) for each, tokens in left if tokens > 0]
 

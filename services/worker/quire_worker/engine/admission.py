@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def check_start(start: Start, spec: EngineSpec) -> None:
-    """Raise the QuireError that makes the Start impossible, if there is one."""
+    """Raise a QuireError if this engine cannot run the Start: its context length, tokens, stop ids, sampling,
+    processors, thinking budget or page table do not fit."""
     sequence, stop = start.sequence, start.sequence.stop
     known = sequence.known_len
     if not 1 <= start.max_model_len <= spec.max_model_len:
@@ -71,14 +72,15 @@ def check_start(start: Start, spec: EngineSpec) -> None:
 
 
 def stop_ids_of(start: Start, spec: EngineSpec) -> tuple[int, ...]:
-    """Ids that end the sequence; those outside the vocabulary are never drawn, and a sampler cannot block them."""
+    """Ids that end the sequence: its own stop ids and, unless it ignores them, the model's end-of-sequence ids. Ids
+    outside the vocabulary are left out: they are never drawn, and a sampler cannot block them."""
     stop = start.sequence.stop
     ids = stop.stop_token_ids if stop.ignore_eos else (*spec.eos_token_ids, *stop.stop_token_ids)
     return tuple(token for token in ids if 0 <= token < spec.vocab_size)
 
 
 def grantable(pages: Int32, spec: EngineSpec) -> bool:
-    """Whether all are pages of the pool; page 0 is the dummy and is never granted."""
+    """Whether all pages lie in the pool and none is page 0, the dummy page, which is never granted."""
     return not len(pages) or (int(pages.min()) >= 1 and int(pages.max()) < spec.num_pages)
 
 
@@ -102,6 +104,7 @@ def table_full(spec: EngineSpec) -> QuireError:
 
 
 def _check_token_ids(ids: Int32, vocab_size: int) -> None:
+    """Raise InvalidArgument TOKEN_OUT_OF_RANGE if an id is outside the vocabulary."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise InvalidArgument(
             "TOKEN_OUT_OF_RANGE",
@@ -112,6 +115,8 @@ def _check_token_ids(ids: Int32, vocab_size: int) -> None:
 
 
 def _check_tables(start: Start, spec: EngineSpec) -> None:
+    """Raise a QuireError unless the Start has exactly one page table, which is not too long, names each page once and
+    none that cannot be granted, and holds the cached range."""
     if len(start.pages) != 1:
         raise Unsupported(
             "KV_GROUPS_UNSUPPORTED",

@@ -34,18 +34,18 @@ class StepClock:
         self._moved_s = time.monotonic()
 
     def launched(self) -> None:
-        """A step goes to the device."""
+        """Note that a step goes to the device."""
         self._launched += 1
         self._moved_s = time.monotonic()
 
     def ended(self) -> None:
-        """The oldest step in flight has ended."""
+        """Note that the oldest step in flight has ended."""
         self._ended += 1
         self._moved_s = time.monotonic()
 
     def await_steps(self, reached: threading.Event) -> None:
-        """Wait until all steps have ended, which sets `reached`; raise DEVICE_HUNG where one takes longer than a step
-        may. The time that it ran before counts: the scheduler gave it up after as long."""
+        """Wait for `reached`, which the device sets when all steps launched before have ended. Raises DEVICE_HUNG if a
+        step takes longer than the limit, the time that it ran before this call included."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
         while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
@@ -80,8 +80,8 @@ class InlineDevice:
 
 
 class ThreadDevice:
-    """A Device that runs its steps one after the other on a thread, started by its maker. An error that is no step's
-    breaks it for good: it runs nothing more, and `take_results` and `drain` raise that."""
+    """A Device that runs its steps one after the other on a thread, started by its maker. An error outside a step
+    breaks it for good: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
 
     def __init__(self, runner: Runner, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -106,6 +106,7 @@ class ThreadDevice:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
+        """Wait until all launched steps have ended, and forget their outcomes. Raises DEVICE_HUNG or DEVICE_BROKEN."""
         reached = threading.Event()
         self._launched.put(reached)
         self._clock.await_steps(reached)
@@ -117,6 +118,8 @@ class ThreadDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _main(self) -> None:
+        """Run queued steps in order, on the device's thread, and call `wake` after each; set an Event when its turn
+        comes. Ends at None; a broken device skips its steps."""
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -126,6 +129,7 @@ class ThreadDevice:
                 self.wake()
 
     def _run(self, batch: StepBatch) -> None:
+        """Run a step and keep its outcome; an exception marks the device as broken."""
         try:
             self._ended.append(self._runner.run(batch))
         except Exception:
@@ -133,12 +137,13 @@ class ThreadDevice:
             self._broken = broken()
 
     def _check(self) -> None:
+        """Raise DEVICE_BROKEN if the device is broken."""
         if self._broken is not None:
             raise self._broken
 
 
 def broken() -> Internal:
-    """The error of a device that failed by itself; what it keeps of the slots is worth nothing any more."""
+    """The error of a device that failed outside a step: the state that it keeps of the slots can no longer be used."""
     return Internal(
         "DEVICE_BROKEN",
         "The device failed outside the model.",

@@ -3,8 +3,8 @@
 `apply(grant)`, `launch()` until it returns False, `collect()` until it returns None: the whole interface, with no
 thread and no gRPC in it. Up to `depth` steps are in flight: the next one is formed while the last one runs, since the
 device feeds sampled tokens back by itself. What the slots say of positions is therefore ahead of what was settled, and
-a sequence may be found to have ended a step ago; see settle.py. With nothing in flight every Grant that was applied is
-retired, and is acknowledged, step or no step.
+a sequence may be found to have ended a step ago; see step_completion.py. With nothing in flight every Grant that was
+applied is retired, and is acknowledged, step or no step.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Engine:
         return len(self._in_flight)
 
     def begin_run(self) -> Epoch:
-        """Another scheduler attaches, or the last has gone: forget all slots, pages and moves; Grants count from 1.
-        Waits for steps in flight, so that none of them writes to a page of the new run."""
+        """Begin a new run, for another scheduler or after the last one has gone: wait for steps in flight, so that
+        none writes to a page later, and forget all slots, pages and moves. Returns the new epoch; its Grants count
+        from 1."""
         self._device.drain()
         self._in_flight.clear()
         self._outcomes.clear()
@@ -98,8 +99,9 @@ class Engine:
         return self.epoch
 
     def apply(self, grant: Grant, arrival_us: int = 0) -> None:
-        """Apply a Grant. Raises the QuireError of one that is refused whole (nothing was applied then); what is wrong
-        with one slot is that slot's error, in a Report. Until a first budget came, nothing runs."""
+        """Apply a Grant, and allow as many further steps as its budget says. Raises QuireError, with nothing applied,
+        for a Grant that is out of order or allows nothing; an error of one slot goes into a Report. Nothing runs before
+        a first budget."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)
@@ -109,11 +111,12 @@ class Engine:
             self._steps_left = self._budget.step_limit or _UNLIMITED
 
     def drain(self) -> None:
-        """From now on Reports say that the worker is about to stop, the first of them at once."""
+        """Say in every Report from now on that the worker is about to stop; a first such Report is due at once."""
         self._draining = self._to_announce = True
 
     def launch(self) -> bool:
-        """Form a step and hand it to the device, if depth, budget and credit allow one; whether one was launched."""
+        """Form a step and hand it to the device, if depth, budget and credit allow one; returns whether one was
+        launched. Before that, ended moves are taken in and waiting slots whose cached range is ready begin to run."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -144,12 +147,13 @@ class Engine:
         return True
 
     def prepare(self) -> bool:
-        """While nothing is in flight: let the device do some of what it has put off; whether there may be more."""
+        """Have the device do some of the work that it has put off, while nothing is in flight; returns whether there
+        may be more."""
         return self._device.prepare()
 
     def collect(self) -> Report | None:
-        """The next Report: of a step that has ended, with moves that ended; of errors without a step; or the
-        acknowledgement of Grants while nothing runs. None: there is nothing to tell."""
+        """Take in ended steps and moves, and return the next Report: of the oldest step that has ended, of moves, of
+        errors without a step, or an acknowledgement of Grants while nothing runs. None: there is nothing to report."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
@@ -160,7 +164,7 @@ class Engine:
             if quiet and not self._draft.moves and not self._errors_are_due() and not self._to_announce:
                 return None
             report = Report(epoch=self.epoch, first_step=self.steps + 1)
-        self._complete(report)
+        self._finish_report(report)
         return report
 
     def check_integrity(self) -> None:
@@ -169,18 +173,21 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
+        """Run the waiting slots whose cached range is ready; the errors of those that wait in vain go into a Report."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 
     def _retired(self) -> int:
-        """The highest Grant all of whose earlier steps have completed."""
+        """The latest Grant that has retired: all steps launched before it was applied have completed."""
         return self._in_flight[0].applied if self._in_flight else self._applied
 
     def _errors_are_due(self) -> bool:
+        """Whether the oldest error without a step belongs to a Grant that has retired."""
         first = self._draft.first_error()
         return first is not None and first <= self._retired()
 
     def _complete_step(self, in_flight: InFlightStep, outcome: StepOutcome) -> Report:
+        """Update the slots with the outcome of an ended step; returns the step's Report."""
         rows = complete_step(self.residents, in_flight, outcome)
         model = outcome.timing
         timing = StepTiming(
@@ -192,9 +199,10 @@ class Engine:
         )
         return rows.report(self.epoch, in_flight.step, in_flight.applied, timing)
 
-    def _complete(self, report: Report) -> None:
-        """Add what every Report says. An error without a step goes into a Report of its own, of the Grant that it
-        belongs to, so no later Grant may seem to have retired before."""
+    def _finish_report(self, report: Report) -> None:
+        """Add the state that every Report has, with ended moves, and count its Grants as acknowledged; the observer
+        hears of its step. Errors without a step go into a Report without steps, which retires no Grant later than
+        theirs."""
         retired = self._retired()
         if self._errors_are_due():
             retired = min(retired, self._draft.first_error() or 0)
@@ -219,6 +227,7 @@ class Engine:
             )
 
     def _view(self) -> SlotView:
+        """The columns of all slots that the batch rule reads, as they are now."""
         table = self.residents.table
         return SlotView(
             runnable=table.state == SlotState.RUNNING,

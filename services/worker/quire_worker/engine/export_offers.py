@@ -38,22 +38,23 @@ class ExportOffers:
         self._needed: Int32 = np.zeros(0, np.int32)
 
     def begin(self, move: PageMove) -> None:
-        """The KV transfer agent has taken an export on."""
+        """Register an export that the KV transfer agent has accepted, so that its pages are offered once they are
+        filled."""
         export = self._open[move.id] = _OpenExport(move)
         self._filling.append(export)
         self._next = np.append(self._next, move.device_page[0])
         self._needed = np.append(self._needed, self._positions(export))
 
     def end(self, move_id: int) -> None:
-        """An export is over."""
+        """Forget an export that is over; its offered pages may be written again unless other exports hold them."""
         export = self._open.pop(move_id)
         if export.offered < len(export.move.device_page):
             self._drop([self._filling.index(export)])
         self._states.exported[export.move.device_page[: export.offered]] -= 1
 
     def offer_ready(self) -> None:
-        """Tell the KV transfer agent of pages that have been filled since the last call. The next pages of all exports
-        are looked at together."""
+        """Offer, through the KV transfer agent, the pages of exports that were filled since the last call, and mark
+        them as exported. The next pages of all exports are looked at together."""
         if not self._filling:
             return
         ready = self._states.ready[self._next] >= self._needed
@@ -75,12 +76,12 @@ class ExportOffers:
             self._drop(whole)
 
     def clear(self) -> None:
-        """All exports are over; the pages' own columns are cleared with the pages."""
+        """Forget all exports; the caller clears the pages' own columns."""
         self._open.clear()
         self._drop(list(range(len(self._filling))))
 
     def check_integrity(self) -> None:
-        """Raise Internal where lent pages and loans differ."""
+        """Raise Internal if the pages marked as exported are not just those that open exports have offered."""
         exported = np.zeros_like(self._states.exported)
         for export in self._open.values():
             exported[export.move.device_page[: export.offered]] += 1
@@ -88,12 +89,12 @@ class ExportOffers:
             raise Internal("INTEGRITY", "Lent pages and open exports differ.", "Report it with the worker's log.")
 
     def _positions(self, export: _OpenExport) -> int:
-        """Positions that must be filled in the loan's next page."""
+        """How many positions of the export's next page must be filled before that page is offered."""
         tail = export.move.tail_tokens
         return tail if tail and export.offered == len(export.move.device_page) - 1 else self._states.page_size
 
     def _drop(self, places: list[int]) -> None:
-        """These fill no more."""
+        """Take exports, by their places in the list, off the list of those whose pages are still being filled."""
         gone = set(places)
         self._filling = [export for place, export in enumerate(self._filling) if place not in gone]
         self._next, self._needed = np.delete(self._next, places), np.delete(self._needed, places)

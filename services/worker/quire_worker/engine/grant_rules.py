@@ -32,7 +32,8 @@ class GrantRules:
         self._draft = draft
 
     def apply(self, grant: Grant) -> None:
-        """Everything but the budget, which is the engine's."""
+        """Apply a Grant's stops, starts, limits, grown pages, prefill order, moves and cancellations, in this order;
+        its budget is the engine's. A slot's error goes into the draft of the next Report."""
         for slot in grant.stop_slot.tolist():
             if self._residents.holds(slot):
                 self._residents.stop(slot)
@@ -48,6 +49,8 @@ class GrantRules:
             self._moves.end_early(move_id)
 
     def _start(self, start: Start, seq: int) -> None:
+        """Start a sequence in its slot. On failure its error goes into the draft, and the pages behind its cached range
+        count as empty; if the slot was busy, the sequence in it ends too."""
         slot, num_slots = start.slot, self._residents.spec.num_slots
         try:
             if not 0 <= slot < num_slots:
@@ -65,6 +68,7 @@ class GrantRules:
                 self._residents.void(table[-(-start.cached_len // self._residents.spec.page_size) :])
 
     def _set_limits(self, slots: Int32, positions: Int32) -> None:
+        """Set the position limits of those of the slots that hold a sequence; the others are ignored."""
         table = self._residents.table
         real = (slots >= 0) & (slots < self._residents.spec.num_slots)
         slots, positions = slots[real], positions[real]
@@ -72,7 +76,8 @@ class GrantRules:
         table.limit[slots[held]] = positions[held]
 
     def _grow_all(self, grant: Grant) -> None:
-        """At once where all is well: sequences that began together need their pages together, hundreds in one Grant."""
+        """Append the Grant's pages to their slots' page tables: in one operation if all are valid, since hundreds may
+        come in one Grant, else one by one, so that an error ends only its own slot."""
         slots, groups, pages = grant.grow_slot, grant.grow_group, grant.grow_page
         if slots.min() >= 0 and slots.max() < self._residents.spec.num_slots and not groups.any():
             held = self._residents.table.state[slots] != SlotState.IDLE
@@ -82,6 +87,8 @@ class GrantRules:
             self._grow(slot, group, page, grant.seq)
 
     def _grow(self, slot: int, group: int, page: int, seq: int) -> None:
+        """Append a page to a slot's page table; an error ends the slot's sequence and goes into the draft. Idle slots
+        are ignored."""
         if not self._residents.holds(slot):
             return
         try:
@@ -93,7 +100,8 @@ class GrantRules:
             self._residents.end(slot, Finish.ERROR)
 
     def _set_order(self, slots: Int32) -> None:
-        """An empty column means that the order did not change."""
+        """Rank the slots for prefill in this order; all others become unordered. An empty column means that the order
+        did not change."""
         if not len(slots):
             return
         rank = self._residents.table.prefill_rank
@@ -105,7 +113,8 @@ class GrantRules:
 
 
 def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:
-    """Raise FailedPrecondition for a Grant of another epoch or out of order, InvalidArgument for an empty budget."""
+    """Raise FailedPrecondition for a Grant of another epoch or out of order, InvalidArgument for a budget that allows
+    no prefill."""
     if grant.epoch != epoch:
         raise FailedPrecondition(
             "EPOCH_MISMATCH",
@@ -123,6 +132,7 @@ def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:
 
 
 def _check_budget(budget: Budget) -> None:
+    """Raise InvalidArgument BAD_BUDGET for a budget that allows no prefill."""
     if min(budget.tokens_per_step, budget.chunk_cap, budget.partial_prefills) < 1:
         raise InvalidArgument(
             "BAD_BUDGET",

@@ -32,7 +32,8 @@ class MoveManager:
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> None:
-        """Begin a move, or report it as failed: what it should have brought is then recomputed."""
+        """Begin a move. If it is impossible or the KV transfer agent refuses it, it is reported as failed, and the
+        pages that it should have filled are marked as failed or empty: they are recomputed."""
         possible = self._is_possible(move)
         if possible and move.kind in POOL_FILLING:
             self._residents.states.expect(move.device_page)
@@ -48,12 +49,14 @@ class MoveManager:
         self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
 
     def end_early(self, move_id: int) -> None:
-        """The scheduler needs a move no more; one that has ended by itself was or will be reported as it ended."""
+        """End a move that the scheduler no longer needs; its result is reported as usual. A move that has ended already
+        is ignored."""
         if move_id in self._open:
             self._transfer_agent.end_move(move_id)
 
     def collect(self) -> None:
-        """Offer what has become ready, and take in what the KV transfer agent has finished."""
+        """Offer filled pages of exports, then take in ended moves: update the readiness of their pages and add their
+        results to the next Report."""
         self._exports.offer_ready()
         for result in self._transfer_agent.take_results():
             move = self._open.pop(result.id, None)
@@ -66,20 +69,21 @@ class MoveManager:
             self._note(move, result)
 
     def cancel(self) -> None:
-        """Forget all moves; no page is touched on their behalf afterwards."""
+        """Cancel all moves and report none of them; no page is touched on their behalf afterwards."""
         self._transfer_agent.cancel_all()
         self._transfer_agent.take_results()
         self._exports.clear()
         self._open.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal where pages and open moves differ."""
+        """Raise Internal if the pages marked as pending are not just those that open moves will fill."""
         awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
         if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
             raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")
         self._exports.check_integrity()
 
     def _is_possible(self, move: PageMove) -> bool:
+        """Whether the move is new and well-formed, and its pages are in a state that allows a move of its kind."""
         if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
             return False
         residents, pages = self._residents, move.device_page
@@ -92,5 +96,6 @@ class MoveManager:
         return move.kind == MoveKind.STORE and residents.can_store(pages)
 
     def _note(self, move: PageMove, result: MoveResult) -> None:
+        """Add a move's result to the next Report, and tell the observer."""
         self._draft.moves.append(result)
         self._observer.moved(move.kind, result.pages, result.ok)

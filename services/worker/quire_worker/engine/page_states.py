@@ -46,13 +46,15 @@ class PageStates:
         return len(self.ready)
 
     def claim(self, pages: Int32, slot: int | Int32) -> None:
-        """The slot, or each page's own, will fill these from their first position on."""
+        """Make a slot the writer of these pages, which count as empty from now on. `slot` is one slot, or one for each
+        page."""
         self.ready[pages] = 0
         self.failed[pages] = False
         self.writer[pages] = slot
 
     def release(self, pages: Int32, slot: int, *, running: bool) -> None:
-        """The slot leaves; what it filled stays, what it did not fill nobody will."""
+        """Remove a slot that leaves from its pages' holders and writers. The positions that it filled stay; nobody
+        fills the rest, which is counted in `setbacks` if other slots hold such a page."""
         self.refs[pages] -= 1
         if running:
             self.running[pages] -= 1
@@ -63,18 +65,18 @@ class PageStates:
             self.setbacks += bool((self.ready[held] < self.page_size).any())
 
     def fill(self, pages: Int32, filled: Int32) -> None:
-        """Raise watermarks; a watermark never falls, since what is there stays there."""
+        """Raise the ready watermarks of pages to `filled` positions; a watermark never falls."""
         self.ready[pages] = np.maximum(self.ready[pages], filled)
 
     def expect(self, pages: Int32) -> None:
-        """A move will fill these."""
+        """Mark pages as pending: they are empty, and a move will fill them."""
         self.ready[pages] = 0
         self.failed[pages] = False
         self.pending[pages] = True
 
     def arrived(self, pages: Int32, count: int, tail_tokens: int = 0) -> None:
-        """The move has ended: the first `count` pages are there, the others lost. The last page of all is whole, or
-        holds `tail_tokens`."""
+        """Take in the end of a move: the first `count` pages are whole, the others failed, and none is pending. If all
+        came and `tail_tokens` is not 0, the last page holds only so many tokens."""
         self.pending[pages] = False
         self.ready[pages[:count]] = self.page_size
         if tail_tokens and count == len(pages):
@@ -83,7 +85,7 @@ class PageStates:
         self.setbacks += bool(tail_tokens or count < len(pages))
 
     def clear(self) -> None:
-        """Forget everything: another scheduler starts from nothing."""
+        """Reset all columns: no page is filled, held, awaited or exported."""
         self.ready.fill(0)
         self.writer.fill(NOBODY)
         self.pending.fill(False)

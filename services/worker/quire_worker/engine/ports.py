@@ -48,8 +48,8 @@ class Device(Protocol):
         back into `token`. The engine keeps at most its `depth` of steps in flight."""
 
     def prepare(self) -> bool:
-        """Do a little of what was put off at the start, at most some tens of milliseconds of it; whether some is left.
-        Called while nothing is in flight and nothing came in."""
+        """Do some of the work put off at the start (graphs), for at most some tens of milliseconds; returns whether
+        some is left. Called while nothing is in flight and nothing came in."""
 
     def take_outcomes(self) -> list[StepOutcome]:
         """Steps that ended since the last call, in order of launch, each once. Never blocks. Raises DEVICE_BROKEN, as
@@ -80,7 +80,7 @@ class PageBytes(Protocol):
         """All layers of one page, in the layout that the model declares; may be a view of the live page."""
 
     def write_page(self, page: int, data: bytes | memoryview, /) -> None:
-        """The inverse; `data` holds exactly `page_bytes`."""
+        """Overwrite a page with `data`, exactly `page_bytes` in the same layout."""
 
 
 @dataclass(frozen=True, slots=True)

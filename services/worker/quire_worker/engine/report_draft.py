@@ -30,15 +30,16 @@ class ReportDraft:
     _errors: list[tuple[int, int, QuireError]] = field(default_factory=list)
 
     def add_error(self, applied: int, slot: int, error: QuireError) -> None:
-        """`applied` never falls."""
+        """Add a slot's error, which is reported when the Grant `applied` has retired; `applied` never falls from one
+        call to the next."""
         self._errors.append((applied, slot, error))
 
     def first_error(self) -> int | None:
-        """The Grant of the oldest error."""
+        """The Grant of the oldest error; None: there is no error."""
         return self._errors[0][0] if self._errors else None
 
     def take_errors(self, applied: int) -> list[tuple[int, QuireError]]:
-        """The errors of that Grant."""
+        """Remove and return the errors, by slot, that belong to the Grant `applied`."""
         mine = [(slot, error) for grant, slot, error in self._errors if grant == applied]
         self._errors = [entry for entry in self._errors if entry[0] != applied]
         return mine
@@ -48,7 +49,7 @@ class ReportDraft:
         self._errors, self.moves = [], []
 
     def put_moves(self, report: Report) -> None:
-        """Move the moves into a Report."""
+        """Write the ended moves into the Report's columns, and forget them."""
         if not self.moves:
             return
         report.set_moves(
@@ -75,7 +76,7 @@ class StepRows:
     scores: list[PromptLogprobs] = field(default_factory=list)
 
     def report(self, epoch: Epoch, step: int, applied: int, timing: StepTiming) -> Report:
-        """As a Report of one step."""
+        """The rows as a Report of one step."""
         count = np.zeros(len(self.slot), np.int32)
         count[: len(self.token)] = 1
         return Report(

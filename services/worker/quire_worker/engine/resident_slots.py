@@ -39,7 +39,7 @@ class ResidentSlots:
         self._late: dict[int, int] = {}
 
     def settle(self, step: int) -> None:
-        """That step, and all before it, have ended."""
+        """Record that this step, and all before it, have ended."""
         self.settled = step
 
     def holds(self, slot: int) -> bool:
@@ -47,7 +47,9 @@ class ResidentSlots:
         return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE
 
     def start(self, start: Start) -> None:
-        """Take a sequence in, or raise the QuireError that is this slot's alone; the slot is idle then."""
+        """Put a sequence into its slot, which runs at once or waits for its cached range; the slot becomes the writer
+        of the other pages. Raises the slot's QuireError if the Start is impossible or a page is taken; the slot is idle
+        then."""
         check_start(start, self.spec)
         table = start.pages[0]
         cached = min(start.cached_len, start.sequence.known_len - 1)
@@ -66,7 +68,8 @@ class ResidentSlots:
             self.states.running[table] += 1
 
     def grow(self, slot: int, page: int) -> None:
-        """Append a page to a held slot's table; raises the slot's QuireError."""
+        """Append a page to a held slot's table, for the slot to fill. Raises the slot's QuireError if the page is
+        invalid or taken, or the table is full."""
         pages = np.array([page], np.int32)
         if not grantable(pages, self.spec) or page in self.table.pages(slot):
             raise bad_pages(pages)
@@ -81,8 +84,8 @@ class ResidentSlots:
         self.states.claim(pages, slot)
 
     def grow_all(self, slots: Int32, pages: Int32) -> bool:
-        """The same for many at once, in order: what `grow` comes to for each. False where something may be wrong with
-        one of them; then nothing was done, and each is to be looked at. Slots must be held."""
+        """Append pages to the tables of held slots, as `grow` does for each, in one operation. Returns False, with
+        nothing changed, if something may be wrong with one of them: the caller must then `grow` each by itself."""
         table, states = self.table, self.states
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
             return False
@@ -104,8 +107,8 @@ class ResidentSlots:
         return True
 
     def void(self, pages: Int32) -> None:
-        """These were to be filled and will not be. What they held before is nobody's any more: who starts on them, told
-        that they would be filled, must find them lost."""
+        """Mark as empty the pages that will not be filled after all, except those that somebody else is filling, so
+        that a slot which starts on them finds them lost. Does nothing if a running slot holds one of them."""
         pages = pages[(pages >= 1) & (pages < self.spec.num_pages)]
         states = self.states
         idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
@@ -117,32 +120,34 @@ class ResidentSlots:
         states.ready[idle] = 0
 
     def launched(self, slots: Int32, end: Int32, step: int) -> None:
-        """A step will compute the slots up to `end`: from now on they stand there."""
+        """Record that a step was launched that computes these slots up to `end`: their positions stand there from now
+        on."""
         self.table.computed[slots] = end
         self.table.last_step[slots] = step
 
     def stop(self, slot: int) -> None:
-        """The scheduler's wish: end a held slot. Rows of it in flight are still reported."""
+        """End a held slot because the scheduler stopped it. Its rows that are in flight are still reported."""
         last_step = int(self.table.last_step[slot])
         if last_step > self.settled:
             self._late[int(self.table.slot_generation[slot])] = last_step
         self.end(slot, None)
 
     def are_late(self, slot_generation: Int64) -> Bool:
-        """Which sequences were stopped while their steps were in flight."""
+        """For each slot generation, whether its sequence was stopped while steps of it were in flight."""
         return np.isin(slot_generation, list(self._late))
 
     def late_end(self, slot_generation: int) -> None:
-        """A stopped sequence has ended by itself: what is still in flight of it is void."""
+        """Note that a stopped sequence has ended by itself in a step: its rows in later steps are not reported."""
         del self._late[slot_generation]
 
     def forget_late(self) -> None:
-        """Of sequences whose last step was settled nothing can come any more."""
+        """Forget the stopped sequences whose last step was settled: no row of theirs can come any more."""
         if self._late:
             self._late = {slot_generation: step for slot_generation, step in self._late.items() if step > self.settled}
 
     def end(self, slot: int, finish: Finish | None) -> None:
-        """Clear a held slot. Who waits for pages that it was to fill finds them lost."""
+        """End a held slot: release its pages, clear its columns, and give the observer its trace. Slots that wait for
+        pages which it was to fill find these lost."""
         table = self.table
         if table.last_step[slot] > self.settled:
             self.states.busy_until[table.pages(slot)] = table.last_step[slot]
@@ -174,7 +179,8 @@ class ResidentSlots:
         return lost
 
     def computed_to(self, slots: Int32, first: Int32, end: Int32, decodes: int) -> None:
-        """Raise the watermarks of pages that a step has filled: positions first..end of each slot."""
+        """Raise the watermarks of pages that a step has filled: positions first..end of each slot. The first `decodes`
+        slots have computed one token each."""
         size, table = self.spec.page_size, self.table
         last = (end - 1) // size
         self.states.fill(table.page_table[slots, last], end - last * size)
@@ -183,8 +189,8 @@ class ResidentSlots:
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
     def can_load(self, pages: Int32) -> bool:
-        """Whether a move may write these pages: nobody else does, and neither a running slot nor another worker reads
-        them."""
+        """Whether a move may write these pages: nobody else writes them (only the page in which a waiting slot's cached
+        range ends may be that slot's too), and neither a running slot nor another worker reads them."""
         states, table = self.states, self.table
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.exported[pages].any():
             return False
@@ -199,27 +205,29 @@ class ResidentSlots:
         return bool(((cached_pages > 0) & (table.page_table[slots, cached_pages - 1] == written)).all())
 
     def can_pull(self, pages: Int32, tail_tokens: int) -> bool:
-        """The same of pages that another worker has, the last of them with so many tokens where it is not whole."""
+        """Whether a pull may write these pages (see `can_load`); there must be at least one, and the last holds
+        `tail_tokens` tokens, or is whole if that is 0."""
         return len(pages) > 0 and self.can_load(pages) and 0 <= tail_tokens < self.spec.page_size
 
     def can_store(self, pages: Int32) -> bool:
-        """Whether the pages are whole."""
+        """Whether all these pages are full, so that they may be stored."""
         return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
 
     def can_export(self, pages: Int32, tail_tokens: int) -> bool:
-        """Whether another worker may be promised these pages, now or when they are filled."""
+        """Whether these pages may be promised to another worker, filled or not: each is in the pool and named once, and
+        `tail_tokens` is less than a page."""
         named = len(pages) > 0 and grantable(pages, self.spec) and len(np.unique(pages)) == len(pages)
         return named and 0 <= tail_tokens < self.spec.page_size
 
     def clear(self) -> None:
-        """End all sequences and forget all pages."""
+        """End all sequences, without a finish, and forget the state of all pages."""
         for slot in np.flatnonzero(self.table.state).tolist():
             self.end(slot, None)
         self.states.clear()
         self._late.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal where table and pages disagree."""
+        """Raise Internal INTEGRITY if the columns of slots and pages contradict each other."""
         table, states = self.table, self.states
         held = np.flatnonzero(table.state).tolist()
         refs, running = np.zeros_like(states.refs), np.zeros_like(states.running)
@@ -247,7 +255,9 @@ class ResidentSlots:
         _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")
 
     def _check_free(self, own: Int32, fresh: Int32) -> None:
-        """Raise PAGE_TAKEN where a slot may not write its pages; what it waits for may still be awaited."""
+        """Raise PAGE_TAKEN if somebody else may write or read the pages that a slot is to write. `own` are all of
+        these; `fresh` leaves out the page in which the cached range ends, which a move may still fill or an export
+        hold."""
         states = self.states
         busy = (states.busy_until[own] > self.settled).any()
         taken = (
@@ -262,12 +272,13 @@ class ResidentSlots:
 
 
 def _require(condition: bool, what: str) -> None:
+    """Raise Internal INTEGRITY, naming what is inconsistent, unless the condition holds."""
     if not condition:
         raise Internal("INTEGRITY", f"The engine's state is inconsistent: {what}.", "Report it with the worker's log.")
 
 
 def _page_taken_error() -> QuireError:
-    """For a grant that gives a slot a page to write which is not free: others may still write or read that page."""
+    """For a Grant by which a slot would write a page that others may still write or read."""
     return FailedPrecondition(
         "PAGE_TAKEN",
         "The slot was granted a page that another slot, a move or a step in flight may still write, or that is lent.",

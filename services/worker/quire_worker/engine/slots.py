@@ -1,6 +1,6 @@
 """SlotTable: the state of every sequence that the worker holds, as columns by slot.
 
-Holds numbers, decides nothing: who may start is admission.py's, who runs is batch_rule.py's. A slot that ends is
+Holds numbers, decides nothing: who may start is admission.py's, who runs is step_schedule.py's. A slot that ends is
 cleared at once, so that nothing of one request can be read under the next.
 """
 
@@ -101,7 +101,7 @@ class SlotTable:
         return np.minimum(self.limit, self.num_pages * self.page_size)
 
     def by_key(self) -> NDArray[np.intp]:
-        """Slots that hold a sequence, lowest order key first, then lowest slot."""
+        """Slots that hold a sequence, lowest order key first, then lowest slot; kept until a slot starts or ends."""
         if self._by_key is None:
             held = np.flatnonzero(self.state)
             self._by_key = held[np.argsort(self.order_key[held], kind="stable")]
@@ -112,7 +112,8 @@ class SlotTable:
         return self.page_table[slot, : self.num_pages[slot]]
 
     def show_pages(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> None:
-        """A step will compute position..end of the slots, decode rows first."""
+        """Copy to `shown_page` the entries of the page tables that a step needs, which computes position..end of the
+        slots, decode rows first. Pages granted further ahead stay 0 there."""
         entered = np.flatnonzero(position[:decodes] % self.page_size == 0)
         if len(entered):
             slot, page = slots[entered], position[entered] // self.page_size
@@ -122,11 +123,12 @@ class SlotTable:
             self.shown_page[slot, :needed] = self.page_table[slot, :needed]
 
     def started(self) -> int:
-        """Slots that hold a sequence."""
+        """Number of slots that hold a sequence."""
         return int(np.count_nonzero(self.state))
 
     def fill(self, start: Start, stop_ids: tuple[int, ...], now_ns: int) -> None:
-        """Put a checked Start into its idle slot, WAITING."""
+        """Write a checked Start into the columns of its idle slot, which becomes WAITING and gets a new slot
+        generation."""
         slot, sequence = start.slot, start.sequence
         prompt, known = len(sequence.prompt_ids), sequence.known_len
         stop, sampling = sequence.stop, sequence.sampling
@@ -159,7 +161,8 @@ class SlotTable:
         self._changed()
 
     def clear(self, slot: int) -> None:
-        """Make a slot IDLE and leave nothing of its sequence."""
+        """Make a slot IDLE, leave nothing of its sequence in the columns, and mark its logits processor state as
+        ended."""
         self.token[slot, : self.prefill_len[slot]] = 0
         self.page_table[slot, : self.num_pages[slot]] = self.shown_page[slot, : self.num_pages[slot]] = 0
         self.stop_id[slot, : self.num_stop[slot]] = -1
@@ -173,5 +176,6 @@ class SlotTable:
         self._changed()
 
     def _changed(self) -> None:
+        """Invalidate what was derived from the columns before."""
         self.version += 1
         self._by_key = None

@@ -36,7 +36,7 @@ class EngineSpec:
 
     @cached_property
     def num_slots(self) -> int:
-        """Rows that decode plus spares that wait, started already."""
+        """Sequences that may be started at once: the configured number, else 2.5 for each that decodes in a step."""
         return self.slots or math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From the batch rule's choice to a StepBatch: gathers the columns of the slots that run."""
+"""From a StepSchedule to a StepBatch: gathers the columns of the slots that run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class StepBuilder:
         self._fixed: _Fixed | None = None
 
     def build(self, schedule: StepSchedule) -> StepBatch:
-        """The device's input. Arrays are copies: the table may change while the step runs."""
+        """Gather the schedule's StepBatch from the slots' columns. Arrays are copies: the table may change while the
+        step runs."""
         table, slots, count, decodes = self._table, schedule.slot, schedule.count, schedule.decodes
         fixed = self._gather(slots)
         position = table.computed[slots]
@@ -62,6 +63,8 @@ class StepBuilder:
         )
 
     def _gather(self, slots: Int32) -> _Fixed:
+        """The columns that the slots' starts have fixed. The last ones are returned again while the same slots run and
+        no slot has started or ended."""
         table, fixed = self._table, self._fixed
         if fixed is None or fixed.version != table.version or not np.array_equal(fixed.slot, slots):
             fixed = self._fixed = _Fixed(
@@ -82,7 +85,8 @@ class StepBuilder:
         return fixed
 
     def _scores(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> dict[int, PromptScores]:
-        """The prompt's tokens that follow the chunks' rows, of those that ask."""
+        """By row, the prompt tokens whose logprobs this step's chunk brings, for sequences that ask for prompt
+        logprobs."""
         table, found = self._table, {}
         for row in np.flatnonzero(table.scored[slots]).tolist():
             slot, first = slots[row], position[row] + 1
@@ -92,13 +96,13 @@ class StepBuilder:
         return found
 
     def _controls(self, slots: Int32) -> dict[int, LogitsState]:
-        """Row -> controls of those that ask."""
+        """By row, the logits processor states of those sequences that have one."""
         rows = np.flatnonzero(self._table.controlled[slots]).tolist()
         found = ((row, self._table.controls[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
     def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> Int64:
-        """Those of prefill chunks; decode rows are fed by the device."""
+        """The token ids of prefill chunks; decode rows come first and hold 0, since the device feeds them."""
         chunks = zip(slots[decodes:].tolist(), position[decodes:].tolist(), end[decodes:].tolist(), strict=True)
         known = [self._table.token[slot, first:last] for slot, first, last in chunks]
         return np.concatenate([np.zeros(decodes, np.int64), *known])
@@ -129,7 +133,8 @@ class _Fixed:
 
 
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
-    """The step of some of its sequences, for the Runner alone."""
+    """The part of a step that concerns the sequences `keep`, for a Runner: columns that only a device reads are left
+    out."""
     first = np.concatenate([[0], np.cumsum(batch.count)])
     columns = {
         field.name: getattr(batch, field.name)[keep]

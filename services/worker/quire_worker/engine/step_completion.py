@@ -24,7 +24,8 @@ _NOBODY = np.empty(0, np.int32)
 
 
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
-    """Bring the slots up to date with a step that has ended."""
+    """Update the slots with an ended step: raise page watermarks, count tokens, and end sequences that are finished or
+    failed. Returns the rows to report; those of sequences that had ended before are left out."""
     residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation
@@ -66,7 +67,8 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
 
 
 def _complete_decodes(residents: ResidentSlots, in_flight: InFlightStep, end: Int32, outcome: StepOutcome) -> StepRows:
-    """Everybody decodes, is still there, and goes on: what the general way comes to, in fewer operations."""
+    """Do what `complete_step` does, in fewer operations, for a step in which every sequence decodes, still holds its
+    slot, and goes on."""
     slots = in_flight.slot
     residents.computed_to(slots, in_flight.position, end, len(slots))
     residents.table.known_len[slots] = end + 1
@@ -83,7 +85,8 @@ def _complete_decodes(residents: ResidentSlots, in_flight: InFlightStep, end: In
 
 
 def _advance(residents: ResidentSlots, in_flight: InFlightStep, live: Bool, end: Int32, outcome: StepOutcome) -> None:
-    """Watermarks and known tokens of the sequences that are still there and did not fail."""
+    """Raise the page watermarks, and set known lengths and first-token times, of sequences that still hold their slot
+    and did not fail."""
     table = residents.table
     ran = live
     if outcome.failed:

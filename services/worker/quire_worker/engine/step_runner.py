@@ -41,7 +41,8 @@ class StepRunner:
         self._ended_ns = time.perf_counter_ns()
 
     def run(self, batch: StepBatch) -> StepOutcome:
-        """One step, whatever the runner raises."""
+        """Run a step: feed tokens back, run the model, check stops and repetition. If the runner raises, only the
+        sequences that cause this fail; the error is returned in the outcome."""
         waited_ns = time.perf_counter_ns() - self._ended_ns
         self._feed(batch)
         output, failed = _run_isolated(self._runner, batch)
@@ -65,6 +66,8 @@ class StepRunner:
         )
 
     def _feed(self, batch: StepBatch) -> None:
+        """Write the last token of each fed row's slot into the batch, and tell its logits processor state that it is
+        fed."""
         slots = int(batch.slot.max()) + 1
         if slots > len(self._last_token):
             self._last_token = np.concatenate([self._last_token, np.zeros(slots - len(self._last_token), np.int64)])
@@ -79,7 +82,8 @@ class StepRunner:
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
-    """The output of the sequences that ran, as of all (see _widened), and the errors of the others."""
+    """Run a step; if the runner raises, try each sequence alone, and run those that succeed as one step. Returns their
+    output, with columns by sequence of the whole step, or None, and the errors of the others."""
     everyone = list(range(len(batch.count)))
     try:
         return _widened(runner.run(batch), everyone, batch), {}
@@ -104,7 +108,8 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
-    """The output of some sequences with `token` and `token_index` by sequence of the whole batch."""
+    """The output of the sequences `ran`, with `token`, `token_index` and scores by sequence of the whole batch; the
+    token of all others is -1."""
     count = len(batch.count)
     if len(output.token) == count:
         return output
@@ -119,7 +124,8 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
 
 
 def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError]) -> Int32:
-    """Tokens by sequence; rows whose logits are no numbers are added to `failed`."""
+    """Token by sequence, negative where none was drawn. Adds to `failed` the sequences that should have drawn a token
+    and could not, such as those with NaN logits."""
     if output is None:
         return np.full(len(batch.count), -1, np.int32)
     token: Int32 = output.token.astype(np.int32, copy=False)
@@ -130,7 +136,8 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
 
 
 def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
-    """The errors of sequences that should have drawn and did not; `token` [S] as StepOutput.token has it."""
+    """By sequence, the errors of those that should have drawn a token and did not: NaN logits, nothing left to draw, or
+    a failure of their controls. `token` [S] as StepOutput.token has it."""
     failed: dict[int, QuireError] = {}
     for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
         controls = batch.controls.get(sequence)

@@ -58,7 +58,8 @@ class StepSchedule:
 
 
 def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
-    """Form the batch of one step. Empty where nobody is able to run."""
+    """Choose the slots of the next step and the positions of each: decode rows by order key, then prefill chunks as the
+    budget allows. The schedule is empty if no slot is able to run."""
     able = view.runnable & (view.computed < np.minimum(view.ceiling, view.bound))
     prefills = view.computed < view.prefill_len
     decode = view.by_key[(able & ~prefills)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
@@ -77,7 +78,8 @@ def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSche
 
 
 def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
-    """Slots that could run but for credit or pages. A spare whose turn for a decode row has not come waits for that."""
+    """Slots that cannot run only because they lack credit or pages. A sequence beyond the first `max_num_seqs` that
+    decode is left out: it waits for a decode row."""
     unended = view.runnable & (view.computed < view.bound)
     stalled = unended & (view.computed >= view.ceiling)
     if not stalled.any():
@@ -90,6 +92,8 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
 def _prefill_chunks(
     view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
 ) -> tuple[Int32, Int32]:
+    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens and within the
+    budget's limits on chunks and prompt logprobs. Returns the slots and their numbers of tokens."""
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
     slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():

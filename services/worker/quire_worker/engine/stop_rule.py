@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def finish_codes(batch: StepBatch, token: Int32) -> NDArray[np.uint8]:
-    """Finish by sequence. A stop id that is also the last allowed token is a stop.
+    """Finish code of each sequence after this step, 0 if it goes on. A stop id that is also the last allowed token is a
+    stop.
 
     min_tokens needs no look here: before it, stop ids cannot be drawn (`blocked`).
     """

@@ -39,10 +39,11 @@ class KvTransferAgent(Protocol):
     """Set by the replica; called, from whatever thread, when `take_results` has something to do."""
 
     def submit(self, move: PageMove) -> bool:
-        """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
+        """Accept a move; returns False if the move is refused (queue full, kind unknown), which counts as failed."""
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """So many pages of an export, from its first on, hold what they are to hold. None do before the first offer."""
+        """Tell that the first `pages` pages of an export are filled, so that they may be read. None are before the
+        first offer."""
 
     def end_move(self, move_id: int) -> None:
         """Let a move end as failed, with the pages that have arrived; `take_results` tells when no page will be read or

@@ -47,18 +47,18 @@ class WaitingSlots:
         return slot in self._slots
 
     def add(self, slot: int) -> None:
-        """The slot was filled and is WAITING."""
+        """Add a slot that has become WAITING."""
         self._slots.add(slot)
         self._order = None
         self._first.needed[slot] = self._last.needed[slot] = 0
 
     def discard(self, slot: int) -> None:
-        """The slot runs or has ended."""
+        """Remove a slot that runs or has ended."""
         self._slots.discard(slot)
         self._order = None
 
     def recheck_all(self) -> None:
-        """Pages that were there are no longer: what each slot waits for may be another page."""
+        """Have `due` yield every slot again: pages that were ready no longer are, so each may wait for another page."""
         self._first.needed.fill(0)
         self._last.needed.fill(0)
 
@@ -67,8 +67,9 @@ class WaitingSlots:
         return frozenset(self._slots)
 
     def due(self) -> Iterator[int]:
-        """Slots whose verdict may have changed, highest order key first. The caller judges each before it asks for the
-        next, and ends those that wait in vain: what that takes from later ones is seen in the same round."""
+        """Yield the slots that may have become ready or lost, highest order key first. The caller must check each
+        before it takes the next, and end those that wait in vain: later slots are judged by the pages as they are
+        then."""
         if not self._slots:
             return
         states, order = self._states, self._in_order()
@@ -86,9 +87,10 @@ class WaitingSlots:
                 return
 
     def check_slot(self, slot: int) -> QuireError | None:
-        """Let a waiting slot run if its range is ready; an error where it waits in vain.
+        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if nobody will fill a page that it
+        needs; None if it runs or still waits.
 
-        Where a move failed, a slot that alone holds the pages fills them itself.
+        Where a move failed and no other slot holds the pages, the slot runs and fills them itself.
         """
         table, states, size = self._table, self._states, self._states.page_size
         cached = int(table.computed[slot])
@@ -121,15 +123,15 @@ class WaitingSlots:
         return None
 
     def _in_order(self) -> NDArray[np.intp]:
-        """Highest order key first, then highest slot."""
+        """The waiting slots, highest order key first, then highest slot."""
         if self._order is None:
             slots = np.fromiter(self._slots, np.intp, len(self._slots))
             self._order = slots[np.lexsort((slots, self._table.order_key[slots]))][::-1]
         return self._order
 
     def _are_blocked(self, slots: NDArray[np.intp], setback: bool) -> Bool:
-        """Which of them still wait for the page that they were found to wait for. After a setback that is the first:
-        a page after it may be lost, so the first is what they wait for from now on."""
+        """For each slot, whether the page noted for it is still short and somebody is to fill it. After a setback the
+        first page that the slot needs is noted in place of the last: a page between them may be lost."""
         states = self._states
         if setback:
             self._last.page[slots], self._last.needed[slots] = self._first.page[slots], self._first.needed[slots]
@@ -152,6 +154,7 @@ class _Gates:
 
 
 def _pages_lost() -> QuireError:
+    """The error of a slot that waited for pages whose writer or move ended before they were filled."""
     return Unavailable(
         "PAGES_LOST",
         "The slot waited for pages that another sequence or a move was filling, and that ended before it did.",

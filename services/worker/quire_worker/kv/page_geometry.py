@@ -30,8 +30,9 @@ def kv_groups(spec: ArchSpec, page_size: int, dtype: str) -> tuple[KvGroup, ...]
 
 
 def page_geometry(spec: ArchSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
-    """Geometry and namespace of a model's pages. The namespace is a sha256 over model digest, dtype, layout and page
-    size, never the rank: the first part of a page's key. The digest covers config.json, hence all shapes."""
+    """The page size, KV groups and namespace of a model's pages. The namespace is a sha256 over model digest, dtype,
+    layout and page size, never the rank: the first part of a page's key. The digest covers config.json, hence all
+    shapes."""
     groups = kv_groups(spec, page_size, dtype)
     layout = ";".join(f"{group.name}:{group.layout}" for group in groups)
     return PageGeometry(page_size, groups, namespace_digest(spec.architecture, model_digest, dtype, layout, page_size))

@@ -45,7 +45,7 @@ class PagePool:
 
     @classmethod
     def of_bytes(cls, group: KvGroup, page_size: int, capacity_bytes: int) -> PagePool:
-        """As many pages as fit into `capacity_bytes`, the dummy page included."""
+        """Make a pool of as many pages as fit into `capacity_bytes`, the dummy page included."""
         return cls(group, page_size, capacity_bytes // group.page_bytes)
 
     def read_page(self, page: int) -> memoryview:
@@ -53,7 +53,8 @@ class PagePool:
         return self._view(page).toreadonly()
 
     def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
-        """Overwrite a page; `data` must have exactly page_bytes. The dummy page is refused."""
+        """Overwrite a page with exactly `page_bytes`. Raises InvalidArgument for another size, for the dummy page, or
+        for a page outside the pool."""
         source = memoryview(data).cast("B")
         if source.nbytes != self.page_bytes or page == DUMMY_PAGE:
             raise InvalidArgument(
@@ -73,6 +74,7 @@ class PagePool:
             self.tensor[int(page)].zero_()
 
     def _view(self, page: int) -> memoryview:
+        """A writable view of a page's bytes; raises InvalidArgument for a page outside the pool."""
         if not 0 <= page < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
@@ -81,8 +83,8 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of huge pages where the system has them: attention walks all over the pool, and with small pages
-    it would miss the address cache at nearly every KV page."""
+    """Allocate zeros in huge memory pages where the system has them: attention reads all over the pool, and with small
+    ones it would miss the address cache at nearly every KV page."""
     memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them: slower, not wrong
@@ -91,7 +93,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
-    """Pages that a step enters but does not fill: to be zeroed, so that nothing stale lies behind their tokens."""
+    """The pages that a step begins but does not fill; the caller must zero them, so that nothing stale lies behind
+    their tokens."""
     end = position + count
     last = (end - 1) // page_size
     entered = (last * page_size >= position) & (end % page_size != 0)

@@ -59,15 +59,17 @@ class ShardMap:
         return sum(length for _, _, length in self._parts.get(rank, ()))
 
     def pieces(self, rank: int, page: int = 0) -> tuple[Piece, ...]:
-        """What makes up a target rank's part of a page, each byte once, in order of the part. Of several ranks that
-        hold the same bytes each has its turn: within a page, and from page to page by the page's number in a move."""
+        """The pieces of a target rank's part of a page, each byte once, in order. Source ranks that hold the same bytes
+        take turns, within a page and from page to page; `page` is the page's number in its move. Raises
+        SHARDS_INCOMPLETE."""
         turn = page % self._period
         if turn not in self._turns:
             self._turns[turn] = self._deal(turn)
         return self._turns[turn].get(rank, ())
 
     def _deal(self, turn: int) -> dict[int, tuple[Piece, ...]]:
-        """By target rank. Bytes go to the holder that has given least, of equals to the next in turn."""
+        """Compute the pieces of every target rank for one turn. Of several holders of some bytes, the one that has
+        given least gives them; of equals, the next in turn."""
         given: defaultdict[int, int] = defaultdict(int)
         dealt = {}
         for rank, ranges in self._parts.items():
@@ -87,6 +89,8 @@ class ShardMap:
         return dealt
 
     def _choose(self, index: int, turn: int, given: dict[int, int], at: int) -> tuple[int, int]:
+        """Choose who gives the bytes between cut `index` and the next: returns the source rank and the bytes' offset in
+        its part. Raises SHARDS_INCOMPLETE if no rank holds them."""
         holders = self._holders[index]
         if not holders:
             raise InvalidArgument(
@@ -99,8 +103,9 @@ class ShardMap:
 
 
 def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardRange, ...]:
-    """The ranges of each rank where `tensor` ranks share the heads of each of `pipeline` stages of layers; rank is
-    stage x tensor + place. Raises ConfigError BAD_PARALLELISM."""
+    """The ranges of a page that each rank holds, where `tensor` ranks share the heads of each of `pipeline` stages
+    of layers; rank is stage x tensor + place. Raises ConfigError BAD_PARALLELISM if heads or layers cannot be shared
+    so."""
     heads, layers = group.kv_heads, group.layers
     even = heads % tensor == 0 if tensor <= heads else tensor % heads == 0
     if not even or not 1 <= pipeline <= layers:
@@ -126,7 +131,8 @@ def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardR
 
 
 def _local_offsets(shards: Sequence[ShardRange], page_bytes: int) -> dict[int, list[tuple[int, int, int]]]:
-    """By rank: offset in the page, offset in the rank's part, and length of each range."""
+    """By rank, for each of its ranges: offset in the page, offset in the rank's part, and length. Raises
+    InvalidArgument BAD_SHARDS for ranges that overlap or leave the page."""
     parts: dict[int, list[tuple[int, int, int]]] = {}
     for shard in sorted(shards, key=lambda each: (each.rank, each.offset)):
         ranges = parts.setdefault(shard.rank, [])

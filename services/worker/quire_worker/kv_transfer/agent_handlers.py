@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def kvstore_handlers(connector: KvConnector, context: AgentContext) -> TransferHandlers:
-    """For pages of a store: both queues, at work."""
+    """Start the load queue and the store queue of a kvstore's agent process."""
     loads = LoadQueue(connector, context.ring, context.send, context.setup.load_slots)
     return TransferHandlers(loads, StoreQueue(connector, context.ring, context.send))
 
 
 def peer_handlers(context: AgentContext) -> TransferHandlers:
-    """For pages of other workers: pulls and exports, at work."""
+    """Start the pulls and exports of a peers' agent process: the port on which peers come in, the gRPC server if one is
+    configured, and NIXL if that is the chosen transport."""
     if context.setup.peer_transport == PeerNixl.name:
         agents = SharedNixlAgent(context.ring)
         agents.begin()
@@ -49,7 +50,7 @@ class PoolToPool:
 
 
 def make_handlers(context: AgentContext) -> TransferHandlers:
-    """The process of a kvstore's agent, or of the peers'."""
+    """Start the handlers of this process: those of peers, or those of a kvstore, on a channel to it."""
     if context.setup.peers:
         return peer_handlers(context)
     return kvstore_handlers(KvStoreConnector.connect(context.setup), context)

@@ -93,7 +93,8 @@ class AgentLink:
         return None if child is None else child.pid
 
     def send(self, incarnation: int, frame: Frame) -> bool:
-        """Never blocks; False where that process is gone."""
+        """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
+        process is gone or was given up. Never blocks. A process that leaves too much unread is replaced."""
         data = frame.pack()
         with self._lock:
             if self._socket is None or incarnation != self._incarnation or self._giving_up:
@@ -107,18 +108,19 @@ class AgentLink:
         return True
 
     def take_frame(self) -> Frame | AgentLost | None:
-        """The next thing that came in."""
+        """The next frame from the process, or AgentLost where a process has ended; None: nothing has come."""
         return self._inbox.popleft() if self._inbox else None
 
     def give_up(self, incarnation: int, why: str) -> None:
-        """The process does what it must not: replace it."""
+        """Have this incarnation's process killed and replaced, since it misbehaves; `why` is logged. No effect on a
+        later one."""
         with self._lock:
             if incarnation == self._incarnation and not self._giving_up:
                 self._giving_up = why
                 self._wake_thread()
 
     def close(self) -> None:
-        """End the process and the thread."""
+        """End the process and the thread, and wait for both."""
         with self._lock:
             self._closing = True
             self._wake_thread()
@@ -126,6 +128,8 @@ class AgentLink:
         os.close(self._wake_fd)
 
     def _main(self) -> None:
+        """Run one process after another, on the link's thread, until `close`. When one ends, queue AgentLost, count a
+        restart, and wait before the next: at first 0.1 s, twice as long after each process that did not live long."""
         # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
@@ -156,7 +160,8 @@ class AgentLink:
             backoff_s = min(2 * backoff_s, self._timeouts.max_backoff_s)
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """From here on there is a process to send to, though it has yet to start. Returns our end and its end."""
+        """Make the socket pair of the next process, with SETUP as the first frame to send: from now on `send` takes
+        frames, though the process has yet to start. Returns our end and its end."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with self._lock:
@@ -166,7 +171,7 @@ class AgentLink:
         return ours, theirs
 
     def _run_process(self) -> str:
-        """A process from start to end, and why it ended."""
+        """Run one process from its start to its end; returns why it ended, and its exit code."""
         (ours, theirs), self._first = self._first or self._connect(), None
         code: int | None = None
         try:
@@ -180,6 +185,7 @@ class AgentLink:
         return f"{reason} (exit code {code})"
 
     def _spawn(self, socket_fd: int) -> subprocess.Popen[bytes]:
+        """Start the process, which inherits the socket and the other descriptors; flags tell their numbers."""
         inherited = {"--socket": socket_fd, **self._fds}
         numbers = {"--parent": os.getpid(), **inherited}
         flags = [str(part) for pair in numbers.items() for part in pair]
@@ -188,7 +194,8 @@ class AgentLink:
         )
 
     def _serve_process(self, sock: socket.socket) -> str:
-        """Until the process ends, hangs, is given up or no longer wanted."""
+        """Exchange frames and pings with the process until it ends, hangs, is given up, or the link closes; returns
+        which of these, empty if the link closes."""
         poll, reader, timeouts = select.poll(), FrameReader(), self._timeouts
         poll.register(self._wake_fd, select.POLLIN)
         limit, unanswered = timeouts.start_pings, 0
@@ -219,18 +226,20 @@ class AgentLink:
                 self.send(self._incarnation, Frame(AgentFrameKind.PING))
 
     def _queue_frames(self, frames: Sequence[Frame]) -> None:
+        """Queue what the process has sent for `take_frame`, READY and PONG left out, and call `on_frames`."""
         passed = [frame for frame in frames if frame.kind not in (AgentFrameKind.READY, AgentFrameKind.PONG)]
         if passed:
             self._inbox.extend(passed)
             self._on_frames()
 
     def _flush(self, sock: socket.socket) -> None:
+        """Send a part of the backlog, as much as the socket takes."""
         with self._lock:
             sent = _try_send(sock, memoryview(self._backlog)[:SEND_BYTES].tobytes())
             del self._backlog[:sent]
 
     def _disconnect(self) -> None:
-        """What is sent from now on is refused, until there is another process."""
+        """Close the socket and drop the backlog: `send` refuses frames until there is another process."""
         with self._lock:
             sock, self._socket = self._socket, None
             self._backlog.clear()
@@ -238,7 +247,8 @@ class AgentLink:
             sock.close()
 
     def _reap(self, child: subprocess.Popen[bytes]) -> int:
-        """It ends by itself at the end of its socket, where it is well."""
+        """End the process and return its exit code. It is killed; when the link closes, it first has time to end by
+        itself."""
         if self._closing:
             try:
                 return child.wait(self._timeouts.stop_s)
@@ -251,12 +261,13 @@ class AgentLink:
         os.eventfd_write(self._wake_fd, 1)
 
     def _drain_wake_fd(self) -> None:
-        """Take note: what was to be seen is looked at after this."""
+        """Reset the event that wakes the thread. Call it before looking for work, so that no later event is lost."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
 
 def _try_send(sock: socket.socket, data: bytes) -> int:
+    """Send as much as the socket takes; returns how many bytes, 0 if the socket is full or broken."""
     try:
         return sock.send(data)
     except OSError:
@@ -264,7 +275,7 @@ def _try_send(sock: socket.socket, data: bytes) -> int:
 
 
 def _receive(sock: socket.socket, reader: FrameReader) -> list[Frame] | None:
-    """What has come, None at the end."""
+    """Read what has come; returns the frames that are complete, possibly none, or None if the connection has ended."""
     try:
         data = sock.recv(RECEIVE_BYTES)
     except BlockingIOError:

@@ -61,7 +61,8 @@ class AgentMain:
         self._handlers = make_handlers(AgentContext(setup, ring, self._send, listeners, self._silence_s))
 
     def serve(self, frames: Iterator[Frame]) -> None:
-        """Until the frames end."""
+        """Tell the engine that this process is ready, pass frames to the handlers until the frames end, then close the
+        handlers."""
         self._send(Frame(AgentFrameKind.READY))
         for frame in frames:
             self._heard_s = time.monotonic()
@@ -70,6 +71,8 @@ class AgentMain:
             handler.close()
 
     def _handle_frame(self, frame: Frame) -> None:
+        """Pass a frame of the engine to the handler that it concerns, or answer a PING; raises WireError for a kind
+        that the engine never sends."""
         load_handler, store_handler, direct_handler = self._handlers
         match frame.kind:
             case AgentFrameKind.MOVE:
@@ -96,9 +99,11 @@ class AgentMain:
                 raise WireError(f"{frame.kind.name} is none of the engine's")
 
     def _silence_s(self) -> float:
+        """Seconds since the engine's last frame."""
         return time.monotonic() - self._heard_s
 
     def _send(self, frame: Frame) -> None:
+        """Send a frame to the engine, from any thread; may block. Nothing is raised if the engine has gone."""
         try:
             with self._sending:
                 self._sock.sendall(frame.pack())
@@ -107,7 +112,8 @@ class AgentMain:
 
 
 def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
-    """The process's whole life."""
+    """Run the agent's process: parse its flags, serve frames until the worker closes the socket, and exit. Signals are
+    ignored; an error is logged and makes the exit code 1. Does not return."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="python -m quire_worker.kv_transfer", description=__doc__)
@@ -137,6 +143,8 @@ def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
 
 
 def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_handlers: MakeHandlers) -> None:
+    """Read SETUP, set up logging, tracing and the ring, then serve frames until they end. Raises WireError if another
+    frame comes first."""
     frames = _frames(sock)
     first = next(frames, None)
     if first is None:
@@ -151,6 +159,7 @@ def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_h
 
 
 def _frames(sock: socket.socket) -> Iterator[Frame]:
+    """Yield the engine's frames until its socket ends."""
     reader = FrameReader()
     try:
         while data := sock.recv(RECEIVE_BYTES):
@@ -160,8 +169,9 @@ def _frames(sock: socket.socket) -> Iterator[Frame]:
 
 
 def _end_with(parent: int) -> None:
-    """Be killed when the parent ends. The signal comes when the *thread* that started this process ends: AgentLink's,
-    which lives as long as the worker wants its KV transfer agent."""
+    """Have the kernel kill this process when its parent ends; exit at once if the parent has ended already. The signal
+    comes when the *thread* that started this process ends: AgentLink's, which lives as long as the worker wants its KV
+    transfer agent."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -116,7 +116,8 @@ class AgentProcess:
         copy_bytes: int = COPY_BYTES,
         inherited: Mapping[str, int] | None = None,
     ) -> AgentProcess:
-        """With a ring of its own."""
+        """Start a process with a ring of its own and a copier for that ring. A peers' copier is prepared for fetches
+        first."""
         ring = Ring.create(setup.page_bytes, setup.slots)
         copier = make_copier(ring)
         can_fetch = not setup.peers or _prepare_fetch(copier)
@@ -128,7 +129,8 @@ class AgentProcess:
         return self._link.pid
 
     def submit(self, move: PageMove) -> bool:
-        """Refused too while there is no process."""
+        """Send the move to the process; returns False if it is not of the process's kinds, is under way already, or too
+        many are, or if there is no process."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
@@ -143,6 +145,8 @@ class AgentProcess:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
+        """Allow the first `pages` pages of an export to be copied into the ring; the process is told if peers may read
+        the engine's own memory. Unknown moves are ignored."""
         number = self._number_of.get(move_id)
         if number is not None:
             self._open[number].offer(pages)
@@ -150,6 +154,8 @@ class AgentProcess:
                 self._send(Frame.of(AgentFrameKind.OFFERED, self._generation, number, [pages]))
 
     def end_move(self, move_id: int) -> None:
+        """Tell the process to drop a move, and take back its pages in the ring. The move ends as failed once its
+        running copies have ended. Unknown moves are ignored."""
         number = self._number_of.get(move_id)
         if number is None:
             return
@@ -162,7 +168,8 @@ class AgentProcess:
         self._end_if_finished(opened)
 
     def take_results(self) -> list[MoveResult]:
-        """Here the pages are copied, as many as one call may."""
+        """Handle the process's frames, copy pages between pool and ring, as many as one call may, and return the moves
+        that have ended. Has itself called again if more can be copied."""
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
@@ -178,7 +185,8 @@ class AgentProcess:
         return ended
 
     def cancel_all(self) -> None:
-        """The process ends its work for old moves; the engine drops the frames that still come for them."""
+        """Forget all moves, wait for copies under way, and tell the process; frames of these moves that still come are
+        dropped."""
         self._generation += 1
         self._awake = False
         self._open.clear()
@@ -203,6 +211,7 @@ class AgentProcess:
         self._ring.close()
 
     def _receive_frame(self, frame: Frame | AgentLost) -> None:
+        """Handle a frame, or the loss of the process; a process that sends nonsense is given up."""
         if isinstance(frame, AgentLost):
             self._on_agent_lost()
             return
@@ -212,6 +221,8 @@ class AgentProcess:
             self._give_up(f"it sends nonsense: {error}")
 
     def _handle_frame(self, frame: Frame) -> None:
+        """Carry out a frame of the process: free slots, queue pages that arrived, note pages that it wants, begin or
+        keep fetches, or end a move. Slots of moves that are over go back at once. Raises WireError."""
         if frame.kind == AgentFrameKind.RELEASED:
             self._free.extend(frame.numbers())
             return
@@ -252,13 +263,15 @@ class AgentProcess:
             raise WireError(f"{frame.kind.name} is none of the transfer agent's")
 
     def _count(self, kind: MoveKind, pages: int, transport: str) -> None:
-        """Of a store, pages that were there already count too."""
+        """Count an ended move's pages by kind and transport, and show this transport as the one used last. For stores,
+        pages that were there already count too."""
         self._pages.labels(kind.name.lower(), transport or "none").inc(max(0, pages))
         for name, gauge in self._using.items():
             gauge.set(name == transport)
 
     def _copy_in(self, left: int) -> int:
-        """At most `left` copies; returns how many more there may be."""
+        """Begin to copy arrived pages from the ring into the pool, at most `left`; returns how many more copies this
+        call may begin, none after an error."""
         copies = []
         while left and self._received:
             copy = self._received.popleft()
@@ -271,6 +284,8 @@ class AgentProcess:
         return left
 
     def _copy_out(self, left: int) -> int:
+        """Begin to copy wanted pages from the pool into free ring slots, at most `left`; returns how many more copies
+        this call may begin, none after an error."""
         while left and (opened := self._copyable()) is not None:
             copies = []
             while left and self._free and opened.can_copy():
@@ -284,7 +299,8 @@ class AgentProcess:
         return left
 
     def _copyable(self) -> OpenMove | None:
-        """A move with pages to copy into the ring, if there is a slot for one."""
+        """A move with a page to copy into the ring; None if there is none or no slot is free. Moves of which no page is
+        wanted any more are dropped from those that are looked at."""
         if not self._free:
             return None
         for number, opened in list(self._wanting.items()):
@@ -295,7 +311,8 @@ class AgentProcess:
         return None
 
     def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
-        """Nothing that goes wrong with a cache may reach a user: with a pool that refuses, all moves are misses."""
+        """Begin one copy. If that raises, give up the process, so that its moves end as misses, and return False: an
+        error of a cache must not reach a user."""
         try:
             copy_page(int(copy.open.move.device_page[copy.index]), copy.slot)
         except Exception:
@@ -306,11 +323,13 @@ class AgentProcess:
         return True
 
     def _record_copies(self, copies: list[_Copy], *, to_ring: bool) -> None:
+        """Note copies that were begun together, with the ticket that tells their end."""
         if copies:
             self._copying.append((self._copier.record_event(), to_ring, copies))
 
     def _finish_copies(self) -> None:
-        """Copies that have ended: their pages are there, their slots go over to the process."""
+        """Take in copies and fetches that have ended: tell the process of filled slots, collect emptied ones, and end
+        moves that are complete."""
         while self._copying and self._copier.is_complete(self._copying[0][0]):
             _, to_ring, copies = self._copying.popleft()
             if to_ring:
@@ -325,6 +344,7 @@ class AgentProcess:
             self._end_if_finished(opened)
 
     def _end_if_finished(self, opened: OpenMove) -> None:
+        """Add a move's result to those to be returned, and forget the move, if it is finished."""
         if opened.is_finished() and self._open.pop(opened.number, None) is not None:
             self._open_of[opened.move.kind] -= 1
             self._wanting.pop(opened.number, None)
@@ -332,7 +352,8 @@ class AgentProcess:
             self._ended.append(opened.result())
 
     def _on_agent_lost(self) -> None:
-        """The process is gone: every move has failed. What a load brought into the pool before is whole."""
+        """End all moves as failed, since the process is gone, and count all slots as free. Pages that a load had
+        brought into the pool are whole and count."""
         self._copier.drain()
         self._drop_copies()
         self._device_fetches.drop()
@@ -347,26 +368,29 @@ class AgentProcess:
         self._incarnation += 1
 
     def _drop_copies(self) -> None:
+        """Count all copies, which have ended, as finished, without telling the process."""
         for _, to_ring, copies in self._copying:
             for copy in copies:
                 copy.open.finish_copy(to_ring=to_ring)
         self._copying.clear()
 
     def _tell_fetched(self, opened: OpenMove, pages: int) -> None:
+        """Tell the process how many pages of a pull were fetched."""
         self._send(Frame.of(AgentFrameKind.FETCHED, self._generation, opened.number, [pages]))
 
     def _give_up(self, reason: str) -> None:
         self._link.give_up(self._incarnation, reason)
 
     def _return_slots(self, slots: Sequence[int]) -> None:
-        """These, and those that were emptied before."""
+        """Tell the process that these slots, and those emptied before, are free again."""
         slots, self._emptied_slots = [*self._emptied_slots, *slots], []
         if slots:
             self._send(Frame.of(AgentFrameKind.RETURNED, 0, 0, slots))
 
     def _send_cancellation(self, frame: Frame) -> None:
-        """Peers find nothing of what the frame ends from now on, before the process hears of it. Where there is no
-        process it does not count: the next one, which knows no exports, would wait for a frame that never comes."""
+        """Count a cancellation in the ring, so that peers find nothing of the ended moves before the process hears of
+        it, and send its frame. Without a process it is not counted: the next one would wait for a frame that never
+        comes."""
         gone = self._link.pid is None  # as seen before: one that begins meanwhile is sent the frame
         self._ring.cancellations += 1
         if not self._send(frame) and gone:
@@ -376,14 +400,16 @@ class AgentProcess:
         return self._link.send(self._incarnation, frame)
 
     def _wake_once(self) -> None:
-        """Once until `take_results` is called: the model thread may have a long step before it."""
+        """Call `wake`, but only once until `take_results` is called: the model thread may have a long step before
+        it."""
         if not self._awake:
             self._awake = True
             self.wake()
 
 
 def _prepare_fetch(copier: Copier) -> bool:
-    """Whether pages can be fetched from other workers' memory. Where they cannot, pulls still have other ways."""
+    """Prepare the copier to read other workers' memory; returns False if that fails, which is logged. Pulls then use
+    other transports."""
     try:
         copier.prepare_fetch()
     except Exception:  # out of memory, a kernel that cannot be compiled

@@ -26,7 +26,7 @@ MAX_WAITING = 128
 
 
 class AgentOnDemand:
-    """Implements KvTransferAgent."""
+    """A KvTransferAgent that is made when it is needed; until then moves wait here."""
 
     def __init__(self, make: Callable[[], KvTransferAgent]) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -41,13 +41,15 @@ class AgentOnDemand:
         self._ended: list[MoveResult] = []
 
     def begin(self) -> None:
-        """Make it now, if it is not there or on its way. From any thread; returns at once."""
+        """Begin to make the agent on a thread, unless it exists or is being made. From any thread; returns at once."""
         with self._starting:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._main, name="mover-start", daemon=True)
                 self._thread.start()
 
     def submit(self, move: PageMove) -> bool:
+        """Pass the move to the agent; while there is none, begin to make it and keep the move. Returns False if the
+        agent refuses the move, it is known already, or too many wait."""
         if self._transfer_agent is not None:
             return self._transfer_agent.submit(move)
         if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
@@ -57,24 +59,28 @@ class AgentOnDemand:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
+        """Pass an offer to the agent, or keep it until the agent exists."""
         if self._transfer_agent is not None:
             self._transfer_agent.offer_pages(move_id, pages)
         else:
             self._offered[move_id] = pages
 
     def end_move(self, move_id: int) -> None:
+        """Have the agent end a move; a move that still waits here ends as failed at once."""
         if self._transfer_agent is not None:
             self._transfer_agent.end_move(move_id)
         elif self._waiting.pop(move_id, None) is not None:
             self._fail(move_id)
 
     def take_results(self) -> list[MoveResult]:
+        """Pass the waiting moves on if the agent has just been made; returns the moves that have ended."""
         if self._transfer_agent is None and self._made is not None:
             self._begin(self._made)
         ended, self._ended = self._ended, []
         return ended if self._transfer_agent is None else ended + self._transfer_agent.take_results()
 
     def cancel_all(self) -> None:
+        """Forget the moves that wait here, and have the agent cancel its own."""
         self._waiting.clear()
         self._offered.clear()
         self._ended.clear()
@@ -82,6 +88,7 @@ class AgentOnDemand:
             self._transfer_agent.cancel_all()
 
     def close(self) -> None:
+        """Wait for the agent if it is being made, and close it; no other will be made."""
         self._waiting.clear()
         with self._starting:
             self._closed = True
@@ -91,6 +98,8 @@ class AgentOnDemand:
             self._made.close()
 
     def _main(self) -> None:
+        """Make the agent, on its starting thread, and call `wake`. If that fails, all moves are refused from then
+        on."""
         try:
             self._made = self._make()
         except Exception:
@@ -99,6 +108,8 @@ class AgentOnDemand:
         self.wake()
 
     def _begin(self, transfer_agent: KvTransferAgent) -> None:
+        """Use the agent from now on: submit the moves that wait, with their offers; those that it refuses end as
+        failed."""
         self._transfer_agent = transfer_agent
         transfer_agent.wake = self.wake
         for move in self._waiting.values():
@@ -114,7 +125,7 @@ class AgentOnDemand:
 
 
 class AgentsByKind:
-    """Implements KvTransferAgent. Kinds that are nobody's are refused."""
+    """A KvTransferAgent that passes each move to the agent of its kind, and refuses kinds that have none."""
 
     def __init__(self, by_kind: Mapping[MoveKind, KvTransferAgent]) -> None:
         self._by_kind = by_kind
@@ -132,6 +143,8 @@ class AgentsByKind:
             transfer_agent.wake = wake
 
     def submit(self, move: PageMove) -> bool:
+        """Pass the move to the agent of its kind; returns False if there is none, the move is known already, or the
+        agent refuses it."""
         transfer_agent = self._by_kind.get(move.kind)
         if transfer_agent is None or move.id in self._by_move or not transfer_agent.submit(move):
             return False
@@ -147,6 +160,7 @@ class AgentsByKind:
             self._by_move[move_id].end_move(move_id)
 
     def take_results(self) -> list[MoveResult]:
+        """The moves of all agents that have ended."""
         ended = [result for transfer_agent in self._all for result in transfer_agent.take_results()]
         for result in ended:
             del self._by_move[result.id]

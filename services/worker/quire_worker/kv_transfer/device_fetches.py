@@ -27,8 +27,8 @@ _CANNOT = -1
 
 
 class DeviceFetches:
-    """Belongs to the model thread. `answer` sends FETCHED of a move: how many pages. `able`: the copier could get ready
-    for it; else every pull goes another way."""
+    """Belongs to the model thread. `answer` tells the process how many pages of a move were fetched. `able`: the copier
+    could be prepared for fetches; if not, every pull goes another way."""
 
     def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None], *, able: bool = True) -> None:
         self._copier = copier
@@ -37,8 +37,9 @@ class DeviceFetches:
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
-        """The process asks for the next pages: the first one's index, and the peer's page of each. Raises WireError.
-        Nothing here is done page by page: the link waits for it."""
+        """Begin to copy a pull's next pages from the peer's memory; `wanted` is the first one's index, then the peer's
+        page of each. If the copier cannot, the process is told so. Raises WireError for other pages than the next. Does
+        nothing page by page: the link waits."""
         move, first, source = opened.move, opened.in_ring + opened.fetched, wanted[1:]
         end = first + len(source)
         if (
@@ -57,7 +58,9 @@ class DeviceFetches:
         self._under_way.append((ticket, opened, len(source)))
 
     def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
-        """The copier's ticket; None where it cannot, which is this move's affair alone."""
+        """Begin a copy from the peer's memory; returns its ticket, or None if that fails, which is logged and concerns
+        this move alone. After an unexpected error the copies under way are waited for, so that none writes once the
+        move is over."""
         try:
             self._copier.fetch(memory_of(move), source, target)
             return self._copier.record_event()
@@ -70,17 +73,18 @@ class DeviceFetches:
         return None
 
     def keep(self, opened: OpenMove, pages: int) -> None:
-        """All pages that were fetched count, or none. Raises WireError."""
+        """Count the fetched pages as the move's, since their lease stood; with `pages` 0 they are lost. Raises
+        WireError for any other number than 0 or all."""
         if pages not in (0, opened.fetched):
             raise WireError(f"{pages} pages to be kept of {opened.fetched}")
         opened.keep_fetched(pages)
 
     def end(self, opened: OpenMove, pages: int) -> None:
-        """The move is over with so many pages: those that were fetched last are among them, or do not count."""
+        """Count the pages that were fetched last if the ended move's `pages` include them; else they are lost."""
         self.keep(opened, opened.fetched if opened.in_ring + opened.fetched <= pages else 0)
 
     def finish_fetches(self) -> list[OpenMove]:
-        """Moves whose fetch has ended."""
+        """Take in the fetches that have ended, and tell the process of each; returns their moves."""
         settled = []
         while self._under_way and self._copier.is_complete(self._under_way[0][0]):
             _, opened, pages = self._under_way.popleft()
@@ -90,7 +94,8 @@ class DeviceFetches:
         return settled
 
     def drop(self) -> None:
-        """The copier was drained, and nobody waits for an answer: what is not kept is lost."""
+        """Forget the fetches under way, whose pages are lost. The copier was drained, and nobody waits for an
+        answer."""
         for _, opened, _ in self._under_way:
             opened.drop_fetch()
         self._under_way.clear()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What there is to make them from. `listeners` are descriptors that the engine bound, which outlive the process;
+    """What the handlers are made from. `listeners` are descriptors that the engine bound, which outlive the process;
     `silence_s` says for how long nothing has come from the engine, which gives signs of life twice a second."""
 
     setup: AgentSetup
@@ -31,40 +31,40 @@ class TransferHandler(Protocol):
     """All methods are called from the process's main thread and return at once."""
 
     def start_job(self, job: Job) -> None:
-        """Carry it out, and send ENDED in the end, unless it has become void."""
+        """Carry the job out, on another thread, and send ENDED at its end, unless it was cancelled."""
 
     def cancel_before(self, generation: int) -> None:
-        """Jobs of earlier generations are void."""
+        """Cancel all jobs of earlier generations."""
 
     def cancel_job(self, number: int) -> None:
-        """That job is void, if it is here."""
+        """Cancel this job, if it is here."""
 
     def close(self) -> None:
-        """Void all jobs."""
+        """Cancel all jobs."""
 
 
 class LoadHandler(TransferHandler, Protocol):
     """Sends ARRIVED."""
 
     def return_slots(self, slots: Sequence[int]) -> None:
-        """The engine has taken what lay there."""
+        """Free these slots: the engine has taken their pages."""
 
 
 class StoreHandler(TransferHandler, Protocol):
     """Sends WANTED and RELEASED."""
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages of that job lie in the ring, as index and slot."""
+        """Take pages of a job that the engine has put into the ring, as (index, slot)."""
 
 
 class DirectHandler(Protocol):
     """For pages that go from pool to pool without a ring. Sends FETCH and KEPT."""
 
     def offered(self, number: int, pages: int) -> None:
-        """So many pages of an export are filled."""
+        """Note that the first `pages` pages of an export are filled."""
 
     def fetched(self, number: int, pages: int) -> None:
-        """So many more pages of a pull are in the pool; negative: they cannot be fetched."""
+        """Note that so many more pages of a pull are in the pool; negative: they cannot be fetched."""
 
 
 class TransferHandlers(NamedTuple):

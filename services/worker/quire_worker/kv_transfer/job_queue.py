@@ -45,7 +45,7 @@ class Job:
 
     @property
     def number(self) -> int:
-        """What the engine calls it."""
+        """The engine's number of the job's move."""
         return self.move.id
 
 
@@ -68,26 +68,26 @@ class JobQueue(ABC):
         self._thread.start()
 
     def start_job(self, job: Job) -> None:
-        """Carry it when those before it are done."""
+        """Queue the job, to be carried out when those before it are done."""
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def cancel_before(self, generation: int) -> None:
-        """Jobs of earlier generations are void."""
+        """Cancel all jobs of earlier generations; the one that runs stops at its next page."""
         with self._changed:
             self._generation = max(self._generation, generation)
             self._changed.notify_all()
 
     def cancel_job(self, number: int) -> None:
-        """That job is void, if it is here."""
+        """Cancel this job, if it waits or runs here."""
         with self._changed:
             if any(job is not None and job.number == number for job in (self._current, *self._jobs)):
                 self._cancelled_jobs.add(number)
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Void all jobs and end the thread, if it waits for nobody but the engine."""
+        """Cancel all jobs and end the thread; does not wait for it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -96,12 +96,14 @@ class JobQueue(ABC):
         return self._closed or job.generation < self._generation or job.number in self._cancelled_jobs
 
     def _wait(self, job: Job, ready: Callable[[], bool]) -> None:
-        """Until `ready`, with the lock held; raises TransferCancelled where the job is void or over."""
+        """Wait until `ready()`; the caller holds the lock. Raises TransferCancelled if the job was cancelled or is
+        over."""
         self._changed.wait_for(lambda: self._is_cancelled(job) or self._current is not job or ready())
         if self._is_cancelled(job) or self._current is not job:
             raise TransferCancelled
 
     def _run_jobs(self) -> None:
+        """Carry out jobs in order, on the queue's thread, until `close`; cancelled ones are skipped."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._jobs)
@@ -115,6 +117,8 @@ class JobQueue(ABC):
             self._run(job)
 
     def _run(self, job: Job) -> None:
+        """Carry out one job, whatever goes wrong, then trace it and send ENDED with how many of its pages are whole.
+        Errors are logged."""
         pages = 0
         try:
             pages = self._transfer(job)
@@ -138,16 +142,16 @@ class JobQueue(ABC):
 
     @abstractmethod
     def _on_job_end(self, job: Job) -> None:
-        """The job is over; called with the lock held."""
+        """Clean up after a job; called with the lock held."""
 
 
 def ended_frame(job: Job, pages: int, transport: str) -> Frame:
-    """The last word about a job."""
+    """The frame that ends a job: how many of its pages are whole, and what carried them."""
     return Frame.of(AgentFrameKind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
 
 
 def trace_move(job: Job, pages: int) -> None:
-    """The move's span. Whatever breaks here, others go on: they are waited for."""
+    """Record the move's span. An error is logged and not raised, since the move's end must still be reported."""
     move = job.move
     figures = {"quire.pages": pages, "quire.pages_wanted": len(move.hashes)}
     try:

@@ -33,12 +33,12 @@ class KvConnector(Protocol):
         """What carried pages last: its name in the registry, or empty."""
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """Store the move's pages: `page_source.request_pages` for those that are to be sent. Returns how many are there
-        now, from the first on. May raise QuireError."""
+        """Store the move's pages; `page_source.request_pages` asks for those that must be sent. Returns how many, from
+        the first on, the store has now. May raise QuireError."""
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """Bring the move's pages, in order, each only if it is what its key says. Returns how many came, up to the
-        first that did not. May raise QuireError."""
+        """Bring the move's pages into the sink, in order, each only if it is what its key says. Returns how many came,
+        up to the first that did not. May raise QuireError."""
 
 
 class KvStoreConnector:
@@ -55,7 +55,7 @@ class KvStoreConnector:
 
     @classmethod
     def connect(cls, setup: AgentSetup) -> KvStoreConnector:
-        """On a channel of its own; finds out at once how pages will travel, on a thread of its own."""
+        """Connect to the kvstore on a channel of its own; a thread finds out which transport is open."""
         client = KvClient(sync_channel(setup.kvstore, setup.service_config()))
         transports = TransportSelector.from_name(setup.kv_transport, setup.kvstore, client)
         transports.probe_in_background()
@@ -66,8 +66,8 @@ class KvStoreConnector:
         return self._transports.last_used
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """Pages that the store has already count as stored, those without room there do not. What had
-        no room beside the rest, or was refused by the commit, is put again while that leads to anything."""
+        """Send the pages that the store lacks; returns how many, from the first on, it has now. Pages that had no room,
+        or that the store refused when it committed them, are sent again as long as some are stored each time."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
         for _ in move.hashes:
@@ -88,7 +88,8 @@ class KvStoreConnector:
         return first
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """The lease's first pages are those that the move names."""
+        """Fetch the move's pages, the first of its lease, into the sink; returns how many came. An error or a damaged
+        page ends the load early and is logged, not raised."""
         run = PageRun(self._namespace, move.group, move.hashes)
         try:
             access = self._access(move)
@@ -98,7 +99,8 @@ class KvStoreConnector:
         return sink.received_pages
 
     def _access(self, move: PageMove) -> LeaseAccess:
-        """What the store tells of the lease that the scheduler got; only its name where that will do."""
+        """Ask the store how the pages of the move's lease can be reached. Returns only the lease's name if no transport
+        needs more, or if the store is too old to say."""
         if self._transports.direct:
             with contextlib.suppress(Unsupported):  # a kvstore of before
                 return self._client.attach(move.lease, context_to_pb(move.context))

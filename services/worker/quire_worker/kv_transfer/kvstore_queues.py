@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LoadQueue(JobQueue):
-    """Fills slots of its own and hands them over; they come back by `returned`."""
+    """Fills slots of its own and hands them to the engine; they come back by `return_slots`."""
 
     def __init__(self, connector: KvConnector, ring: Ring, send: Send, slots: Iterable[int]) -> None:
         self._free = deque(slots)
@@ -26,13 +26,14 @@ class LoadQueue(JobQueue):
         super().__init__("load", connector, ring, send)
 
     def return_slots(self, slots: Sequence[int]) -> None:
-        """The engine has taken the pages."""
+        """Free these slots: the engine has taken their pages."""
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
 
     def take_slot(self, job: Job) -> int:
-        """A slot to be filled; waits for one, raises TransferCancelled."""
+        """Take a free slot to fill; if there is none, announce the pages delivered so far and wait. Raises
+        TransferCancelled."""
         with self._changed:
             if not self._free:
                 self.flush(job)
@@ -40,12 +41,13 @@ class LoadQueue(JobQueue):
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """A page lies in a slot."""
+        """Hand the page that lies in a slot to the engine; pages are announced several at a time."""
         self._waiting += (index, slot)
         if len(self._waiting) >= 2 * self._batch:
             self.flush(job)
 
     def _transfer(self, job: Job) -> int:
+        """Load the job's pages into ring slots; returns how many came."""
         sink = RingPageSink(self, self._ring, job)
         try:
             return self._connector.load(job.move, sink)
@@ -56,8 +58,8 @@ class LoadQueue(JobQueue):
         self.flush(job)
 
     def flush(self, job: Job) -> None:
-        """The engine drops what is of an earlier generation and returns its slots: no need to look
-        again."""
+        """Announce to the engine, by ARRIVED, the pages delivered so far. A job that was cancelled meanwhile needs no
+        check: the engine drops its pages and returns the slots."""
         if self._waiting:
             self._send(Frame.of(AgentFrameKind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
@@ -67,16 +69,16 @@ class SlotSource(Protocol):
     """Keeps the slots that are to be filled, and tells the engine of filled ones."""
 
     def take_slot(self, job: Job) -> int:
-        """A slot to be filled; waits for one, raises TransferCancelled."""
+        """Take a free slot to fill, waiting for one; raises TransferCancelled."""
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """A page lies in a slot."""
+        """Hand the page that lies in a slot to the engine, which may be told of it later."""
 
     def flush(self, job: Job) -> None:
-        """The engine is to know now of all that was handed over."""
+        """Tell the engine now of all pages that were delivered."""
 
     def return_slots(self, slots: Sequence[int]) -> None:
-        """Slots are free again."""
+        """Free these slots."""
 
 
 class RingPageSink:
@@ -90,11 +92,13 @@ class RingPageSink:
         self.received_pages = 0
 
     def next_buffer(self) -> memoryview:
+        """The slot for the next page, the same until the page is committed; waits for one, raises TransferCancelled."""
         if self._slot is None:
             self._slot = self._lane.take_slot(self._job)
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
+        """Hand the slot that `next_buffer` gave to the engine, as the next page; raises RuntimeError without one."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -102,14 +106,14 @@ class RingPageSink:
         self.received_pages += 1
 
     def skip_pages(self, pages: int) -> None:
-        """The next pages have come past the ring."""
+        """Count the next pages as received: they reached the pool without the ring."""
         self.received_pages += pages
 
     def flush(self) -> None:
         self._lane.flush(self._job)
 
     def close(self) -> None:
-        """A slot in which nothing has landed is free again."""
+        """Give back a slot that was taken and not filled."""
         if self._slot is not None:
             self._lane.return_slots([self._slot])
             self._slot = None
@@ -124,7 +128,8 @@ class StoreQueue(JobQueue):
         super().__init__("store", connector, ring, send)
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages lie in the ring, as index and slot."""
+        """Take pages that the engine put into the ring, as (index, slot); slots of a job that is over or cancelled go
+        back at once."""
         with self._changed:
             job = self._current
             if job is not None and (job.generation, job.number) == (generation, number) and not self._is_cancelled(job):
@@ -134,16 +139,16 @@ class StoreQueue(JobQueue):
         self._release([slot for _, slot in pairs])
 
     def request_pages(self, job: Job, indices: Sequence[int]) -> None:
-        """The engine is to put these into the ring."""
+        """Ask the engine to put these pages into the ring, in this order."""
         self._send(Frame.of(AgentFrameKind.WANTED, job.generation, job.number, indices))
 
     def is_filled(self, index: int) -> bool:
-        """Whether a page is there."""
+        """Whether the page is in the ring."""
         return index in self._filled
 
     def slot_of(self, job: Job, index: int) -> int:
-        """Where a page lies; waits for it, raises TransferCancelled. Slots that are told of late are told of now: the
-        engine may have no other."""
+        """The slot in which a page lies; waits for it, raises TransferCancelled. Before it waits, emptied slots go back
+        to the engine, which may have no others."""
         with self._changed:
             self._wait(job, lambda: True)
             if index not in self._filled:
@@ -152,7 +157,7 @@ class StoreQueue(JobQueue):
             return self._filled[index]
 
     def release_page(self, index: int) -> None:
-        """A page's slot is the engine's again."""
+        """Give a page's slot back to the engine, several slots at a time."""
         with self._changed:
             self._emptied.append(self._filled.pop(index))
             if len(self._emptied) >= self._batch:

@@ -49,33 +49,33 @@ class OpenMove:
         return self.move.kind in POOL_FILLING
 
     def offer(self, pages: int) -> None:
-        """So many of an export's pages, from the first on, are filled."""
+        """Note that the first `pages` pages of an export are filled."""
         self.offered = pages
 
     def record_arrival(self) -> None:
-        """The next page lies in the ring."""
+        """Count the next page as being in the ring."""
         self.in_ring += 1
 
     def begin_copy(self) -> None:
-        """One of its pages is being copied, either way."""
+        """Count a copy of one of its pages, either way, as begun."""
         self.copies_in_flight += 1
 
     def finish_copy(self, *, to_ring: bool) -> None:
-        """A copy has ended."""
+        """Count a copy as ended; if it went into the pool, its page is there."""
         self.copies_in_flight -= 1
         self.in_pool += not to_ring
 
     def begin_fetch(self, pages: int) -> None:
-        """The device reads so many pages from the peer's memory."""
+        """Note that the device reads so many pages from the peer's memory."""
         self.fetching = pages
 
     def finish_fetch(self, pages: int) -> None:
-        """They are in the pool, and nobody's yet."""
+        """Note that so many pages were read into the pool; they do not count yet."""
         self.fetching = 0
         self.fetched += pages
 
     def drop_fetch(self) -> None:
-        """What the device was reading is lost."""
+        """Forget the pages that the device was reading: they are lost."""
         self.fetching = 0
 
     def keep_fetched(self, pages: int) -> None:
@@ -85,34 +85,36 @@ class OpenMove:
         self.in_pool += pages
 
     def cut_off(self, dropped: int) -> None:
-        """The scheduler has ended it; so many pages are taken back from the ring."""
+        """End the move because the scheduler has ended it; `dropped` of its pages, taken back from the ring, no longer
+        count as arrived."""
         self.cut, self.ended = True, 0
         self.wanted.clear()
         self.in_ring -= dropped
 
     def end(self, pages: int) -> None:
-        """The process is done with it: so many pages are whole."""
+        """Note that the process is done with the move, of which so many pages are whole."""
         self.ended = max(0, min(pages, len(self.move.device_page)))
         self.wanted.clear()
 
     def lose_process(self) -> None:
-        """The process is gone: what is in the pool is all that there will be."""
+        """Note that the process is gone: only the pages that are in the pool count."""
         self.ended = self.in_ring = self.in_pool
 
     def add_wanted(self, indices: Sequence[int]) -> None:
-        """The process asks for these. Pages of an export are asked for again when a peer comes again, so the next to be
-        filled may be asked for last."""
+        """Note pages that the process asks for. Those of an export are kept in order, since a peer that comes again
+        asks for pages again, and the next to be filled may be asked for last."""
         if self.move.kind == MoveKind.EXPORT:
             self.wanted = deque(sorted({*self.wanted, *indices}))
         else:
             self.wanted.extend(indices)
 
     def can_copy(self) -> bool:
-        """Whether a page is wanted that may be put into the ring."""
+        """Whether the next wanted page may be put into the ring."""
         return bool(self.wanted) and (self.move.kind != MoveKind.EXPORT or self.wanted[0] < self.offered)
 
     def is_finished(self) -> bool:
-        """Whether it is to be reported: a bringing move when its last page is in the pool."""
+        """Whether the move is to be reported: it has ended, no copy or fetch is under way, and a load's or pull's pages
+        in the ring have all reached the pool."""
         return (
             self.ended is not None
             and not self.copies_in_flight
@@ -121,7 +123,7 @@ class OpenMove:
         )
 
     def result(self) -> MoveResult:
-        """Of a move that is over."""
+        """The result of a finished move, which is ok if all its pages are whole and the scheduler did not end it."""
         pages = self.ended or 0
         if self.fills_pool:
             pages = self.in_pool if self.cut else min(pages, self.in_pool)

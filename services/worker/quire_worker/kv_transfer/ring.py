@@ -31,7 +31,8 @@ class Ring:
 
     @classmethod
     def create(cls, page_bytes: int, slots: int) -> Ring:
-        """A new one. Its memory is taken at once: a first touch later would stall the model thread."""
+        """Make a ring in a new anonymous file, whose size can then not be changed. Its memory is taken at once: a first
+        touch later would stall the model thread."""
         fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, slot_stride(page_bytes) * slots + SLOT_ALIGN)
@@ -59,7 +60,7 @@ class Ring:
         self._cancellations[0] = times
 
     def slot(self, index: int) -> memoryview:
-        """A writable view of one slot's page. Let go of it before `close`."""
+        """A writable view of one slot's page, to be released before `close`. Raises IndexError."""
         if not 0 <= index < self.slots:
             raise IndexError(f"slot {index} of {self.slots}")
         start = index * self._stride
@@ -70,7 +71,7 @@ class Ring:
         return index * self._stride
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory and close the descriptor. Idempotent."""
         if self.fd >= 0:
             self._bytes.release()
             self._cancellations.release()

@@ -65,7 +65,8 @@ class AgentSetup:
         peer_grpc: str = "",
         shares_memory: bool = False,
     ) -> AgentSetup:
-        """For the pages of a loaded model, to a kvstore or to peers. Raises ConfigError for too small a ring."""
+        """The setup for a loaded model's pages, of a kvstore's process or (`peers`) of one for other workers. Raises
+        ConfigError if the ring has fewer than two slots."""
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
         default = max(2, min(DEFAULT_SLOTS, DEFAULT_BYTES // stride))
@@ -113,14 +114,14 @@ class AgentSetup:
         return range(self.slots // 2, self.slots)
 
     def service_config(self) -> ServiceConfig:
-        """What channels are made from."""
+        """The TLS settings from which channels and servers are made."""
         return ServiceConfig(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
 
     def to_json(self) -> bytes:
-        """The frame's payload."""
+        """Pack as the payload of a SETUP frame."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> AgentSetup:
-        """The inverse."""
+        """Unpack the payload of a SETUP frame."""
         return cls(**json.loads(data))

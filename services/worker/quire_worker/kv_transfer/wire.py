@@ -91,32 +91,32 @@ class Frame:
         return cls(kind, generation, move, pack_i32(numbers))
 
     def column(self) -> Int32:
-        """The payload; raises WireError."""
+        """The payload as an int32 column; raises WireError if it is none."""
         if len(self.payload) % 4:
             raise WireError(f"a column of {len(self.payload)} bytes in {self.kind.name}")
         return i32(self.payload)
 
     def numbers(self) -> list[int]:
-        """The same as a list."""
+        """The payload's int32 column as a list; raises WireError."""
         column: list[int] = self.column().tolist()
         return column
 
     def number(self) -> int:
-        """The one number of the payload; raises WireError."""
+        """The single number that the payload must hold; raises WireError."""
         column = self.numbers()
         if len(column) != 1:
             raise WireError(f"{len(column)} numbers in {self.kind.name}")
         return column[0]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """A column of (index, slot); raises WireError."""
+        """The payload as a list of (index, slot); raises WireError."""
         column = self.numbers()
         if len(column) % 2:
             raise WireError(f"half a pair in {self.kind.name}")
         return list(zip(column[::2], column[1::2], strict=True))
 
     def pack(self) -> bytes:
-        """The bytes."""
+        """Pack the frame, with its length before it."""
         size = _HEAD.size + len(self.payload)
         return _LENGTH.pack(size) + _HEAD.pack(self.kind, self.generation, self.move) + self.payload
 
@@ -128,7 +128,7 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now; raises WireError."""
+        """Take in bytes, and return the frames that are complete now; the rest is kept. Raises WireError."""
         self._data += data
         frames, start = [], 0
         while len(self._data) - start >= _LENGTH.size:
@@ -157,19 +157,21 @@ def transport_name(code: int) -> str:
 
 
 def pack_move(move: PageMove, generation: int, number: int, submitted_ns: int) -> Frame:
-    """A MOVE, which has its number for an id; `submitted_ns` is `time.time_ns()`, where its span begins."""
+    """Pack a MOVE frame, in which the move has `number` for an id; `submitted_ns` is `time.time_ns()`, where its span
+    begins."""
     return Frame(
         AgentFrameKind.MOVE, generation, number, _SUBMITTED.pack(submitted_ns) + encode_move(replace(move, id=number))
     )
 
 
 def unpack_move(frame: Frame) -> tuple[PageMove, int]:
-    """The inverse of `pack_move`."""
+    """Unpack a MOVE frame; returns the move and `submitted_ns`."""
     (submitted_ns,) = _SUBMITTED.unpack_from(frame.payload)
     return decode_move(frame.payload[_SUBMITTED.size :]), submitted_ns
 
 
 def _frame(data: bytes) -> Frame:
+    """Unpack a frame, without its length; raises WireError for an unknown kind."""
     kind, generation, move = _HEAD.unpack_from(data)
     try:
         return Frame(AgentFrameKind(kind), generation, move, data[_HEAD.size :])

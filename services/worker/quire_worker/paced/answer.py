@@ -62,8 +62,8 @@ def paced_tokens(
     thinking: ThinkingBudget | None = None,
     processors: LogitsProcessors = _NO_PROCESSORS,
 ) -> PacedAnswer:
-    """The undisturbed answer. `output_ids` were emitted before a migration and count as output; `max_model_len` 0: that
-    of the facts."""
+    """Compute the output that the made-up model gives a sequence if nothing disturbs it. `output_ids` were emitted
+    before a migration: they count as output and are not repeated. `max_model_len` 0: that of the facts."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()
     for place, token in enumerate(prompt + before):
@@ -97,8 +97,8 @@ def paced_tokens(
 
 
 def forbidden(controls: LogitsState | None, vocab_size: int, blocked: Iterable[int] = ()) -> NDArray[np.bool_]:
-    """By id, whether a sequence's controls, with what is blocked, would make it less likely: in a world without logits
-    such a token is not drawn at all."""
+    """For each token id, whether it may not be drawn: it is in `blocked`, or the request's controls would lower its
+    logit. The made-up model has no logits to lower, so it never draws such a token."""
     if controls is None:
         mask = np.zeros(vocab_size, np.bool_)
         ids = np.array([*blocked], np.int64)
@@ -110,6 +110,7 @@ def forbidden(controls: LogitsState | None, vocab_size: int, blocked: Iterable[i
 
 
 def _extend(states: list[int], token: int, place: int) -> None:
+    """Append the state (KV) of a further position: the state before plus a hash of token and position."""
     x = (token * TOKEN_FACTOR + place * PLACE_FACTOR) & MASK
     x = ((x ^ (x >> 29)) * FIRST_MIX) & MASK
     states.append(((states[-1] if states else 0) + (x ^ (x >> 32))) & MASK)

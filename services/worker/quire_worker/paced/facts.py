@@ -23,7 +23,8 @@ class PacedFacts:
 
     @property
     def digest(self) -> bytes:
-        """Of the model: replicas with the same one answer the same. The context changes no token and is no part."""
+        """Digest of all facts that change tokens; replicas with the same digest give the same answers. The context
+        length changes no token and is left out."""
         canonical = json.dumps([ARCHITECTURE, self.vocab_size, self.eos_token_ids])
         return hashlib.sha256(canonical.encode()).digest()[:16]
 
@@ -32,7 +33,9 @@ DEFAULT_FACTS = PacedFacts()
 
 
 def read_facts(folder: str, max_model_len: int = 0) -> PacedFacts:
-    """Of a model folder, no weights needed; the defaults for an empty path. `max_model_len` 0: the model's own."""
+    """Read the facts from a model folder's JSON files, without weights; an empty path gives the defaults.
+    `max_model_len` 0: the model's own. Raises ConfigError if the folder has no config.json or a context shorter than
+    `max_model_len`."""
     facts = _of_folder(Path(folder)) if folder else DEFAULT_FACTS
     if max_model_len > facts.max_model_len:
         raise ConfigError(
@@ -45,6 +48,8 @@ def read_facts(folder: str, max_model_len: int = 0) -> PacedFacts:
 
 
 def _of_folder(folder: Path) -> PacedFacts:
+    """Read vocabulary, context length and end-of-sequence ids from config.json and, if present, generation_config.json.
+    Raises ConfigError MODEL_NOT_FOUND without a config.json."""
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(

@@ -61,18 +61,19 @@ SUPPORTED = "die@N, hang@N, nan@N, silent@N, slow@N:MS and wrong-epoch@N, N bein
 
 
 def parse_faults(texts: Iterable[str]) -> tuple[Fault, ...]:
-    """Of the flag's words; raises ConfigError that lists what is supported."""
+    """Parse the values of --paced-fault; raises ConfigError, which lists the supported faults, for any other text."""
     return tuple(_parse(text) for text in texts)
 
 
 class StepFaults:
-    """Those that strike while a step runs."""
+    """The faults that happen while a step runs."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._faults = [fault for fault in faults if fault.name in STEP_FAULTS]
 
     def strike(self, step: int) -> StepEffect | None:
-        """Let happen what is due at the step, if it ends at all; None: nothing is."""
+        """Carry out the faults of this step, and return how they change it; None: the step has no fault. Does not
+        return if a fault hangs or ends the process."""
         due = [fault for fault in self._faults if fault.step == step]
         if not due:
             return None
@@ -83,6 +84,8 @@ class StepFaults:
 
 
 def _parse(text: str) -> Fault:
+    """Parse NAME@STEP or NAME@STEP:VALUE; raises ConfigError BAD_FAULT for an unknown name, a step below 1 or a wrong
+    value."""
     name, _, rest = text.partition("@")
     step, colon, value = rest.partition(":")
     try:

@@ -32,12 +32,13 @@ class FaultyServicer(WorkerServicer):
     def Run(
         self, request_iterator: Iterator[worker_pb2.Grant], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.Report]:
+        """The real servicer's Run, whose Reports are changed or withheld as the faults say. The hello always passes."""
         for report in super().Run(request_iterator, context):
             if report.HasField("hello") or self._spoil(report):
                 yield report
 
     def _spoil(self, report: worker_pb2.Report) -> bool:
-        """Whether the Report is sent, after what is due was done to it."""
+        """Change the Report as the faults of its steps say; returns False if the Report must be withheld."""
         steps = len(i64(report.step_applied, "step_applied"))
         if steps:
             self._step = report.first_step + steps - 1

@@ -38,7 +38,7 @@ _32, _29 = np.uint64(32), np.uint64(29)
 
 
 def contributions(token: NDArray[np.int64], place: NDArray[np.int64]) -> UInt64:
-    """h of each token at its place."""
+    """Hash each token together with its position: the h of the module's formula."""
     x = token.view(np.uint64) * _TOKEN
     x += place.view(np.uint64) * _PLACE
     x ^= x >> _29
@@ -48,7 +48,7 @@ def contributions(token: NDArray[np.int64], place: NDArray[np.int64]) -> UInt64:
 
 
 def probes(state: UInt64, length: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An earlier position, 0..length-1, for each sequence."""
+    """Choose an earlier position, 0..length-1, for each sequence, by its state."""
     x = state >> _32
     x *= length.view(np.uint64)
     x >>= _32
@@ -56,7 +56,7 @@ def probes(state: UInt64, length: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[np.uint32]) -> UInt64:
-    """The random keys; 0 where the sequence is greedy."""
+    """The random key of each sequence, from seed and sample index; 0 where the sequence is greedy."""
     key = sample_index.astype(np.uint64) * _SAMPLE
     key += seed
     key *= _FIRST
@@ -66,7 +66,8 @@ def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[n
 
 
 def draws(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
-    """x of each sequence."""
+    """The number x that decides each sequence's next token, from its last state, the probed state, its length and its
+    key."""
     x = probe * _PROBE
     x += state
     x += length.view(np.uint64) * _PLACE
@@ -75,7 +76,7 @@ def draws(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) 
 
 
 def tokens_of(x: UInt64, vocab_size: int) -> NDArray[np.int32]:
-    """Each x scaled to the vocabulary."""
+    """Scale each x to a token id of the vocabulary."""
     scaled = x >> _32
     scaled *= np.uint64(vocab_size)
     scaled >>= _32
@@ -83,7 +84,7 @@ def tokens_of(x: UInt64, vocab_size: int) -> NDArray[np.int32]:
 
 
 def token_of(x: int, vocab_size: int) -> int:
-    """The same of one plain integer."""
+    """Scale one x, a plain integer, to a token id of the vocabulary."""
     return ((x >> 32) * vocab_size) >> 32
 
 
@@ -95,7 +96,8 @@ def mix(x: int) -> int:
 
 
 def redraw(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
-    """x and the token, once the token is none of the blocked ones. `blocked` has an item for each id."""
+    """Mix x again until its token is not blocked; returns x and the token. After REDRAWS tries the token is the lowest
+    id that is not blocked. `blocked` has an item for each id."""
     token = token_of(x, len(blocked))
     for _ in range(REDRAWS):
         if not blocked[token]:
@@ -106,6 +108,7 @@ def redraw(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _mix(x: NDArray[Any]) -> UInt64:
+    """The mixing function on an array, in place."""
     x ^= x >> _32
     x *= _FIRST
     x ^= x >> _29

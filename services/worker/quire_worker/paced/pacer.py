@@ -33,7 +33,8 @@ class Pacer:
         self._thread = 0
 
     def end_of_step(self, launched_ns: int, step_ns: int) -> int:
-        """When a step launched at that time ends; the next one cannot begin before. 0: it is launched now."""
+        """Schedule a step, and return when it ends: `step_ns` after its launch or after the end of the step before,
+        whichever is later. `launched_ns` 0: it is launched now."""
         self._end_ns = max(self._end_ns, launched_ns or self._clock_ns()) + step_ns
         return self._end_ns
 
@@ -44,7 +45,7 @@ class Pacer:
             self._sleep((left - _MARGIN_NS) / 1e9 if left > _MARGIN_NS else 0.0)
 
     def _sharpen(self) -> None:
-        """Ask Linux, once per thread, not to be late by its usual 50 microseconds."""
+        """Ask Linux, once per thread, to end sleeps without its usual delay of 50 microseconds."""
         thread = threading.get_ident()
         if thread != self._thread:
             self._thread = thread

@@ -31,11 +31,12 @@ class PageArray:
         self._bytes = self.states.view(np.uint8).data
 
     def read_page(self, page: int, /) -> memoryview:
-        """A view of the live page."""
+        """A read-only view of the live page, not a copy."""
         return self._view(page).toreadonly()
 
     def write_page(self, page: int, data: bytes | memoryview, /) -> None:
-        """Overwrite a page with exactly `page_bytes`."""
+        """Overwrite a page with exactly `page_bytes`. Raises InvalidArgument for another size, for page 0, or for a
+        page outside the pool."""
         source = memoryview(data).cast("B")
         if source.nbytes != self.page_bytes or page == 0:
             raise InvalidArgument(
@@ -46,6 +47,7 @@ class PageArray:
         self._view(page)[:] = source
 
     def _view(self, page: int) -> memoryview:
+        """A writable view of a page's bytes; raises InvalidArgument for a page outside the pool."""
         if not 0 <= page < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."

@@ -53,6 +53,7 @@ class PacedRunner:
         self.steps = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
+        """Carry out this step's faults, compute its tokens at once, and then wait until the step's planned end."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.strike(self.steps)
@@ -71,6 +72,8 @@ class PacedRunner:
         return StepOutput(token, logprobs, DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0))
 
     def _compute(self, batch: StepBatch) -> tuple[Int32, LogprobColumns | None]:
+        """Write the KV of all rows, and draw a token for each sequence that samples; returns the tokens, and the
+        logprobs of those who asked, if any."""
         last = self._advance(batch)
         if batch.sample.all():
             sampled = np.arange(len(batch.count))
@@ -95,7 +98,7 @@ class PacedRunner:
         return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
 
     def _advance(self, batch: StepBatch) -> UInt64:
-        """Write the KV of all rows; returns that of each sequence's last."""
+        """Write the KV of all rows to the pool; returns the KV of each sequence's last row."""
         first_place = batch.position.astype(np.int64)
         sequences: IntP = np.arange(len(first_place))
         before = self._before(batch.page_table, sequences, first_place)
@@ -115,20 +118,21 @@ class PacedRunner:
         return total[end - 1]
 
     def _before(self, table: Int32, sequences: IntP, place: Int64) -> UInt64:
-        """The KV just before each place: 0 at a sequence's start."""
+        """The KV of the position before each `place`; 0 at a sequence's start."""
         before = self.pages.states[self._places(table, sequences, np.maximum(place - 1, 0))]
         before[place == 0] = 0
         return before
 
     def _places(self, table: Int32, sequences: IntP, place: Int64) -> Int64:
-        """Where the positions lie in the pool."""
+        """Look up positions of sequences in their page tables; returns their indices into the pool."""
         size = self.pages.page_size
         page = place // size
         return table[sequences, page] * size + (place - page * size)
 
 
 def _logprobs(x: UInt64, token: Int32, asked: Int32, vocab_size: int) -> LogprobColumns | None:
-    """Made up, but always the same: the chosen token is the likeliest, and each next id is one nat less likely."""
+    """Make up logprobs for the tokens whose sequences ask for them (`asked` >= 0); None if none does. The same x gives
+    the same logprobs: the chosen token is the likeliest, and each next id is one nat less likely."""
     index = np.flatnonzero(asked >= 0).astype(np.int32)
     if not len(index):
         return None

@@ -27,7 +27,8 @@ _CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thi
 
 
 def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
-    """Raises ConfigError for a model folder without facts, or sizes that make no sense."""
+    """Make a ServedModel of the made-up model, with its pages, faults and logits processors; loads no weights. Raises
+    ConfigError for a model folder without facts, or sizes that make no sense."""
     progress("config", 0, 0)
     facts, size = read_facts(config.model, config.max_model_len), config.page_size
     pages = PageArray(_num_pages(config), size)
@@ -51,7 +52,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
 
 
 def _num_pages(config: WorkerConfig) -> int:
-    """Page 0 included."""
+    """Number of KV pages, page 0 included: from --paced-pages, else from --kv-cache-memory-bytes, else the default."""
     if config.paced_pages:
         return config.paced_pages + 1
     if config.kv_cache_memory_bytes:

@@ -42,60 +42,63 @@ class Attended(NamedTuple):
 
     @classmethod
     def of(cls, position: int, count: int) -> Attended:
-        """`count` rows of one sequence, after so many."""
+        """What `count` rows of one sequence attend to, which follow `position` earlier tokens."""
         end = position + count
         return cls(count, end, (end * (end + 1) - position * (position + 1)) // 2)
 
     def times(self, sequences: int) -> Attended:
-        """Of so many alike."""
+        """The same for so many sequences alike."""
         return Attended(self.rows * sequences, self.keys * sequences, self.pairs * sequences)
 
 
 def embedding_cost(rows: int, hidden: int, element: int) -> Cost:
-    """Rows of the table, read and written."""
+    """Cost of an embedding lookup: rows of the table are read, and written."""
     return Cost(1, 2 * rows * hidden * element)
 
 
 def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
-    """`adds`: a residual is read and written as well."""
+    """Cost of an RMS norm; `adds`: a residual is read and written as well."""
     return Cost(1, (4 if adds else 2) * rows * hidden * element)
 
 
 def product_cost(rows: int, weight: Weight, element: int) -> Cost:
-    """The weight as it is stored, and what goes in and comes out, whose elements have so many bytes."""
+    """Cost of a linear layer: the weight as it is stored, and the rows that go in and come out. `element`: bytes of one
+    of their elements."""
     outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
 
 def gated_product_cost(rows: int, weight: Weight, element: int) -> Cost:
-    """The same where half of the outputs are gates, which come out multiplied with the others."""
+    """Cost of a linear layer of which half of the outputs are gates: only the others, multiplied by these, are
+    written."""
     outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs // 2) * element, 2 * rows * inputs * outputs)
 
 
 def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:
-    """Queries, keys and values are read; queries are written, keys and values go to their pages."""
+    """Cost of norm, rope and page write: queries, keys and values are read; queries are written, keys and values go to
+    their pages."""
     heads, kv_heads = rows * shape.heads * shape.head_dim, rows * shape.kv_heads * shape.head_dim
     return Cost(1, (2 * heads + 2 * kv_heads) * element + 2 * kv_heads * page_element)
 
 
 def attention_cost(attended: Attended, shape: HeadShape, element: int, page_element: int) -> Cost:
-    """Keys and values are read once for all rows; queries are read, and as much is written."""
+    """Cost of attention: keys and values are read once for all rows; queries are read, and as much is written."""
     kv = 2 * attended.keys * shape.kv_heads * shape.head_dim * page_element
     rows = 2 * attended.rows * shape.heads * shape.head_dim * element
     return Cost(1, kv + rows, 4 * attended.pairs * shape.heads * shape.head_dim)
 
 
 def activation_cost(rows: int, inner: int, element: int, *, gated: bool) -> Cost:
-    """[rows, inner] is written, of as much, or twice as much where it is gated."""
+    """Cost of an activation that writes [rows, inner] and reads as much, or twice as much where it is gated."""
     return Cost(1, (3 if gated else 2) * rows * inner * element)
 
 
 def logits_cost(rows: int, vocab: int, element: int) -> Cost:
-    """Of whatever reads a row of logits once and writes next to nothing: thresholds, the draw, logprobs."""
+    """Cost of whatever reads rows of logits once and writes next to nothing: sampling filters, the draw, logprobs."""
     return Cost(1, rows * vocab * element)
 
 
 def controls_cost(rows: int, vocab: int, element: int) -> Cost:
-    """Logits are copied in float32. Sheets are small beside them."""
+    """Cost of penalties and biases: logits are copied in float32. Logits processor states are small beside them."""
     return Cost(1, rows * vocab * (element + _FLOAT32))

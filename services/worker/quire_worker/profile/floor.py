@@ -21,5 +21,5 @@ PEAKS: Mapping[str, Peak] = {"NVIDIA H200": Peak(4.3e12, 790e12)}
 
 
 def floor_us(cost: Cost, peak: Peak) -> float:
-    """Of all calls: what memory or arithmetic needs, whichever is more."""
+    """Least time of all these calls in microseconds: what memory or arithmetic needs, whichever is more."""
     return 1e6 * max(cost.bytes / peak.bytes_per_s, cost.flops / peak.flops_per_s)

@@ -39,8 +39,8 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
 
 
 def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
-    """Times by range, with attention and what is outside of ranges taken apart; as they are where nothing was launched
-    on a device."""
+    """Split the times of attention, and those outside of named ranges, into parts by their kernels; the other ranges
+    stay as they are. If no kernel ran on a device, nothing is split."""
     found: dict[str, Times] = {}
     for name, spent in times.items():
         if name not in (ATTENTION, OUTSIDE) or not spent.kernels:
@@ -54,7 +54,7 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
 
 
 def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
-    """Of one step: what reads its logits, by part."""
+    """By part, what sampling and logprobs of one step, which follow the decoder, must read of the logits."""
     rows = {
         THRESHOLDS: int(np.count_nonzero(batch.draws["filtered"])),
         DRAW: len(batch.count),

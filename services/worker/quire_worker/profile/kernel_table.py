@@ -29,7 +29,8 @@ class Row:
 
 
 def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int, peak: Peak | None) -> list[Row]:
-    """The longest first. `times` are of all steps, `costs` of one."""
+    """Make a row of the table for each part of a step, the longest first. `times` are of all `steps`, `costs` of
+    one."""
     total = sum(each.us for each in times.values()) or 1.0
     rows = []
     for name, spent in times.items():
@@ -53,7 +54,7 @@ def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int,
 
 
 def as_text(rows: list[Row]) -> str:
-    """A table for people."""
+    """Format the rows, each with its longest kernels, and the whole step as a text table."""
     lines = [_line("part of a step", "calls", "us", "share", "GB/s", "TFLOP/s", "floor us", "of floor")]
     for row in rows:
         rates = f"{row.gb_per_s:.0f}", f"{row.tflop_per_s:.1f}"
@@ -71,5 +72,5 @@ def _line(name: str, *cells: str) -> str:
 
 
 def as_records(rows: list[Row]) -> list[dict[str, object]]:
-    """For JSON."""
+    """The rows as dicts, for JSON."""
     return [asdict(row) for row in rows]

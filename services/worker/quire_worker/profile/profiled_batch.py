@@ -30,8 +30,9 @@ def profiled_batch(
     num_pages: int,
     sampling: Sampling = _GREEDY,
 ) -> StepBatch:
-    """`context` counts the token that is computed. Token ids and the order of pages are random, but the same each time.
-    Raises ConfigError where there are too few pages, or there is nothing to do."""
+    """Make a batch of `decodes` sequences at `context` tokens, the computed one included, and, unless `prompt` is 0, a
+    fresh prompt. Token ids and pages are random, but the same each time. Raises ConfigError for too few pages, or
+    nothing to do."""
     position: Int32 = np.array([context - 1] * decodes + [0] * bool(prompt), np.int32)
     count: Int32 = np.array([1] * decodes + [prompt] * bool(prompt), np.int32)
     if not len(count):
@@ -70,14 +71,14 @@ def profiled_batch(
 
 
 def _draws(rows: int, sampling: Sampling) -> DrawRows:
-    """Of sequences that have seeds of their own."""
+    """Draw rows of sequences that all have this sampling, and each a seed of its own."""
     draws = rows_of([sampling] * rows)
     draws["seed"] = np.arange(rows)
     return draws
 
 
 def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, LogitsState]:
-    """Of every row, where the sampling has some."""
+    """By row, a logits processor state over a random prompt; empty if the sampling asks for no controls."""
     if sampling.controls is None:
         return {}
     rng = np.random.default_rng(1)
@@ -86,7 +87,7 @@ def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> di
 
 
 def attended(batch: StepBatch) -> tuple[Attended, Attended]:
-    """By what decodes, and by what prefills."""
+    """What a batch's decoding sequences attend to in all, and what its prefilling ones do."""
     found = [Attended(0, 0, 0), Attended(0, 0, 0)]
     for position, count, fed in zip(batch.position.tolist(), batch.count.tolist(), batch.fed.tolist(), strict=True):
         more, before = Attended.of(position, count), found[not fed]

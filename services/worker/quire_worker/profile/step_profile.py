@@ -51,7 +51,8 @@ class StepProfile:
 
 
 def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None] = lambda *_: None) -> StepProfile:
-    """Raises ConfigError or Unsupported for what cannot be loaded or does not fit."""
+    """Load the configured model, trace one step, run again and again, and write the trace and the table to files.
+    Raises ConfigError or Unsupported for what cannot be loaded or does not fit."""
     prefill = max(config.prompt, 1)
     # As little as the step needs beside weights and pages.
     config = dataclasses.replace(
@@ -97,6 +98,7 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
 
 
 def _sampling(config: ProfileConfig) -> Sampling:
+    """The sampling parameters that all profiled sequences have, by the configuration."""
     controls = LogitControls(frequency_penalty=config.frequency_penalty) if config.frequency_penalty else None
     return Sampling(
         temperature=config.temperature,
@@ -109,13 +111,15 @@ def _sampling(config: ProfileConfig) -> Sampling:
 
 
 def _fill(pages: Tensor, table: Int32) -> None:
-    """Random numbers, since zeros are computed faster."""
+    """Write random numbers into the pages of the table, since zeros are computed faster."""
     generator = torch.Generator(pages.device).manual_seed(0)
     for page in sorted(set(table.ravel().tolist()) - {0}):
         pages[page].copy_(torch.randn(pages.shape[1:], generator=generator, device=pages.device))
 
 
 def _run(device: Device, batch: StepBatch, steps: int) -> None:
+    """Run a step so many times on the device, waiting for each. Raises Internal STEP_HUNG, or the error of a sequence
+    that failed."""
     ended = threading.Event()
     device.wake = ended.set
     for _ in range(steps):

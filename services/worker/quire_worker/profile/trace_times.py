@@ -27,19 +27,20 @@ class Times:
     """Within a range, by name."""
 
     def add_kernel(self, name: str, spent: Times) -> None:
-        """All that a kernel took."""
+        """Add all that a kernel took, and keep it by its name."""
         self.us += spent.us
         self.count += spent.count
         self.kernels[name] = spent
 
     def add(self, us: float) -> None:
-        """One more."""
+        """Count one more call, which took so long."""
         self.us += us
         self.count += 1
 
 
 def times_by_range(trace: Mapping[str, Any], prefix: str) -> dict[str, Times]:
-    """Range (without the prefix) -> times. Where the trace has kernels, they are the times."""
+    """By name of a range, without the prefix: the times of the kernels that were launched in it or, if the trace has no
+    kernels, the range's own times."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     ranges = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(prefix)]
@@ -61,6 +62,7 @@ def times_by_range(trace: Mapping[str, Any], prefix: str) -> dict[str, Times]:
 
 
 def _by_thread(ranges: Iterable[Mapping[str, Any]]) -> dict[Any, list[Mapping[str, Any]]]:
+    """Group the ranges by process and thread, in order of their beginnings."""
     by_thread: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in ranges:
         by_thread[event.get("pid"), event.get("tid")].append(event)
@@ -70,6 +72,7 @@ def _by_thread(ranges: Iterable[Mapping[str, Any]]) -> dict[Any, list[Mapping[st
 
 
 def _innermost(by_thread: Mapping[Any, list[Mapping[str, Any]]], launch: Mapping[str, Any], prefix: str) -> str:
+    """The name, without the prefix, of the innermost range in which the launch happened; OUTSIDE if there is none."""
     ranges = by_thread.get((launch.get("pid"), launch.get("tid")), [])
     at = float(launch["ts"])
     for index in range(bisect_right(ranges, at, key=lambda event: float(event["ts"])) - 1, -1, -1):
@@ -79,6 +82,7 @@ def _innermost(by_thread: Mapping[Any, list[Mapping[str, Any]]], launch: Mapping
 
 
 def _own_times(ranges: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, Times]:
+    """By name of a range: the time spent in it, less that of the ranges within it."""
     found: dict[str, Times] = defaultdict(Times)
     for events in _by_thread(ranges).values():
         open_ranges: list[tuple[float, str]] = []

@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class TracedOps(Generic[P]):
-    """Implements `Ops`. `attended`: by what decodes, and by what prefills, in a step."""
+    """Implements `Ops`. `attended`: what decoding and what prefilling sequences attend to in a step."""
 
     def __init__(self, ops: Ops[P], attended: tuple[Attended, Attended]) -> None:
         self._ops = ops
@@ -70,7 +70,8 @@ class TracedOps(Generic[P]):
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """The residual is read by the norm that follows, or here."""
+        """Trace the call. If it adds the residual itself (and returns None), reading the residual is counted here; else
+        the norm that follows reads it."""
         left = self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
         if left is None:
             self._add(_product_name("product", x, weight), Cost(0, residual.numel() * residual.element_size()))
@@ -86,6 +87,7 @@ class TracedOps(Generic[P]):
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
+        """Trace the call, with its cost, as "norm, rope and page write"."""
         return self._trace(
             "norm, rope and page write",
             rope_cost(qkv.shape[0], shape, qkv.element_size(), pages.element_size()),
@@ -95,6 +97,8 @@ class TracedOps(Generic[P]):
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
     ) -> Tensor:
+        """Trace attention as one range, with the costs of decoding and prefilling sequences also apart: on a GPU their
+        kernels tell the two apart."""
         costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
         # On a GPU the kernels tell the two apart, elsewhere nothing does.
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
@@ -131,6 +135,7 @@ class TracedOps(Generic[P]):
         return self._trace(_product_name(name, x, weight), cost, call)
 
     def _trace(self, name: str, cost: Cost, call: Callable[[], R]) -> R:
+        """Add the cost, and make the call inside a named range of the profiler."""
         self._add(name, cost)
         with record_function(PREFIX + name):
             return call()
@@ -144,5 +149,5 @@ def _product_name(name: str, x: Tensor, weight: Weight) -> str:
 
 
 def traced(ops: Any, attended: tuple[Attended, Attended]) -> TracedOps[Any]:
-    """Any: the plan's type is the ops' own affair."""
+    """Wrap any ops; the type of their plan is their own affair."""
     return TracedOps(ops, attended)

@@ -37,7 +37,7 @@ _MADE: Final[dict[int, tuple[ref[LogitControls], ControlLists]]] = {}
 
 
 def lists_of(controls: LogitControls) -> ControlLists:
-    """The same for the same object."""
+    """The lists of these controls, which are made once for each object and kept as long as the object lives."""
     key = id(controls)
     made = _MADE.get(key)
     if made is not None and made[0]() is controls:

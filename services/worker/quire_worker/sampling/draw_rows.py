@@ -53,7 +53,7 @@ _UNUSED: Final = (0,) * ("unused" in (DRAW_ROW.names or ()))
 
 
 def draw_rows(count: int, **columns: ArrayLike) -> DrawRows:
-    """Rows of these columns; greedy and without limits in all others."""
+    """Make `count` rows with these columns; all other numbers are neutral: greedy and without limits."""
     rows = np.zeros(count, DRAW_ROW)
     for each in LIMITS:
         rows[each.name] = each.default
@@ -70,12 +70,13 @@ def words_of(rows: DrawRows) -> Int32:
 
 
 def mark_filtered(rows: DrawRows) -> None:
-    """Say of each row whether its limits are to be looked at; needed after a change of its numbers."""
+    """Set `filtered` in each row: whether it is not greedy and has limits. Must be called after a change of its
+    numbers."""
     rows["filtered"] = asks_limits(rows) & (rows["temperature"] >= GREEDY_BELOW)
 
 
 def asks_limits(rows: DrawRows) -> Bool:
-    """[N] whether a row has a limit other than none."""
+    """[N] whether a row limits which tokens may be drawn (top_k, top_p and the like)."""
     asked: Bool = np.zeros(len(rows), np.bool_)
     for each in LIMITS:
         asked |= rows[each.name] != each.default
@@ -83,12 +84,12 @@ def asks_limits(rows: DrawRows) -> Bool:
 
 
 def draw_row(sampling: Sampling) -> tuple[Any, ...]:
-    """A sequence's row."""
+    """The draw row of a sequence, as a tuple in the order of DRAW_ROW."""
     hot = np.float32(sampling.temperature) >= np.float32(GREEDY_BELOW)
     filtered = hot and _LIMITS(sampling) != _NEUTRAL
     return (sampling.seed, sampling.sample, filtered, *_NUMBERS(sampling), *_UNUSED)
 
 
 def rows_of(samplings: Iterable[Sampling]) -> DrawRows:
-    """The rows of some sequences."""
+    """The draw rows of some sequences."""
     return np.array([draw_row(each) for each in samplings], DRAW_ROW)

@@ -47,7 +47,8 @@ LogitsProcessors = Mapping[str, LogitsProcessor]
 
 
 def load_processors(names: Sequence[str], model: Path) -> dict[str, LogitsProcessor]:
-    """The allowed processors by name. Raises ConfigError for one that is not installed or cannot be made."""
+    """Load the named logits processors from installed packages and make them; returns them by name. Raises ConfigError
+    for one that is not installed or cannot be made."""
     registered = {point.name: point for point in entry_points(group=GROUP)} if names else {}
     found: dict[str, LogitsProcessor] = {}
     for name in names:

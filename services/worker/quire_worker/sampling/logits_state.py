@@ -71,17 +71,18 @@ class LogitsState:
 
     @classmethod
     def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> LogitsState | None:
-        """None where the sequence asks for nothing of the kind. `processors` has all that it names."""
+        """The state of a sequence; None if it asks for no controls, processors, thinking budget or repetition rule.
+        `processors` must have all that it names."""
         asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
         return cls(sequence, processors) if any(asks) else None
 
     def fail(self, error: QuireError) -> None:
-        """The sequence cannot go on; its first failure is kept over later steps, which may be launched before that is
-        seen."""
+        """Note the error that ends the sequence. The first one stays: later steps may be launched before it is seen."""
         self.failure = self.failure or error
 
     def fed(self, token: int) -> None:
-        """The token that was drawn last is part of the output, and is computed now."""
+        """Append the token that was drawn last to the output, since a step computes it now, and update all that depends
+        on the output."""
         if self._track is not None:
             self._track.add(token)
         self._output.append(token)
@@ -91,7 +92,8 @@ class LogitsState:
             self._thinking.fed(token)
 
     def apply(self, logits: Float32, blocked: Int32 | None = None) -> None:
-        """Change a row of logits [V], in place."""
+        """Change a row of logits [V], in place, as the request asks (see the module); `blocked` ids are forbidden too.
+        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden."""
         forced = self._forced()
         if forced is not None:
             raw = logits[forced]
@@ -130,7 +132,7 @@ class LogitsState:
 
     @property
     def runs_python(self) -> bool:
-        """Whether `apply` calls what others wrote, which runs on the host alone."""
+        """Whether `apply` calls logits processors, which are Python of others and run on the host alone."""
         return self._processors is not None
 
     @property
@@ -149,6 +151,7 @@ class LogitsState:
         return track.repeats(token)
 
     def _forced(self) -> int | None:
+        """The only token that the thinking budget lets the sequence draw; None: any."""
         budget = self.sequence.thinking
         if budget is None:
             return None
@@ -158,6 +161,7 @@ class LogitsState:
         return track.forced()
 
     def _known_counts(self) -> TokenCounts:
+        """Counts of the tokens of prompt and output, made when first needed."""
         counts = self._counts
         if counts is None:
             counts = self._counts = TokenCounts(self._prompt_ids)

@@ -21,7 +21,7 @@ Words = tuple[UInt64, UInt64, UInt64, UInt64]
 
 
 def philox(counter: Words, key: tuple[UInt64, UInt64]) -> Words:
-    """Four words for each element; counter and key words broadcast together, each below 2**32."""
+    """Four random words for each element; counter and key words broadcast together, each below 2**32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

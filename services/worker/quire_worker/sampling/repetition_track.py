@@ -25,7 +25,8 @@ _LEAST_BLOCK, _MOST_BLOCK = 64, 16_384
 
 
 class RepetitionTrack:
-    """Of one output, of which `tokens` are known. `repeats` asks of a token, `add` makes it part of the output."""
+    """Follows one output, of which `tokens` are known. `repeats` asks about a token, `add` makes it part of the
+    output."""
 
     def __init__(self, rule: RepetitionDetection, tokens: Sequence[int]) -> None:
         self._most, least = rule.max_pattern_size, max(rule.min_pattern_size, 1)
@@ -50,7 +51,7 @@ class RepetitionTrack:
         return bool((self._next >= self._needed).any())
 
     def add(self, token: int) -> None:
-        """The token is part of the output."""
+        """Append a token to the output, and update the runs of all sizes."""
         if token != self._asked:
             self._extend(token)
         self._run, self._next, self._asked = self._next, self._run, _NO_TOKEN
@@ -61,6 +62,7 @@ class RepetitionTrack:
         self._end += 1
 
     def _extend(self, token: int) -> None:
+        """Compute into `_next` what the runs of all sizes would be after this token."""
         first = self._end - self._most
         np.add(self._run, 1, out=self._next)
         self._next *= self._recent[first : first + self._spread] == token

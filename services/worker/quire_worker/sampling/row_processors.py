@@ -30,7 +30,8 @@ class RowProcessors:
         self._count = 0
 
     def run(self, output: Sequence[int], logits: Float32) -> QuireError | None:
-        """Change a row of logits [V], in place; the error of the one that failed, after which it is of no use."""
+        """Let each processor change a row of logits [V], in place. Returns the error of one that raises or makes a NaN
+        or +inf, which leaves the row useless; None: all succeeded."""
         output_ids = self._as_array(output)
         for name, process in self._processors:
             try:
@@ -49,7 +50,8 @@ class RowProcessors:
         return None
 
     def _as_array(self, output: Sequence[int]) -> Int32:
-        """Tokens are added as they come: an answer may be long."""
+        """The output ids as a read-only array. Only ids that are new since the last call are copied: an answer may be
+        long."""
         count = len(output)
         if count > len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(max(count, len(self._ids)), np.int32)])

@@ -39,8 +39,8 @@ _NEAR = 256
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
-    """Token ids [N] of logits [N, V] float32; DAMAGED where a row's largest logit is not finite,
-    NOTHING_LEFT where it is so only by what is blocked and asked."""
+    """Draw a token id for each row of logits [N, V] float32. DAMAGED where a row's largest logit is not finite;
+    NOTHING_LEFT where that is due only to blocked tokens and to what the request asks."""
     raw = logits
     if columns.blocked or columns.controls:
         logits = logits.clone()
@@ -52,14 +52,14 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))
     if sampled.size:
         temperature = columns.draws["temperature"][sampled, None]
-        token[sampled] = _sample_row(values[sampled] / temperature, top[sampled, None] / temperature, columns, sampled)
+        token[sampled] = _sample_rows(values[sampled] / temperature, top[sampled, None] / temperature, columns, sampled)
     if not sound.all():
         token[~sound] = np.where(np.isfinite(raw.amax(dim=-1).numpy()[~sound]), NOTHING_LEFT, DAMAGED)
     return token
 
 
 def _restrict(values: Float32, columns: SamplingColumns) -> None:
-    """Change the logits [N, V] of the rows that ask for it."""
+    """Change, in place, the logits [N, V] of rows with blocked tokens or controls."""
     for row, ids in columns.blocked.items():
         if row not in columns.controls:
             values[row, ids] = -np.inf
@@ -76,8 +76,8 @@ class _Filtered:
     others: list[int] = field(default_factory=list)
 
 
-def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
-    """Tokens of rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N, V]."""
+def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
+    """Draw tokens for rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N, V]."""
     token = np.empty(rows.size, np.int64)
     filtered = _filter(scaled, top, columns, rows)
     if filtered.rows:
@@ -103,7 +103,8 @@ def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: I
 
 
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
-    """Apply the limits; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
+    """Apply the rows' limits (top_k, top_p and the like). Rows that keep few tokens are returned with these; in the
+    others, tokens that are not kept become -inf in `scaled`."""
     vocab_size = scaled.shape[1]
     draws = columns.draws.take(rows)
     asked = asks_limits(draws)
@@ -127,7 +128,8 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
 
 
 def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
-    """Ids of the tokens that a row keeps, ascending; its largest weight is 1.
+    """Ids of the tokens that the limits (min_p, top_k, top_p, typical_p) of a row keep, ascending. `weight` is exp(z -
+    max z).
 
     Tokens of weight 0 go too: noise spans 21, so none that is 100 below the largest can win.
     """
@@ -144,8 +146,8 @@ def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
 
 
 def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
-    """Which tokens locally typical sampling keeps (Meister et al. 2022): -log p differs from the entropy by as much as
-    z differs from its mean."""
+    """Which tokens locally typical sampling keeps (Meister et al. 2022), as flags. -log p differs from the entropy by
+    as much as z differs from its mean."""
     z, mass = scaled.astype(np.float64), weight.astype(np.float64)
     wanted = typical_p * mass.sum()
     distance = np.abs(z - (mass * z).sum() / mass.sum())
@@ -162,7 +164,7 @@ def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
 
 
 def _top_p_mass(mass: Float32, top_p: float) -> float:
-    """The least weight that top_p keeps."""
+    """The weight of the least likely token that top_p keeps."""
     total = mass.sum(dtype=np.float64)
     # All tokens below this together make up at most half of the tail that top_p drops.
     likely = np.sort(mass[mass > 0.5 * (1.0 - top_p) * total / mass.size])[::-1]

@@ -58,7 +58,7 @@ _SPARE = 4
 
 
 def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
-    """The state of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
+    """The state of a sequence that starts, its output ids being those that it had before. `room`: new token ids that it
     can count; None: all that may come. The ids and their counts are its last section."""
     controls = sequence.sampling.controls or NEUTRAL
     counting = any(getattr(controls, each.name) != each.default for each in PENALTIES)
@@ -112,7 +112,7 @@ _NONE: Int32 = np.empty(0, np.int32)
 
 
 def forbidding_state(vocab_size: int) -> Int32:
-    """One that leaves nothing to draw, whatever it is fed, and that any number of sequences may share."""
+    """A state that forbids every token, whatever it is fed, and that any number of sequences may share."""
     header = np.zeros(HEADER, np.int32)
     _set_penalties(header, NEUTRAL)
     header[[AT.bias_at, AT.mask_at, AT.words_at, AT.ring_at, AT.ids_at, AT.starts_at, AT.ends_at]] = HEADER
@@ -121,13 +121,14 @@ def forbidding_state(vocab_size: int) -> Int32:
 
 
 def _set_penalties(header: Int32, controls: LogitControls) -> None:
+    """Write the penalties into the header, as the bits of float32."""
     numbers = header.view(np.float32)
     for each in PENALTIES:
         numbers[OFFSETS[each.name]] = getattr(controls, each.name)
 
 
 def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tuple[Int32, Int32, int]:
-    """Distinct ids, how often each is in the output, and how many there is room for."""
+    """The distinct ids of prompt and output, how often each is in the output, and for how many ids there is room."""
     ids = np.unique(np.concatenate([sequence.prompt_ids, sequence.output_ids]).astype(np.int32))
     counts = np.zeros(len(ids), np.int32)
     np.add.at(counts, np.searchsorted(ids, sequence.output_ids), 1)
@@ -136,12 +137,12 @@ def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tupl
 
 
 def most_ids(sequence: Sequence, known: int, vocab_size: int) -> int:
-    """Distinct ids that a sequence may come to have, which starts with so many."""
+    """How many distinct ids a sequence may have in the end, if it starts with `known`."""
     return max(known, min(vocab_size, known + sequence.stop.max_tokens + _SPARE))
 
 
 def _mask(allowed: tuple[int, ...], vocab_size: int) -> Int32:
-    """Empty where all are allowed."""
+    """One bit for each token of the vocabulary, 1 if it is allowed; empty if all are."""
     if not allowed:
         return _NONE
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)

@@ -42,7 +42,8 @@ class ThinkingTrack:
             self.fed(token)
 
     def fed(self, token: int) -> None:
-        """One more token."""
+        """Take in one more token of the sequence: look for the start mark or, while it thinks, count and look for the
+        end mark."""
         if self.spent < 0:
             self.started = advance(self._start, self._start_back, self.started, token)
             if self.started == len(self._start):
@@ -59,7 +60,8 @@ class ThinkingTrack:
 
 
 def fallbacks(mark: tuple[int, ...]) -> tuple[int, ...]:
-    """Knuth, Morris and Pratt's: of so many of the mark's tokens + 1, how many of its first they also end with."""
+    """The failure function of Knuth, Morris and Pratt: for each beginning of the mark, the length of the longest
+    shorter beginning with which it ends."""
     back, matched = [0] * len(mark), 0
     for place in range(1, len(mark)):
         matched = advance(mark, tuple(back), matched, mark[place])
@@ -75,7 +77,7 @@ def advance(mark: tuple[int, ...], back: tuple[int, ...], matched: int, token: i
 
 
 def _end_of_last(mark: tuple[int, ...], ids: Int32) -> int:
-    """Where the tokens after the last such mark begin; 0: there is none."""
+    """Index behind the last such mark in `ids`; 0: there is none."""
     places = len(ids) - len(mark) + 1
     if places < 1:
         return 0

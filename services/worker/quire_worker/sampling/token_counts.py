@@ -18,7 +18,7 @@ class TokenCounts:
         self._count = np.zeros(len(self._ids), np.float32)
 
     def add(self, token: int) -> None:
-        """One more of the output."""
+        """Count one more token of the output."""
         place = self._index.get(token)
         if place is None:
             place = self._index[token] = self._size
@@ -30,8 +30,8 @@ class TokenCounts:
         self._count[place] += 1
 
     def penalise(self, logits: Float32, repetition: np.float32, frequency: np.float32, presence: np.float32) -> bool:
-        """vLLM's penalties on a row of logits [V], in place, in float32 and in vLLM's order. False where they make a
-        logit infinite."""
+        """Apply vLLM's penalties to a row of logits [V], in place, in float32 and in vLLM's order. Returns False if
+        they make a logit infinite."""
         ids, count = self._ids[: self._size], self._count[: self._size]
         values = logits[ids]
         if repetition != 1:

@@ -34,7 +34,8 @@ class CoreMeter:
         return bool(self._threads)
 
     def read(self) -> Interval:
-        """What happened since the last call."""
+        """Measure the time since the last call: cores that our threads wanted, the share of it in which they had none,
+        and idle cores."""
         before = self._threads
         self._list_threads()
         self._threads = dict(self._counters())
@@ -53,7 +54,7 @@ class CoreMeter:
         return found
 
     def _list_threads(self) -> None:
-        """Open the counters of new threads, close those of threads that have ended."""
+        """Open the counter files of threads that are new, and close those of threads that have ended."""
         try:
             there = {folder.name for folder in (self._proc / "self/task").iterdir()}
         except OSError:
@@ -65,6 +66,7 @@ class CoreMeter:
                 self._files[thread] = os.open(self._proc / f"self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def _counters(self) -> list[tuple[str, tuple[int, int]]]:
+        """Read, for each thread that still lives, its nanoseconds on a core and its nanoseconds waiting for one."""
         found = []
         for thread, file in self._files.items():
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
@@ -73,6 +75,8 @@ class CoreMeter:
         return found
 
     def _idle(self) -> float:
+        """Seconds since boot in which the cores of this process were idle, summed over the cores; 0 where /proc/stat
+        cannot be read."""
         try:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
         except OSError:

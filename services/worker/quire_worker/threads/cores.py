@@ -18,14 +18,15 @@ class _Mount(NamedTuple):
 
 
 def usable_cores(root: Path = _ROOT, affinity: int | None = None) -> int:
-    """At least 1. A quota counts in whole cores: the thread of a fraction would be throttled within each step, and
-    the others would wait for it. `root` holds `proc` and `sys`."""
+    """How many cores this process may use by affinity and cgroup quotas, at least 1. A quota counts in whole cores: the
+    thread of a fraction would be throttled within each step, and the others would wait for it. `root` holds `proc` and
+    `sys`."""
     cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Of this process's cgroups and of those around them, in cores."""
+    """Yield the CPU quotas, in cores, of this process's cgroups and of their parents up to the mount."""
     groups = dict(_groups(_text(root / "proc/self/cgroup")))
     for mount in _mounts(root):
         group = groups.get(mount.version)
@@ -45,6 +46,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path, version: int) -> float | None:
+    """Read the CPU quota of one cgroup, in cores; None where it has no quota."""
     if version == 2:
         words = _text(folder / "cpu.max").split()
     else:
@@ -56,7 +58,8 @@ def _quota(folder: Path, version: int) -> float | None:
 
 
 def _groups(text: str) -> Iterator[tuple[int, str]]:
-    """Version -> path, of the lines `number:controllers:path` that concern the processor."""
+    """Parse /proc/self/cgroup, whose lines are `number:controllers:path`: yield cgroup version and path of those that
+    concern the processor."""
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -67,6 +70,7 @@ def _groups(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
+    """Yield the mounted cgroup file systems that concern the processor, as /proc/self/mountinfo lists them."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         fields, kind = mount.split(), system.split()
@@ -80,6 +84,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _text(path: Path) -> str:
+    """The file's text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -18,7 +18,7 @@ class Pace:
         self._steps: dict[int, tuple[int, float]] = {}
 
     def add(self, rows: int, seconds: float) -> None:
-        """A step has ended."""
+        """Count a step that ended, with its rows and its time."""
         tiles = -(-rows // _TILE)
         steps, before_s = self._steps.get(tiles, (0, 0.0))
         self._steps[tiles] = steps + 1, before_s + seconds
@@ -32,7 +32,8 @@ class Pace:
         return both
 
     def times_of(self, other: Pace) -> float | None:
-        """How many times as long a step took here as a step of the same size there; None: too few are of one size."""
+        """How many times as long steps took here as steps of the same sizes took in `other`; None if fewer than two
+        steps can be compared."""
         here_s = there_s = 0.0
         common = 0
         for tiles, (steps, seconds) in self._steps.items():

@@ -79,7 +79,8 @@ class ThreadShare:
         self._rest = self._left = 0
 
     def observe(self, interval: Interval, pace: Pace) -> None:
-        """The interval that has just ended, and its steps."""
+        """Take in the interval that has just ended, and its steps: end a trial, or begin one with half or twice as many
+        threads. Only this changes `threads`. Intervals in which the process wanted next to no core are ignored."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
@@ -92,18 +93,20 @@ class ThreadShare:
         if self._trial is not None and not self._judge(self._trial):
             return
         if self._crowded >= _CROWDED_INTERVALS and self._may_be_too_many():
-            self._try(self.threads // 2)
+            self._begin_trial(self.threads // 2)
             self._crowded = 0
         elif more and (self._roomy >= self._patience or self._since_trial >= self._full_patience):
-            self._try(self.threads + more)
+            self._begin_trial(self.threads + more)
 
-    def _try(self, threads: int) -> None:
+    def _begin_trial(self, threads: int) -> None:
+        """Use another number of threads from now on, and remember the present number with its pace, to compare."""
         self._trial = _Trial(self.threads, self._recent(), roomy=self._roomy >= self._patience)
         self.threads, self._pace = threads, []
         self._roomy = self._since_trial = 0
 
     def _judge(self, trial: _Trial) -> bool:
-        """Whether the trial is over."""
+        """Compare the trial's steps with those before it; returns whether the trial is over. A trial that failed (fewer
+        threads were clearly slower, or more hardly faster) is undone, and the next one waits longer."""
         trial.intervals += 1
         times = self._recent().times_of(trial.pace)
         if self.threads < trial.threads:
@@ -129,18 +132,23 @@ class ThreadShare:
         return True
 
     def _go_back(self, trial: _Trial) -> None:
+        """End the trial with the number of threads from before it."""
         self.threads, self._trial, self._pace = trial.threads, None, []
         self._roomy = self._crowded = 0
 
     def _be_patient(self, *, soon: bool) -> None:
+        """Set how long cores must be idle before more threads are tried: twice as long as last time if more threads
+        were `soon` too many, else the shortest time."""
         self._patience = min(2 * self._patience, _MOST_PATIENCE) if soon else _FIRST_PATIENCE
 
     @property
     def _full_patience(self) -> int:
+        """Intervals after a trial until more threads are tried even though no core is idle."""
         return min(_FULL_FACTOR * self._patience, _MOST_PATIENCE)
 
     def _may_be_too_many(self) -> bool:
-        """Whether it is time to try fewer threads (again)."""
+        """Whether fewer threads may be tried: the last such trial did not fail, failed long enough ago, or steps are
+        now much slower than they were then."""
         if self._normal is None or self._left <= 0:
             return True
         times = self._recent().times_of(self._normal)

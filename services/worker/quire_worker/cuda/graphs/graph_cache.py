@@ -1,5 +1,5 @@
-"""GraphCache: what is made by StepSize, some of it before it is wanted, the rest when it is, or while there is time
-after that. Knows nothing of what that is."""
+"""GraphCache: items (captured steps) by StepSize; some are made in advance, the others when wanted or in idle time.
+Knows nothing of what an item is."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WORTH_TIME = 2
 
 
 class GraphCache(Generic[T]):
-    """`sizes` may be made, `first` of them in advance and in this order; no more than `most` are. A size is made when
-    it is wanted for the `wants`-th time; until then it is for those who have time."""
+    """Only `sizes` are made, `first` of them in advance and in this order; no more than `most` in all. Another size is
+    made when it is wanted for the `wants`-th time; one that is wanted again before that is queued for idle time."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class GraphCache(Generic[T]):
 
     @property
     def has_missing(self) -> bool:
-        """Whether something is still to be made while there is time."""
+        """Whether a size is still queued to be made in idle time."""
         while self._missing and self._missing[0] in self._made:
             self._missing.popleft()
         return bool(self._missing)
 
     def find(self, wanted: StepSize) -> T | None:
-        """The smallest that suits the wanted size, made now if it was not and is worth it, else the smallest that is
-        there; None: there is none."""
+        """The item of the smallest size that suits `wanted`. If it is not made yet, it is made now if wanted often
+        enough; else this is the smallest item that is there. None: there is none."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()
@@ -60,19 +60,20 @@ class GraphCache(Generic[T]):
         return None if size is None else self._get(size)
 
     def capture_next(self) -> None:
-        """Make the next that is lacking."""
+        """Make the next size that is queued, if there is one."""
         if self.has_missing:
             self._get(self._missing[0])
 
     def give_up(self) -> None:
-        """Make do with what there is."""
+        """Make nothing more: from now on `find` looks only at the items that are there."""
         self._missing.clear()
         self._wanted.clear()
         self._sizes = tuple(self._made)
         self._least.clear()
 
     def _defer(self, size: StepSize) -> bool:
-        """Whether it is to be made later, since it was not wanted often enough."""
+        """Count that this size was wanted; returns whether to leave it for later, since it was not wanted often enough.
+        At its second time the size is queued, first of all, for idle time."""
         self._wanted[size] += 1
         if self._wanted[size] == self._wants:
             return False
@@ -81,6 +82,7 @@ class GraphCache(Generic[T]):
         return True
 
     def _get(self, size: StepSize) -> T:
+        """The item of a size, made now if it is not there. The last item that is allowed ends all making."""
         if size not in self._made:
             self._made[size] = self._make(size)
             if len(self._made) == self._most:

@@ -46,6 +46,7 @@ class GraphRecorder:
         self._open: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
+        """Begin to capture this thread's launches on the current stream, with memory of the shared pool."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
         # Other threads wait for events meanwhile, so only this one's calls are watched.
@@ -53,6 +54,7 @@ class GraphRecorder:
         self._open = graph
 
     def end(self) -> torch.cuda.CUDAGraph:
+        """End the capture and return its graph; raises RuntimeError if none was begun."""
         graph, self._open = self._open, None
         if graph is None:
             raise RuntimeError("no graph was begun")
@@ -60,6 +62,7 @@ class GraphRecorder:
         return graph
 
     def abandon(self) -> None:
+        """End a capture in which a launch failed, and drop it; does nothing if none was begun."""
         graph, self._open = self._open, None
         if graph is not None:
             # The error that is told is the launch's own.
@@ -80,8 +83,8 @@ class _Memory:
 
 
 def borrowed(tensor: Tensor) -> Tensor:
-    """The same place without a hold on it: its memory may be given to others once the tensor is gone. Not during a
-    capture."""
+    """A tensor over the same GPU memory that does not keep it allocated: the memory may be given to others once the
+    original is gone. Not during a capture. A tensor of the CPU is returned as it is."""
     if not tensor.is_cuda:
         return tensor
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

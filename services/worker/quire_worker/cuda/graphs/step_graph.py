@@ -77,12 +77,14 @@ class StepGraph:
         self.logits = body.logits
 
     def layout_of(self, fresh: tuple[Fresh, ...], chunks: int) -> StepLayout:
-        """How a step of so many chunks is packed for it, of which these are fresh."""
+        """The layout by which a step of `chunks` prefill chunks must be packed for this graph; in pieces, the chunks in
+        `fresh` have no tiles."""
         return self.layout.leaving(fresh, chunks) if self._eager else self.layout
 
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
-        """Launch the step that was packed by this layout, on the current stream."""
+        """Launch the step that was packed by this layout, on the current stream; in pieces, attention of prompt chunks
+        is launched between them."""
         self._body.advanced = False
         if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
@@ -91,6 +93,8 @@ class StepGraph:
         self._pieces[-1].replay()
 
     def _replay_pieces(self, layout: StepLayout) -> None:
+        """Replay all pieces but the last and, after each, launch the attention of prompt chunks in one layer with its
+        output projection."""
         shape, pages = self._body.decoder.head_shape, self._body.pages
         fresh, others, tiles = layout.fresh or (), layout.others, self._plan if layout.tiled else None
         for piece, eager in zip(self._pieces, self._eager, strict=False):
@@ -117,7 +121,9 @@ class StepGraph:
         weight: Weight,
         onto: Tensor | None,
     ) -> Tensor | None:
-        """Attention, and the product behind it, as they are captured: ends a piece and begins the next."""
+        """Stands in for a layer's attention during the capture: captures that of decode rows, ends the piece, notes the
+        tensors with which `replay` does the rest, and begins the next piece. Returns the projection's tensor; None if
+        it is added to `onto`."""
         decoder, self._plan = self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
         attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, window)

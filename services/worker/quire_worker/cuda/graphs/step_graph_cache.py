@@ -55,21 +55,21 @@ class StepGraphCache:
         )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """The smallest step that suits the wanted size, captured now if it was not; None: none does, or its capture was
-        put off. `fresh`: some chunk is to be left to torch's attention."""
+        """The smallest captured step that suits the wanted size; captures one now if it is missing, unless that is put
+        off. None: there is none. `fresh`: some chunk is to be left to torch's attention."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)
         return found
 
     def capture(self, count: int) -> bool:
-        """Capture the next `count` sizes that are missing; whether some are left."""
+        """Capture the next `count` sizes that are queued; returns whether some are left."""
         for _ in range(count):
             (self._whole if self._whole.has_missing else self._pieced).capture_next()
         return self._whole.has_missing or self._pieced.has_missing
 
     def give_up(self) -> None:
-        """Make do with what is captured."""
+        """Capture nothing more; the graphs that exist stay in use."""
         self._whole.give_up()
         self._pieced.give_up()
 

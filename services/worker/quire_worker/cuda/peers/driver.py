@@ -58,7 +58,7 @@ class CudaDriver:
         self.call("cuIpcCloseMemHandle", address)
 
     def call(self, name: str, *arguments: object) -> None:
-        """One call by name, checked."""
+        """Call a function of the driver by name; raises Unavailable CUDA_DRIVER if it fails."""
         status = getattr(self.library, name)(*arguments)
         if status != 0:
             raise Unavailable(

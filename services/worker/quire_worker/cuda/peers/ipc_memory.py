@@ -39,7 +39,8 @@ class IpcMemory:
 
     @classmethod
     def of(cls, pool: Tensor, driver: CudaDriver) -> IpcMemory:
-        """Of a contiguous tensor on a GPU; raises Unavailable where its memory cannot be shared."""
+        """Describe the memory of a contiguous tensor on a GPU, so that other processes can open it; raises Unavailable
+        if it cannot be shared."""
         base, _ = driver.allocation_of(pool.data_ptr())
         return cls(driver.export(base), pool.data_ptr() - base, pool.nbytes, device_uuid(pool.device), host_id())
 
@@ -49,7 +50,8 @@ class IpcMemory:
 
     @classmethod
     def unpack(cls, descriptor: bytes) -> IpcMemory:
-        """The inverse; raises InvalidArgument. What it says is compared with the allocation when that is opened."""
+        """Parse what `pack` made; raises InvalidArgument for another length. Offset and size are compared with the
+        allocation when that is opened."""
         if len(descriptor) != _RECORD.size:
             raise InvalidArgument(
                 "BAD_DESCRIPTOR",
@@ -60,5 +62,5 @@ class IpcMemory:
 
 
 def device_uuid(device: torch.device) -> bytes:
-    """A GPU's own, 16 bytes."""
+    """The GPU's UUID, 16 bytes."""
     return uuid.UUID(str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")).bytes

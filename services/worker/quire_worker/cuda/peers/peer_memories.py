@@ -47,7 +47,8 @@ class PeerMemories:
 
     @contextlib.contextmanager
     def using(self, descriptor: bytes) -> Iterator[PeerMemory]:
-        """Opened if it is not yet; reads of it are enqueued within. Raises as PeerMemory."""
+        """Yield the memory that the descriptor names, which is opened at its first use. Reads are enqueued inside,
+        where it cannot be closed. Raises as PeerMemory."""
         with self._lock:
             if descriptor not in self._open:
                 self._open[descriptor] = PeerMemory(IpcMemory.unpack(descriptor), self._page_bytes, self._driver())
@@ -55,7 +56,8 @@ class PeerMemories:
             yield self._open[descriptor]
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
-        """Those that were not used for so long."""
+        """Close the memories that were not used for `idle_s`, after waiting for reads that are enqueued; an error of
+        the driver is logged."""
         with self._lock:
             since = self._clock() - idle_s
             idle = [descriptor for descriptor, used_s in self._used_s.items() if used_s <= since]
@@ -69,5 +71,5 @@ class PeerMemories:
                     log.warning("another worker's memory could not be closed", cause=error.message)
 
     def close(self) -> None:
-        """All of them."""
+        """Close all memories."""
         self.close_idle(0.0)

@@ -32,7 +32,8 @@ class PeerMemory:
             )
 
     def check(self, pages: Int32) -> None:
-        """Raise InvalidArgument where one of the numbers, which come from the other worker, is none of its pages."""
+        """Raise InvalidArgument if one of these page numbers, which come from the other worker, is not a page of its
+        pool."""
         if len(pages) and not 0 < int(pages.min()) <= int(pages.max()) < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE",
@@ -42,7 +43,7 @@ class PeerMemory:
             )
 
     def close(self) -> None:
-        """Idempotent; what reads it must have ended."""
+        """Unmap the memory; whatever reads it must have ended. Idempotent."""
         base, self._base = self._base, 0
         if base:
             self._driver.close(base)

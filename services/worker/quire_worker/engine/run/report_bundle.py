@@ -26,7 +26,8 @@ MOVE_COLUMNS = ("moved_id", "moved_status", "moved_pages", "moved_us")
 
 
 class ReportBundle:
-    """`fits`, then `add`; `take` empties it."""
+    """Reports that will travel as one: ask `has_room_for`, then `add`; `take_report` merges them and empties the
+    bundle."""
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
@@ -38,7 +39,8 @@ class ReportBundle:
         return len(self._reports)
 
     def has_room_for(self, report: Report) -> bool:
-        """Whether the Report may travel with those that are here."""
+        """Whether the Report may be merged with those in the bundle: same epoch, no errors, prefill progress of one
+        Grant only, and within the limits of size."""
         if not self._reports:
             return True
         last = self._reports[-1]
@@ -49,21 +51,21 @@ class ReportBundle:
         return not (self._prefills or len(report.prefill_slot)) or len(self._grants | _grants(report)) <= 1
 
     def add(self, report: Report) -> None:
-        """Take it in."""
+        """Append a Report to the bundle."""
         self._reports.append(report)
         self._bytes += size_of(report)
         self._grants |= _grants(report)
         self._prefills |= bool(len(report.prefill_slot))
 
     def take_report(self) -> Report:
-        """All of them as one; there must be one at least."""
+        """Merge the bundle's Reports, of which there must be one at least, and empty the bundle."""
         merged = merge_reports(self._reports)
         self._reports, self._bytes, self._grants, self._prefills = [], 0, set(), False
         return merged
 
 
 def size_of(report: Report) -> int:
-    """About the bytes of its columns."""
+    """Estimate the bytes of a Report's columns."""
     tops = 0 if report.logprobs is None else 16 * len(report.logprobs) + 8 * len(report.logprobs.top_id)
     tops += sum(16 * len(c.logprobs) + 8 * len(c.logprobs.top_id) for c in report.prompt_logprobs)
     return 64 * report.steps + 16 * len(report.slot) + 8 * len(report.prefill_slot) + tops
@@ -74,7 +76,8 @@ def _grants(report: Report) -> set[int]:
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Reports in order, as one. Counts and stalls are the last one's."""
+    """Join Reports, in order, into one: columns are concatenated; acknowledgements, counts and stalled slots are the
+    last Report's."""
     if len(reports) == 1:
         return reports[0]
     last, first_tokens = reports[-1], accumulate((len(report.token) for report in reports), initial=0)

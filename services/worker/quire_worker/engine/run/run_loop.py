@@ -98,7 +98,8 @@ class RunLoop:
         self._thread.start()
 
     def attach(self) -> Session:
-        """A new scheduler: the one before is told that it was replaced; the hello is the session's first frame."""
+        """Return a session for a new scheduler. The model thread tells the scheduler before that it was replaced, and
+        sends the hello as the session's first frame. After the loop's end the session is closed with WORKER_STOPPED."""
         session = Session()
         with self._ending:
             if self._ended:
@@ -109,30 +110,32 @@ class RunLoop:
         return session
 
     def granted(self, session: Session, grant: Grant, arrival_us: int) -> None:
-        """A Grant of the session; ignored if it is no longer attached. Waits while too many are not applied yet."""
+        """Queue a session's Grant for the model thread; ignored if the session is no longer attached. Blocks while too
+        many Grants are not applied yet."""
         if session.wait_for_room():
             self._inbox.put(_Granted(session, grant, arrival_us))
 
     def detach(self, session: Session, error: QuireError | None = None) -> None:
-        """The session's stream has ended, or must end with the error, even where the model thread waits for a device.
-        Idempotent."""
+        """Close a session whose stream has ended, or which must end with `error`, at once, even while the model thread
+        waits for a device; the model thread then ends its run. Idempotent."""
         session.close(error)
         self._inbox.put(_Detach(session, error))
 
     def wake(self) -> None:
-        """Something that the engine polls has changed."""
+        """Have the model thread look at the engine: a step or a move has ended."""
         self._inbox.put(_Wake())
 
     def drain(self) -> None:
-        """Tell the scheduler, at once and from now on, that the worker is about to stop."""
+        """Tell the scheduler, at once and in every later Report, that the worker is about to stop."""
         self._inbox.put(_Drain())
 
     def wait_vacant(self, timeout_s: float) -> bool:
-        """Wait until no slot holds a sequence; whether that came true in time."""
+        """Wait until no slot holds a sequence; returns whether that came true within `timeout_s`."""
         return self._vacant.wait(timeout_s)
 
     def close(self) -> None:
-        """End the session and the thread."""
+        """Stop the model thread, which closes the session, and wait for the thread; after CLOSE_LIMIT_S the session is
+        closed from here."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join(CLOSE_LIMIT_S)
@@ -141,6 +144,8 @@ class RunLoop:
             session.close(_stopped())
 
     def _main(self) -> None:
+        """Run the engine and handle what comes in, on the model thread, until `close`; an exception is passed to
+        `on_fatal`. At the end the session is closed, and those that still wait are refused."""
         try:
             while self._drain_inbox(wait=self._run_once()):
                 pass
@@ -153,7 +158,8 @@ class RunLoop:
             self._refuse_remaining()
 
     def _run_once(self) -> bool:
-        """Launch what may run and tell of what has ended; whether there is nothing to do until something comes in."""
+        """Launch the steps that may run, and queue at most one Report for the scheduler. Returns whether there is
+        nothing to do until something comes in. An engine error, or a scheduler that does not read, ends the session."""
         session, engine = self._session, self._engine
         if session is None:
             return True
@@ -176,8 +182,8 @@ class RunLoop:
         return report is None
 
     def _drain_inbox(self, wait: bool) -> bool:
-        """Everything that has come in; False at the end. Where nothing comes for a while, the device may do what it
-        has put off."""
+        """Handle everything that has come in, waiting for a first item if `wait`; returns False once the loop is to
+        end. If nothing comes for a while, the device does some of the work that it has put off."""
         block = wait
         try:
             while True:
@@ -193,12 +199,15 @@ class RunLoop:
             return True
 
     def _let_prepare(self) -> float | None:
-        """Nothing has come in for a while, or the device is at it already; how long to wait before it is let again."""
+        """Let the device do some of the work that it has put off, unless steps are in flight. Returns how many seconds
+        to wait before the next time; None: no work is left."""
         if self._engine.in_flight:
             return QUIET_S
         return 0.0 if self._engine.prepare() else None
 
     def _handle(self, item: _Item) -> None:
+        """Handle one item of the inbox: apply a Grant of the attached session, drain, attach a session in place of the
+        present one, or detach it."""
         if isinstance(item, _Granted):
             item.session.applied()
             if item.session is self._session:
@@ -215,6 +224,7 @@ class RunLoop:
             self._abort_session(item.error)
 
     def _apply(self, item: _Granted) -> None:
+        """Apply a Grant to the engine; an error ends the session."""
         self._vacant.clear()
         try:
             self._engine.apply(item.grant, item.arrival_us)
@@ -224,19 +234,21 @@ class RunLoop:
             self._abort_session(as_quire_error(error))
 
     def _abort_session(self, error: QuireError | None) -> None:
-        """The present session is over: clear the slots, and count another run."""
+        """Close the present session, with the error if there is one, and begin another run of the engine, which clears
+        its slots."""
         self._end_session(error)
         epoch = self._engine.begin_run()
         self._vacant.set()
         log.info("scheduler detached", run=epoch.run, code=error.code if error else "")
 
     def _end_session(self, error: QuireError | None) -> None:
+        """Close the present session, if there is one; the engine's run goes on."""
         if self._session is not None:
             self._session.close(error)
             self._session = None
 
     def _refuse_remaining(self) -> None:
-        """Nobody may wait for a thread that is gone."""
+        """Close the sessions that still wait in the inbox, and refuse later ones: the model thread is gone."""
         with self._ending:
             self._ended = True
         try:
@@ -253,6 +265,7 @@ def _stopped() -> QuireError:
 
 
 def _replaced() -> QuireError:
+    """For a session whose scheduler was replaced by another one."""
     return FailedPrecondition(
         "SCHEDULER_REPLACED",
         "Another scheduler attached to this worker; only the newest is served.",
@@ -261,6 +274,7 @@ def _replaced() -> QuireError:
 
 
 def _too_slow() -> QuireError:
+    """For a session whose scheduler left too many Reports unread."""
     return Unavailable(
         "SCHEDULER_TOO_SLOW",
         "The scheduler left too many Reports unread; its run is over.",

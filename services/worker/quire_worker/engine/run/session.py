@@ -59,23 +59,26 @@ class Session:
         return self.outgoing.qsize() > MAX_REPORTS_WAITING
 
     def close(self, error: QuireError | None) -> None:
-        """The last word to the writer; the reader's Grants are no longer waited for."""
+        """End the session: the writer gets `Closed`, with the error, as its last item, and `wait_for_room` waits no
+        longer. From any thread."""
         self._closed.set()
         self.outgoing.put(Closed(error))
 
     def wait_for_room(self) -> bool:
-        """The reader, before each Grant: wait until there is room for it; False: the session is over."""
+        """Wait until another Grant may be queued; returns False if the session is over. Called by the reader before
+        each Grant."""
         while not self._closed.is_set():
             if self._room.acquire(timeout=HEARTBEAT_S):
                 return True
         return False
 
     def applied(self) -> None:
-        """The model thread, after each Grant."""
+        """Make room for another Grant. Called by the model thread when it has taken one."""
         self._room.release()
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
-        """What to send, until the session is closed; raises the QuireError that it was closed with."""
+        """Yield the hello, then Reports, merged where they follow closely, and heartbeats while there is silence; waits
+        between them. Ends when the session is closed, or raises the QuireError that it was closed with."""
         bundle = ReportBundle()
         said: Report | None = None
         sent_s = clock() - REPORT_INTERVAL_S
@@ -102,7 +105,7 @@ class Session:
                 yield _heartbeat(said)
 
     def _next(self, timeout_s: float | None) -> WorkerHello | Report | Flush | Closed:
-        """The next item; a Flush when none came in time."""
+        """Wait for the next outgoing item, for ever if `timeout_s` is None; returns a Flush if none comes in time."""
         try:
             if timeout_s is None:
                 return self.outgoing.get()
@@ -114,7 +117,7 @@ class Session:
 
 
 def _heartbeat(said: Report) -> Report:
-    """A sign of life that repeats the last acknowledgement."""
+    """A Report without content that repeats the acknowledgement and the counts of the last one."""
     return Report(
         epoch=said.epoch,
         first_step=said.first_step + said.steps,

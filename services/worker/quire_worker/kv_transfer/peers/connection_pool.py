@@ -29,7 +29,7 @@ class ConnectionPool:
         self._closed = False
 
     def take_connection(self, address: Address) -> DataConnection | None:
-        """The one to there, if there is one: it is the caller's now."""
+        """Take the kept connection to this address out of the pool: the caller owns it now. None: there is none."""
         with self._lock:
             found = self._kept.pop(address, None)
         if found is None:
@@ -39,7 +39,8 @@ class ConnectionPool:
         return connection
 
     def put_connection(self, address: Address, connection: DataConnection) -> None:
-        """Takes over a connection on which nothing is under way."""
+        """Keep an idle connection for the next pull. It is closed instead if it is not local, the address has one
+        already, or the pool is full or closed; and later if nobody takes it within `idle_s`."""
         with self._lock:
             if connection.local and not self._closed and address not in self._kept and len(self._kept) < _MOST:
                 timer = threading.Timer(self._idle_s, self._close_idle, (address, connection))
@@ -50,7 +51,7 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Let go of all; no more are kept."""
+        """Close all connections; none is kept from now on."""
         with self._lock:
             self._closed = True
             kept, self._kept = list(self._kept.values()), {}
@@ -59,6 +60,7 @@ class ConnectionPool:
             connection.close()
 
     def _close_idle(self, address: Address, connection: DataConnection) -> None:
+        """Close a kept connection whose time is up, unless it was taken meanwhile."""
         with self._lock:
             found = self._kept.get(address)
             if found is None or found[0] is not connection:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Holder(Protocol):
-    """Who serves an export."""
+    """The session that serves an export."""
 
     def stop(self) -> None:
-        """End it, from another thread."""
+        """End the session, from another thread."""
 
 
 class Export:
@@ -44,7 +44,8 @@ class Export:
         self._offered = 0
 
     def take_over(self, holder: Holder) -> list[int]:
-        """From now on the holder serves it; returns slots that nobody wants. Raises NotFound."""
+        """Make `holder` the session that serves the export, and stop the one before. Returns slots of the ring that the
+        caller must release. Raises NotFound if the export is over."""
         with self._changed:
             if self.over:
                 raise export_ended()
@@ -56,8 +57,9 @@ class Export:
         return slots
 
     def request_pages(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
-        """These are due next, in ascending order; returns those that the engine was not asked for yet: now it is. None,
-        unless they are several or the first of all is among them: each question wakes the engine."""
+        """Note that these pages, in ascending order, are due next; returns those to ask the engine for now. None are
+        returned while fewer than `several` are new, unless the first of all is among them: each request wakes the
+        engine."""
         with self._changed:
             if self._is_lost(holder):
                 return []
@@ -73,8 +75,8 @@ class Export:
         return index in self._filled
 
     def take_slot(self, holder: Holder, index: int, timeout_s: float) -> int | None:
-        """The slot of a page, which is the holder's to release; None where it does not come in time. Raises NotFound
-        where the export is over, or another's."""
+        """Wait for a page and take its slot, which the holder must release; None if it does not come in time. Raises
+        NotFound if the export is over or has another holder."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_lost(holder) or index in self._filled, timeout_s)
             if self._is_lost(holder):
@@ -85,7 +87,8 @@ class Export:
             return slot
 
     def fill(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        """Pages have come into the ring, as index and slot; returns slots that nobody wants."""
+        """Take pages that have come into the ring, as (index, slot), and wake the holder; returns slots whose pages are
+        not due, which the caller must release."""
         unwanted = []
         with self._changed:
             for index, slot in pairs:
@@ -98,14 +101,14 @@ class Export:
         return unwanted
 
     def offer(self, pages: int) -> None:
-        """So many pages, from the first on, are filled."""
+        """Note that the first `pages` pages are filled, and wake the holder."""
         with self._changed:
             self._offered = pages
             self._changed.notify_all()
 
     def await_offer(self, holder: Holder, index: int, timeout_s: float) -> int | None:
-        """How many pages are filled, once that page is; None where it is not in time. Raises NotFound as
-        `take_slot`."""
+        """Wait until page `index` is filled; returns how many pages are, or None if it is not in time. Raises NotFound
+        as `take_slot`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_lost(holder) or index < self._offered, timeout_s)
             if self._is_lost(holder):
@@ -113,7 +116,7 @@ class Export:
             return self._offered if index < self._offered else None
 
     def detach(self, holder: Holder) -> list[int]:
-        """The holder serves it no more; returns slots that nobody wants."""
+        """End the service by `holder`, if it still is the holder; returns slots that the caller must release."""
         with self._changed:
             if self._holder is not holder:
                 return []
@@ -121,7 +124,8 @@ class Export:
             return self._take_filled()
 
     def end(self) -> list[int]:
-        """It is over; returns slots that nobody wants. Its holder, if it has one, finds out by itself."""
+        """End the export for good; returns slots that the caller must release. The holder finds out when it asks
+        next."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
@@ -131,6 +135,7 @@ class Export:
         return self.over or self._holder is not holder
 
     def _take_filled(self) -> list[int]:
+        """Forget the pages that are in the ring or due; returns the slots."""
         slots = list(self._filled.values())
         self._filled.clear()
         self._due.clear()

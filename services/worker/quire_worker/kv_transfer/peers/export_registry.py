@@ -51,7 +51,8 @@ class ExportRegistry:
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
 
     def start_job(self, job: Job) -> None:
-        """Peers find the export from now on."""
+        """Register the export under its lease key, so that peers find it. Without a valid key of its own it ends at
+        once."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)
@@ -63,18 +64,20 @@ class ExportRegistry:
         self._send(ended_frame(job, 0, ""))
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pass pages that are in the ring to their export; slots that it does not want go back to the engine."""
         with self._lock:
             export = self._exports.get(number)
         self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
 
     def offered(self, number: int, pages: int) -> None:
+        """Tell an export that its first `pages` pages are filled."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
             export.offer(pages)
 
     def cancel_before(self, generation: int) -> None:
-        """Peers of an earlier run find nothing from now on."""
+        """End all exports of earlier generations, which peers find no more, and count the cancellation."""
         with self._lock:
             void = [export for export in self._exports.values() if export.job.generation < generation]
         for export in void:
@@ -82,6 +85,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def cancel_job(self, number: int) -> None:
+        """End this export, if it is here, and count the cancellation."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
@@ -92,9 +96,9 @@ class ExportRegistry:
         """The process ends, and its sessions with it."""
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
-        """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
-        the engine has ended before the call has ended: its pages may be filled anew before this process hears of it.
-        Raises DataConnectionError where it does not hear."""
+        """The key of the lease with this handle, and its export (None: it has ended); None if the lease is unknown or
+        long over. First waits for cancellations that the engine has counted and this process has yet to read: their
+        pages may be filled anew. Raises DataConnectionError."""
         with self._seen_changed:
             if not self._seen_changed.wait_for(
                 lambda: self._cancellations_seen >= self._ring.cancellations, CANCELLATION_TIMEOUT_S
@@ -112,42 +116,46 @@ class ExportRegistry:
         return self._silence_s() > ENGINE_SILENT_S
 
     def take_over(self, export: Export, holder: Holder) -> None:
+        """Make `holder` the session that serves the export; slots that nobody wants go back to the engine."""
         self.release(export.take_over(holder))
 
     def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
-        """Have the engine put the first of these pages into the ring, at most so many, each once it is filled."""
+        """Have the engine put the first `most` of these pages into the ring, each once it is filled. Few pages may be
+        held back until there are several."""
         new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
             self._send(Frame.of(AgentFrameKind.WANTED, export.job.generation, export.job.number, new))
 
     def detach(self, export: Export, holder: Holder) -> None:
+        """End the service by `holder`; slots that nobody wants go back to the engine."""
         self.release(export.detach(holder))
 
     def release(self, slots: Sequence[int]) -> None:
-        """Slots are the engine's again."""
+        """Give these slots back to the engine."""
         if slots:
             self._send(Frame.of(AgentFrameKind.RELEASED, 0, 0, slots))
 
     def finish_export(self, export: Export) -> None:
-        """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report_finished`
-        follows."""
+        """End an export whose peer has all that it wants; raises NotFound if it has ended already. The caller must call
+        `report_finished` afterwards."""
         if not self._end(export):
             raise export_ended()
 
     def report_finished(self, export: Export, transport: str) -> None:
-        """The engine hears that a peer has had all that it wanted of it, by that transport."""
+        """Trace a finished export, and tell the engine that `transport` has carried all its pages."""
         pages = len(export.run)
         trace_move(export.job, pages)
         self._send(ended_frame(export.job, pages, transport))
 
     def _count_cancellation(self) -> None:
-        """The engine has said once more that moves are void, and it is so."""
+        """Count a cancellation of the engine as carried out; `find_export` waits for this count."""
         with self._seen_changed:
             self._cancellations_seen += 1
             self._seen_changed.notify_all()
 
     def _end(self, export: Export) -> bool:
-        """Whether it was not over."""
+        """End an export, release its slots, and remember its key for peers that come late; returns False if it had
+        ended before."""
         with self._lock:
             if self._exports.pop(export.job.number, None) is None:
                 return False

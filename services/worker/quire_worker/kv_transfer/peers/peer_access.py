@@ -47,7 +47,8 @@ class PeerAccess:
 
     @classmethod
     def from_move(cls, move: PageMove) -> PeerAccess:
-        """As a PULL's ticket says; what makes no sense there is no way."""
+        """Read a pull's ticket: the peer's addresses, its lease key, and whether its memory can be opened. Addresses
+        that are malformed, or sockets of another host, are left out."""
         tcp, grpc, socket = None, None, ""
         for address in rank_zero(move.source):
             text = address.descriptor.decode("ascii", "replace")
@@ -61,7 +62,7 @@ class PeerAccess:
 
 
 def memory_of(move: PageMove) -> bytes:
-    """Descriptor of the memory in which a PULL's pages lie, where it is of this host; else empty."""
+    """The descriptor of the memory that holds a pull's pages; empty if the ticket names none on this host."""
     here = host_id()
     told = (address.descriptor for address in rank_zero(move.source) if address.transport == CUDA_IPC)
     return next((descriptor for descriptor in told if here and descriptor.endswith(here)), b"")
@@ -74,7 +75,7 @@ def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
 
 @functools.cache  # a process lives in one boot
 def boot_id() -> str:
-    """What tells this host, as it was booted, from all others; empty where the system does not say."""
+    """The kernel's boot id, which is unique to this host since it was booted; empty where the system does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -82,8 +83,8 @@ def boot_id() -> str:
 
 
 def neighbourhood() -> bytes:
-    """What processes have in common that find each other's abstract Unix sockets, and so each other's memory: the host,
-    as it was booted, and the network namespace. Empty where the system does not say."""
+    """Identifies the processes that find each other's abstract Unix sockets, and so each other's memory: the host's
+    boot and the network namespace. Empty where the system does not say."""
     boot = boot_id()
     try:
         namespace = Path("/proc/self/ns/net").readlink()
@@ -93,13 +94,14 @@ def neighbourhood() -> bytes:
 
 
 def host_id() -> bytes:
-    """The same as 16 bytes, with which descriptors of memory end."""
+    """The boot id as 16 bytes, with which descriptors of memory end; empty where the system does not say."""
     with contextlib.suppress(ValueError):
         return uuid.UUID(boot_id()).bytes
     return b""
 
 
 def _host_and_port(text: str) -> tuple[str, int] | None:
+    """Parse `host:port`; None if it is malformed."""
     try:
         host, port = split_address(text, "a ticket's address")
     except ConfigError:
@@ -108,6 +110,6 @@ def _host_and_port(text: str) -> tuple[str, int] | None:
 
 
 def _socket_here(text: str) -> str:
-    """The socket's name, where it is of this host."""
+    """The socket's name out of `host/name`; empty if it is malformed or of another host."""
     host, _, name = text.partition("/")
     return name if host and host == boot_id() and _SOCKET_NAME.fullmatch(name) else ""

@@ -71,7 +71,8 @@ class PeerListeners:
 
     @property
     def kinds(self) -> frozenset[MoveKind]:
-        """Moves that there can be: without a key's library none, and without an address nobody comes for exports."""
+        """The kinds of moves that are possible: none without the package for keys; pulls alone if no address is
+        advertised, since nobody comes for exports then."""
         if not AVAILABLE:
             return frozenset()
         return PEER_KINDS if self.addresses else frozenset({MoveKind.PULL})
@@ -82,20 +83,23 @@ class PeerListeners:
         return {flag: sock.fileno() for flag, sock in self._sockets.items()}
 
     def advertise_memory(self, descriptor: bytes) -> bool:
-        """Peers of this host may open that memory, where they are told; whether they are."""
+        """Add the descriptor of this worker's GPU memory to the addresses, so that peers of this host may open it, if
+        there are other addresses and the transport allows it. Returns whether it was added."""
         if descriptor and self.addresses and self._transport in (AUTO, CUDA_IPC):
             self.addresses = (RankAddress(0, CUDA_IPC, descriptor), *self.addresses)
             return True
         return False
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Close the sockets: nobody comes in any more."""
         for sock in self._sockets.values():
             sock.close()
         if self._reserved is not None:
             self._reserved.close()
 
     def _open_unix(self) -> None:
+        """Listen on an abstract Unix socket with a random name, and advertise it; a host without a boot id gets
+        none."""
         host = boot_id()
         if not host:
             log.warning("workers of this host pull pages over TCP: the system has no boot id")
@@ -111,13 +115,15 @@ class PeerListeners:
         self._advertise(config, TCP, listener)
 
     def _reserve_grpc(self, config: WorkerConfig) -> None:
+        """Reserve the port for the agent processes' gRPC server, by a socket that never listens, and advertise it."""
         self._reserved = _bound(config, "peer_grpc_listen", _reserved)
         host, port = self._reserved.getsockname()[:2]
         self.grpc_listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._advertise(config, GRPC, self._reserved)
 
     def _advertise(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:
-        """Where others find that socket."""
+        """Add the address of a bound socket, with the configured host or else this host's own, to those in the hello.
+        Logs a warning and adds nothing if no other host could reach it."""
         host, port = bound.getsockname()[:2]
         if config.peer_advertise or config.advertise:
             host = config.peer_advertise or split_address(config.advertise, "--advertise")[0]
@@ -130,7 +136,8 @@ class PeerListeners:
 
 
 def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
-    """A socket where that option says; raises ConfigError."""
+    """Make a socket on the address that option `name` gives; `auto`: a free port on the host of --listen. Raises
+    ConfigError PORT_IN_USE if that fails."""
     flag, told = "--" + name.replace("_", "-"), getattr(config, name)
     host, port = split_address(config.listen, "--listen")[0], 0
     if told != AUTO:
@@ -151,7 +158,8 @@ def _listening(host: str, port: int, family: socket.AddressFamily) -> socket.soc
 
 
 def _reserved(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
-    """A port that sockets of this user may share."""
+    """Bind a socket, which does not listen, to a port that other sockets of this user may share. Raises OSError if a
+    given port is in use already."""
     if port:  # free ones are nobody's; this one might be shared with another worker
         with socket.socket(family, socket.SOCK_STREAM) as alone:
             alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,7 +175,7 @@ def _reserved(host: str, port: int, family: socket.AddressFamily) -> socket.sock
 
 
 def own_host(family: socket.AddressFamily) -> str:
-    """The address by which this host reaches others, and they it; empty where it has no route to them."""
+    """The address of this host on its route to other hosts; empty if it has no such route. Nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ELSEWHERE[family])  # nothing is sent

@@ -44,6 +44,7 @@ class PeerPort:
         threading.Thread(target=self._accept, name="peer-port", daemon=True).start()
 
     def _accept(self) -> None:
+        """Accept peers on all listeners, for ever, on a thread, and begin a session for each."""
         poll = select.poll()
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)
@@ -59,6 +60,7 @@ class PeerPort:
                 self.begin(connection, SHM if connection.local else TCP)
 
     def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
-        """Serve who has come in by that transport, on a thread; from any thread. `over` is called at its end."""
+        """Serve a peer's connection, which came in by `transport`, on a thread of its own; `over` is called at its end.
+        From any thread."""
         session = PeerSession(connection, self._exports, self._context, transport)
         self._sessions.begin(session, lambda reason: None, over)

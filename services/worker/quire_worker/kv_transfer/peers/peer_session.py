@@ -44,7 +44,8 @@ _MOST_PLACES = 4096
 
 
 class PeerSession(ServedSession["Export"]):
-    """A lease is an export's; a refusal ends the connection. `transport`: how the peer came in."""
+    """Serves one connection of a peer, which pulls exports by their leases; a refusal ends the connection. `transport`:
+    how the peer came in."""
 
     goes_on_refused = False
 
@@ -72,12 +73,16 @@ class PeerSession(ServedSession["Export"]):
             self._handlers |= {FrameKind.AGENT: self._send_agent_metadata, FrameKind.SHOW: self._show}
 
     def _on_broken(self, error: DataConnectionError) -> None:
+        """Log why the connection was ended."""
         log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
 
     def _on_end(self) -> None:
+        """Let go of the NIXL agent, if it was used."""
         self._held.close()
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, Export | QuireError]:
+        """Find the export that a request names by its lease's handle, and verify the request with the lease's key.
+        Returns the seals and the export, or the error of one that has ended. Raises NotFound for an unknown lease."""
         found = self._exports.find_export(frame.head.handle)
         if found is None:
             raise export_unknown()
@@ -87,13 +92,13 @@ class PeerSession(ServedSession["Export"]):
         return seals, export_ended() if export is None or self._is_another(export) else export
 
     def _is_another(self, export: Export) -> bool:
-        """Whether the peer was told places of an export of this lease that has ended since, before it was exported
-        anew: what it read there may be anything."""
+        """Whether this is a new export of a lease whose earlier export has ended since the peer was told places of it:
+        what the peer read there may be anything."""
         before = self._placed
         return before is not None and before is not export and before.handle == export.handle
 
     def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Each page as soon as it is there."""
+        """Answer GET: send each page of the request as soon as it is in the ring, and release its slot."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         self._exports.take_over(export, self)
         emptied: list[int] = []
@@ -110,7 +115,7 @@ class PeerSession(ServedSession["Export"]):
         self._end(frame.head, seals)
 
     def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """The ring, to be read and not to be written."""
+        """Answer MAP: send a descriptor by which the peer can map the ring read-only."""
         try:
             fd = os.open(f"/proc/self/fd/{self._ring.fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -121,7 +126,8 @@ class PeerSession(ServedSession["Export"]):
             os.close(fd)
 
     def _send_agent_metadata(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """How the peer reads the ring by itself, as long as it is here."""
+        """Answer AGENT: wait for NIXL, and send what the peer needs to read the ring by itself. The NIXL agent is kept
+        until the session ends."""
         if self._agents is None or frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than that")
         agents, handle = self._agents, frame.head.handle
@@ -131,8 +137,8 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Each page's place in the ring as soon as it is there, with those of the next that are there as well; a slot
-        is kept until the peer has taken the page."""
+        """Answer a request for pages by telling where in the ring each lies, as soon as it is there, with those of the
+        next that are there too; the peer copies them. A slot is kept until the peer has said that it has the page."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)
@@ -168,6 +174,7 @@ class PeerSession(ServedSession["Export"]):
         self._end(frame.head, seals)
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
+        """Send the places in the ring, and the page headers, of consecutive pages."""
         places = []
         for index, slot in shared:
             with self._ring.slot(slot) as body:
@@ -177,13 +184,16 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
 
     def _release(self, slots: list[int], *, soon: bool = False) -> None:
-        """Slots are the engine's again: all of them; where more come `soon`, once they are several."""
+        """Give all these slots back to the engine, and empty the list. If more will follow `soon`, wait until there are
+        several."""
         if not soon or len(slots) >= self._exports.several:
             self._exports.release(slots)
             slots.clear()
 
     def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> list[int]:
-        """The peer has more of the pages that it was shown, the first first; returns their slots."""
+        """Receive TAKEN, by which the peer says that it has copied the shown pages up to one of those in `waiting`;
+        removes these pages and returns their slots. Raises DataConnectionError if the peer has gone or says something
+        else."""
         frame = self._connection.receive()
         if frame is None:
             raise DataConnectionError("ended", "the peer has gone")
@@ -200,7 +210,8 @@ class PeerSession(ServedSession["Export"]):
         return slots
 
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Where pages lie in the engine's own memory, which the peer reads by itself."""
+        """Answer LOCATE: wait until the asked page is filled, and send where it and the filled pages after it lie in
+        the engine's own memory, which the peer reads by itself."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")
@@ -217,6 +228,8 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, first, length=len(places)), seals, places)
 
     def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
+        """Receive the page indices of a request; raises InvalidArgument unless they ascend and are all pages of the
+        export."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices: list[int] = i32(bytes(asked), "pages").tolist()
@@ -228,11 +241,13 @@ class PeerSession(ServedSession["Export"]):
         return indices
 
     def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:
-        """The slot in which the page lies, in the end. Raises NotFound where the export is over."""
+        """Wait for a page as long as it takes, and return its slot (see `_until`). Raises NotFound if the export is
+        over."""
         return self._until(lambda: export.take_slot(self, index, ALIVE_S), handle, seals)
 
     def _until(self, look: Callable[[], int | None], handle: bytes, seals: Seals) -> int:
-        """What there is to see, in the end; the peer hears meanwhile that somebody is there."""
+        """Call `look`, which waits a while, until it returns a number, and return that; in between the peer is sent
+        signs of life. Raises Unavailable if the engine is silent, DataConnectionError if the peer has gone."""
         while (found := look()) is None:
             if self._exports.engine_is_silent():
                 raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
@@ -242,6 +257,7 @@ class PeerSession(ServedSession["Export"]):
         return found
 
     def _send_page(self, export: Export, index: int, slot: int, seals: Seals) -> None:
+        """Send a page from its slot, in parts; raises DataConnectionError if the peer takes too long to read it."""
         deadline = time.monotonic() + self._page_s
         with self._ring.slot(slot) as body:
             header = frame_page(export.run.key(index), self._dtype, body)
@@ -255,7 +271,7 @@ class PeerSession(ServedSession["Export"]):
                     raise DataConnectionError("slow", "the peer takes too long over a page")
 
     def _done(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """The peer waits for this answer, the engine for nothing: it hears afterwards."""
+        """Answer DONE: end the export, answer the peer, and only then tell the engine, which waits for nothing."""
         self._placed = None
         self._exports.finish_export(export)
         try:

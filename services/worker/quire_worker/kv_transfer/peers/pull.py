@@ -82,28 +82,30 @@ class Pull:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants its pages any more."""
+        """Whether the pull was cancelled."""
         return self._cancelled.is_set()
 
     def add_undelivered(self, index: int, slot: int) -> int:
-        """A page has landed; returns how many have that the engine was not told of."""
+        """Note a page that has landed in a slot; returns how many such pages the engine has not been told of."""
         self._undelivered += (index, slot)
         return len(self._undelivered) // 2
 
     def take_undelivered(self) -> list[int]:
-        """Index and slot of those, which are told of now."""
+        """Remove and return index and slot of the pages that the engine has not been told of, for the caller to tell
+        it."""
         undelivered, self._undelivered = self._undelivered, []
         return undelivered
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel the pull, from any thread: its connections are ended, and whoever waits stops."""
         self._cancelled.set()
         self.direct.look()
         for link in self._links:
             link.abort()
 
     def run(self) -> int:
-        """How many pages have landed, from the first on, each being what its key says."""
+        """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on, each being what
+        its key says. Cancellation, a wrong page and a QuireError end the pull early; they are logged, not raised."""
         try:
             self._fetch_with_retries()
             self._complete = self._sink.received_pages == len(self._transfer.run)
@@ -122,14 +124,17 @@ class Pull:
         return self._sink.received_pages
 
     def close(self) -> None:
-        """Let go of connections, once `run` is over and told of: nobody waits for that. One on which all has come is
-        left in order."""
+        """Close the connections, once the engine was told of `run`'s end, since nobody waits for that. After a complete
+        pull the connection to the peer is kept in the pool."""
         if self._complete and (left := self._link.release_connection()) is not None:
             self._connection_pool.put_connection(*left)
         for transport in self._transports:
             transport.close()
 
     def _fetch_with_retries(self) -> None:
+        """Try all transports until all pages have landed, again as long as pages come, and at most MAX_FRUITLESS_ROUNDS
+        times in a row without. An export or server that may not be there yet is waited for a while. Raises NotFound if
+        the peer refuses."""
         first_told_s: float | None = None
         began_s, fruitless = time.monotonic(), 0
         while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:
@@ -153,12 +158,15 @@ class Pull:
             fruitless = fruitless + 1 if self._sink.received_pages == before else 0
 
     def _try_all_transports(self) -> bool:
-        """Whether there is nothing more to try: all have come, or there is silence."""
+        """Try the transports in turn; returns True if there is nothing more to try: all pages have come, or the peer is
+        silent."""
         self._met_silence = False
         used = self._fallback.try_in_turn(self._transports, self._transfer.access.route, self._fetch)
         return used is not None or self._met_silence
 
     def _fetch(self, transport: FetchTransport[PeerAccess]) -> None:
+        """Fetch what is missing by one transport, and note whether that carried pages. Raises TransportError, and notes
+        whether the peer was silent."""
         before = self._sink.received_pages
         try:
             transport.fetch(self._transfer, self._sink)

@@ -58,8 +58,8 @@ class PoolPageSink:
         return self._sink.received_pages + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Bring the next pages from such pages of the peer's memory. Raises TransferCancelled, and TransportError where
-        the engine cannot."""
+        """Have the engine copy the next pages from these pages of the peer's memory, and wait until it has. Raises
+        TransferCancelled, and TransportError if the engine cannot."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
@@ -72,31 +72,33 @@ class PoolPageSink:
             self._fetched += len(places)
 
     def keep(self) -> None:
-        """The lease stood until after the last fetch."""
+        """Count the fetched pages as received, and tell the engine: the lease stood until after the last fetch."""
         self._sink.skip_pages(self._fetched)
-        self._tell(self._fetched)
+        self._send_kept(self._fetched)
 
     def keep_last(self) -> None:
-        """The same, and nothing more is to come: the pull's end, which follows, says so."""
+        """Count the fetched pages as received, without telling the engine: the frame that ends the pull says so."""
         self._sink.skip_pages(self._fetched)
         self._fetched = 0
 
     def drop(self) -> None:
-        """What was fetched and not kept does not count."""
-        self._tell(0)
+        """Drop the pages that were fetched and not kept, and tell the engine, if there are any."""
+        self._send_kept(0)
 
-    def _tell(self, kept: int) -> None:
+    def _send_kept(self, kept: int) -> None:
+        """Tell the engine how many of the fetched pages count, if there are any; none is left to be kept or dropped
+        then."""
         if self._fetched:
             self._fetched = 0
             self._send(Frame.of(AgentFrameKind.KEPT, self._job.generation, self._job.number, [kept]))
 
     def fetched(self, pages: int) -> None:
-        """The engine answers."""
+        """Pass the engine's answer, how many pages it has copied, to `fetch`, which waits for it."""
         with self._changed:
             self._answer = pages
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Whoever waits looks whether the pull is void."""
+        """Wake `fetch`, so that it notices that the pull was cancelled."""
         with self._changed:
             self._changed.notify_all()

@@ -42,6 +42,8 @@ class PullManager:
         self._connection_pool = ConnectionPool()
 
     def start_job(self, job: Job) -> None:
+        """Start a pull on a thread of its own. If the system has no thread left, the pull ends at once, without
+        pages."""
         pull = Pull(job, self, self._context, self._maps, self._fallback, self._connection_pool)
         with self._changed:
             self._pulls[job.number] = pull
@@ -53,6 +55,7 @@ class PullManager:
             pull.close()
 
     def return_slots(self, slots: Sequence[int]) -> None:
+        """Free these slots, whose pages the engine has taken; pulls may wait for them."""
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
@@ -68,12 +71,15 @@ class PullManager:
         self._connection_pool.close()
 
     def fetched(self, number: int, pages: int) -> None:
+        """Pass the engine's answer to a fetch on to its pull."""
         with self._changed:
             pull = self._pulls.get(number)
         if pull is not None:
             pull.direct.fetched(pages)
 
     def take_slot(self, job: Job) -> int:
+        """Take a free slot for the pull's next page; if there is none, tell the engine of the pages that have landed,
+        and wait. Raises TransferCancelled."""
         with self._changed:
             pull = self._pulls[job.number]
             if not self._free:
@@ -84,7 +90,8 @@ class PullManager:
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """Pages are told of together, where they come together: each frame wakes the engine."""
+        """Hand a page that has landed in a slot to the engine. The engine is told of several pages together, since each
+        frame wakes it."""
         pull = self._pulls[job.number]
         if pull.add_undelivered(index, slot) >= self._batch:
             self._deliver(pull)
@@ -93,11 +100,13 @@ class PullManager:
         self._deliver(self._pulls[job.number])
 
     def _deliver(self, pull: Pull) -> None:
-        """Called by the pull's thread alone."""
+        """Tell the engine, by ARRIVED, of the pull's pages that have landed since the last time. Called by the pull's
+        thread alone."""
         if undelivered := pull.take_undelivered():
             self._send(Frame.of(AgentFrameKind.ARRIVED, pull.job.generation, pull.job.number, undelivered))
 
     def _cancel_where(self, which: Callable[[Pull], bool]) -> None:
+        """Cancel the pulls for which `which` is true, and wake those that wait for a slot."""
         with self._changed:
             for pull in self._pulls.values():
                 if which(pull):
@@ -116,6 +125,7 @@ class PullManager:
         pull.close()
 
     def _end(self, pull: Pull, pages: int) -> None:
+        """Forget a pull, trace it, and tell the engine that it has ended with so many pages."""
         with self._changed:
             del self._pulls[pull.job.number]
         trace_move(pull.job, pages)  # before the engine knows: it may close then

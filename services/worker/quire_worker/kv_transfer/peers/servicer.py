@@ -39,6 +39,8 @@ class PeerServicer(worker_pb2_grpc.PeerServicer):
     def Connect(
         self, request_iterator: Iterator[worker_pb2.PeerBytes], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.PeerBytes]:
+        """Carry a data connection in this call's two streams, and serve it like one that came in by TCP. The call is
+        ended if, after its session, the peer does not read the rest in time."""
         ours, theirs = tunnel_ends()
         # When all is said, it may take so long to be read: who does not would keep this thread for ever.
         late = threading.Timer(FRAME_S, context.cancel)
@@ -64,7 +66,8 @@ _OPTIONS = {
 
 
 def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
-    """Until the process ends. Where it cannot be, peers have other ways, or compute."""
+    """Start the gRPC server on which peers come in; it runs until the process ends. If that fails, the error is logged,
+    and peers use other transports or compute the pages."""
     try:
         credentials = server_credentials(setup.service_config())
     except QuireError as error:

@@ -34,7 +34,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def tunnel_ends() -> tuple[socket.socket, socket.socket]:
-    """What is written to the one is read from the other."""
+    """Make two connected sockets: one for a session or a link, the other for the stream that carries its bytes."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -42,14 +42,14 @@ def tunnel_ends() -> tuple[socket.socket, socket.socket]:
 
 
 def read_pieces(end: socket.socket) -> Iterator[worker_pb2.PeerBytes]:
-    """What comes out of a socket, for the stream; until the socket's end."""
+    """Yield the bytes that come out of a socket, as messages for the stream, until the socket ends."""
     with contextlib.suppress(OSError):
         while data := end.recv(PIECE_BYTES):
             yield worker_pb2.PeerBytes(data=data)
 
 
 def write_pieces(pieces: Iterable[worker_pb2.PeerBytes], end: socket.socket) -> None:
-    """What comes from the stream, into a socket; until either ends, and with it the other."""
+    """Write the stream's messages into a socket until either ends, then shut the socket."""
     try:
         for piece in pieces:
             end.sendall(piece.data)
@@ -60,7 +60,7 @@ def write_pieces(pieces: Iterable[worker_pb2.PeerBytes], end: socket.socket) -> 
 
 
 def shut(end: socket.socket) -> None:
-    """Whoever waits at either end notices."""
+    """Shut a socket both ways, so that threads that wait at either end notice."""
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 
@@ -73,8 +73,8 @@ class TunnelDialer:
         self._wait_for_ready = True
 
     def expect_server(self, *, starting: bool) -> None:
-        """Whether the peer's server may yet have to start, and is waited for then. A peer that refused has started, or
-        has gone."""
+        """Set whether the peer's server may still be starting: if so, the next connection waits for it; if not, a
+        refusal counts at once."""
         self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:

@@ -38,7 +38,7 @@ FLOOR_BYTES_PER_S = 50e6
 
 
 class PeerUnreachable(DataConnectionError):
-    """Nobody has answered. `silent`: it took long to find out; else it was refused."""
+    """Nobody has answered. `silent`: this took long to find out; otherwise the connection was refused."""
 
     def __init__(self, text: str, began_s: float) -> None:
         super().__init__("unreached", text)
@@ -46,8 +46,8 @@ class PeerUnreachable(DataConnectionError):
 
 
 class Exchange:
-    """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataConnectionError,
-    also where the other side takes too long over the whole of it; what the engine takes meanwhile does not count."""
+    """The frames of one lease on a connection, about pages of `size` bytes in all. Raises DataConnectionError, also if
+    the other side takes too long over the whole of it; the time that the engine takes meanwhile does not count."""
 
     def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class Exchange:
         self.set_time_budget(size)
 
     def set_time_budget(self, size: int) -> None:
-        """From here on, it may take so long as so many bytes do."""
+        """Give the other side, from now on, the time that `size` bytes may take."""
         self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
 
     def send(
@@ -70,14 +70,16 @@ class Exchange:
         page_header: bytes = bytes(128),
         fds: Sequence[int] = (),
     ) -> None:
-        """One frame."""
+        """Send one frame under the lease. Raises DataConnectionError if the connection breaks or the other side's time
+        is up."""
         head = Head(kind, self._handle, page, offset, len(payload), last, page_header)
         started = self._in_time()
         self.connection.send(head, self.seals, payload, fds)
         self._spent_since(started)
 
     def receive_frame(self, *kinds: FrameKind) -> ReceivedFrame:
-        """The next head, genuine and of one of these kinds; raises NotFound where the other side refuses."""
+        """Wait for the next frame's head, which must be genuine and of one of these kinds. Raises NotFound if the other
+        side refuses the request, DataConnectionError for anything else."""
         started = self._in_time()
         frame = self.connection.receive()
         self._spent_since(started)
@@ -95,14 +97,14 @@ class Exchange:
         return frame
 
     def receive_payload(self, frame: ReceivedFrame, into: memoryview) -> None:
-        """Of a head that has arrived, into memory of its length."""
+        """Receive the payload of a head that has arrived, into memory of its length."""
         started = self._in_time()
         self.connection.receive_payload(frame, self.seals, into)
         self._spent_since(started)
 
     def _verify_head(self, frame: ReceivedFrame) -> Head:
-        """A refusal counts, too, that was made without a key: nothing comes of it that the connection's end would not
-        bring about."""
+        """Verify that the head was made with the lease's key; raises DataConnectionError if not. A refusal that was
+        made without a key is accepted too: it does no more than the connection's end would."""
         if frame.head.kind is FrameKind.REFUSED:
             with contextlib.suppress(DataConnectionError):
                 return self.connection.verify_head(frame, self.seals)
@@ -110,7 +112,8 @@ class Exchange:
         return self.connection.verify_head(frame, self.seals)
 
     def _in_time(self) -> float:
-        """Before each wait, so that what has come in the end counts, however late. Returns the time."""
+        """Return the present time; raises DataConnectionError if the other side's time is up. Called before each wait,
+        so that what has come in the end counts, however late."""
         if self._left_s < 0:
             raise DataConnectionError("slow", "the other side takes too long over these pages")
         return time.monotonic()
@@ -119,6 +122,7 @@ class Exchange:
         self._left_s -= time.monotonic() - started
 
     def _refused(self, frame: ReceivedFrame) -> NoReturn:
+        """Receive the code of a refusal, and raise NotFound with it."""
         code = bytearray(frame.head.length)
         if code:
             self.connection.receive_payload(frame, self.seals, memoryview(code))
@@ -126,8 +130,8 @@ class Exchange:
 
 
 class DataLink:
-    """To one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange; `dial` makes
-    connections as `connect` does."""
+    """A connection to one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange;
+    `dial` makes connections as `connect` does."""
 
     def __init__(self, frame_s: float = FRAME_S, dial: Dial | None = None) -> None:
         self._frame_s = frame_s
@@ -139,8 +143,9 @@ class DataLink:
 
     @contextlib.contextmanager
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
-        """`size`: see Exchange. Raises TransportError where the connection cannot be had or breaks. Whatever is raised
-        within ends it, but for refusals and wrong pages: who knows that more is to come after these closes it."""
+        """An exchange with this address under a lease's key, on the kept connection or a new one; `size`: see Exchange.
+        Connection errors become TransportError. Any exception inside closes the connection, except NotFound and
+        PageCorrupt: the caller must, if more is to come."""
         try:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
@@ -156,18 +161,20 @@ class DataLink:
             raise
 
     def abort(self) -> None:
-        """From another thread: who waits here finds the connection ended, and there is no other from now on."""
+        """End the connection from another thread, so that whoever waits for it notices; the link makes no other from
+        now on."""
         with self._lock:
             self._is_aborted = True
             if self._connection is not None:
                 self._connection.shut_down()
 
     def adopt_connection(self, address: Address, connection: DataConnection) -> None:
-        """Go on with a connection to there that another link has handed over. Before anything else."""
+        """Use a connection to this address that another link has handed over. Must be called before anything else."""
         self._address, self._connection = address, connection
 
     def release_connection(self) -> tuple[Address, DataConnection] | None:
-        """The connection, where there is one, on which nothing must be under way: it is the caller's now."""
+        """Hand the connection, with its address, to the caller; nothing may be under way on it. None: there is none, or
+        the link was aborted."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is None:
@@ -178,7 +185,7 @@ class DataLink:
         return self._address, connection
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection, if there is one; a later exchange makes another. Idempotent."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -186,6 +193,8 @@ class DataLink:
             connection.close()
 
     def _connected(self, address: Address) -> DataConnection:
+        """The kept connection, if it leads to this address and the other side has not ended it; else a new one. Raises
+        TransferCancelled after `abort`."""
         if self._connection is not None:
             # Between moves nothing is to come: what is there is the other side's end.
             if address == self._address and not self._connection.wait(0):
@@ -199,16 +208,16 @@ class DataLink:
         return connection
 
     def _is_silent(self, error: Exception) -> bool:
-        """Whether nothing came in time, which on a connection that has ended cannot be."""
+        """Whether the error means that nothing came in time. A connection that has ended is not silent."""
         if isinstance(error, DataConnectionError) and error.reason == "slow":
             return self._connection is None or not self._connection.wait(0)
         return isinstance(error, TimeoutError)
 
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
-    """A new connection, greeted; raises DataConnectionError, OSError. A string is the name of an abstract Unix socket:
-    who is silent there hangs. Between hosts nothing tells that from a network that lets nothing through:
-    PeerUnreachable."""
+    """Make a connection and greet; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is
+    refused or, over TCP, if anything fails; DataConnectionError or OSError if a Unix socket's owner is there and says
+    nothing."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()
@@ -219,7 +228,7 @@ def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
 
 
 def with_handshake(connection: DataConnection) -> DataConnection:
-    """A connection that has just been made, ready for use; else it is closed."""
+    """Greet on a connection that has just been made, and return it ready for use; if that fails, it is closed."""
     try:
         connection.client_handshake()
     except BaseException:
@@ -229,6 +238,8 @@ def with_handshake(connection: DataConnection) -> DataConnection:
 
 
 def _connect_unix(name: str, frame_s: float) -> DataConnection:
+    """Connect to an abstract Unix socket and greet; raises PeerUnreachable if nobody listens there. A full queue is
+    waited for, CONNECT_S at most."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A socket with a timeout of Python's would not wait where others are in the queue.

@@ -82,8 +82,8 @@ class FallbackPolicy:
         self._pauses: OrderedDict[tuple[str, Hashable], _Pause] = OrderedDict()
 
     def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
-        """The first transport with which the attempt succeeds, None where there is none. TransportErrors lead to the
-        next one; what else an attempt raises passes through."""
+        """Attempt the transports in order until one succeeds, and return that; None if none does. A TransportError
+        leads to the next one, unless the rules end the attempt; any other exception passes through."""
         for transport in self.in_order(transports, route):
             try:
                 attempt(transport)
@@ -97,7 +97,8 @@ class FallbackPolicy:
         return None
 
     def in_order(self, transports: Iterable[T], route: Hashable) -> list[T]:
-        """The transports to be tried, the first first. `transports` are in order of preference."""
+        """The transports to try, in order. `transports` are in order of preference; those that are paused come last, or
+        are left out if the rules say so."""
         ready, paused = list[T](), list[T]()
         for transport in transports:
             (paused if self._is_paused(transport.name, route) else ready).append(transport)
@@ -109,6 +110,8 @@ class FallbackPolicy:
             return pause is not None and self._clock() < pause.until_s
 
     def _record_failure(self, name: str, route: Hashable, error: TransportError) -> None:
+        """Log a transport's failure and, if the rules count it, pause the transport on this route, for twice as long as
+        last time."""
         pause_s = 0.0
         if self._rules.counts(error):
             with self._lock:

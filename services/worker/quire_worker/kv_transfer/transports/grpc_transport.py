@@ -31,10 +31,11 @@ class GrpcTransport:
         return True
 
     def probe(self, access: LeaseAccess) -> None:
-        """The access came this way."""
+        """Does nothing: the access itself came over gRPC."""
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """The store checks each page before it sends it; one of many frames may go bad behind that."""
+        """Receive all remaining pages in one stream. After a damaged page, ask the store to check its own copy, then
+        raise PageCorrupt."""
         try:
             self._receive(transfer, sink)
         except PageCorrupt:
@@ -43,6 +44,7 @@ class GrpcTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """Send all remaining pages in one stream; each page is released when the next one is asked for."""
         sent: list[int] = []
 
         def body(index: int) -> memoryview:
@@ -67,6 +69,8 @@ class GrpcTransport:
         """The channel is another's."""
 
     def _receive(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        """Stream the remaining pages from the store into the sink; raises PageCorrupt for one that is damaged or out of
+        order."""
         indices = range(sink.received_pages, len(transfer.run))
         pages = self._client.get_pages(transfer.access.lease, indices, context=context_to_pb(transfer.context))
         with contextlib.closing(pages):

@@ -48,16 +48,18 @@ class SharedNixlAgent:
         self._begun = threading.Event()
 
     def begin(self) -> None:
-        """Make the first one, on a thread: it takes seconds to load what all need."""
+        """Make the first agent, on a thread, since it takes seconds to load what all of them need."""
         threading.Thread(target=self._begin, name="nixl-start", daemon=True).start()
 
     def await_begun(self, timeout_s: float) -> bool:
-        """Whether `using` will not be slow."""
+        """Wait until the first agent was made or has failed; returns whether that came in time, so that `using` is not
+        slow."""
         return self._begun.wait(timeout_s)
 
     @contextlib.contextmanager
     def using(self) -> Iterator[NixlAgent]:
-        """The agent, which lives as long. Raises DataConnectionError where there cannot be one."""
+        """Yield the agent, which is made if there is none and closed when nobody has used it for `idle_s`. Raises
+        DataConnectionError if it cannot be made."""
         with self._lock:
             if self._agent is None:
                 self._agent = NixlAgent(self._ring)
@@ -77,6 +79,7 @@ class SharedNixlAgent:
                     self._timer.start()
 
     def _begin(self) -> None:
+        """Make an agent once, which loads NIXL, then let those go on that wait in `await_begun`; an error is logged."""
         try:
             with self.using():
                 pass
@@ -86,6 +89,7 @@ class SharedNixlAgent:
             self._begun.set()
 
     def _close_idle(self) -> None:
+        """Close the agent, unless somebody has used it since this timer began."""
         with self._lock:
             if self._agent is not None and not self._users and self._timer is threading.current_thread():
                 self._agent.close()
@@ -111,7 +115,7 @@ class NixlAgent:
             self.metadata: bytes = self._nixl.get_agent_metadata()
 
     def close(self) -> None:
-        """End it, and then let go of its memory: until then what was given up may be written there."""
+        """End NIXL's agent, and only then free its memory: a read that was given up may write there until then."""
         with contextlib.suppress(DataConnectionError), _failures():
             del self._nixl
         self._areas.clear()
@@ -119,7 +123,8 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def peer(self, metadata: bytes) -> Iterator[str]:
-        """A peer's name here, as long as it is read from. Raises DataConnectionError."""
+        """Register a peer by its metadata, and yield the name that it has here; it is removed when nobody uses it any
+        more. Raises DataConnectionError."""
         with self._lock, _failures():
             name = self._nixl.add_remote_agent(metadata)
             name = name.decode() if isinstance(name, bytes) else name
@@ -135,7 +140,8 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def read(self, peer: str, addresses: Sequence[int]) -> Iterator[list[NDArray[np.uint8]]]:
-        """Copies of the pages that lie there, as long as they are looked at. Raises DataConnectionError."""
+        """Read the peer's pages at these addresses in one request, and yield copies, which are good inside alone.
+        Raises DataConnectionError."""
         with self._lock, _failures():
             areas = [self._areas.pop() if self._areas else self._new_area() for _ in addresses]
         self._read(peer, addresses, areas)
@@ -146,7 +152,8 @@ class NixlAgent:
                 self._areas += areas
 
     def _read(self, peer: str, addresses: Sequence[int], areas: Sequence[NDArray[np.uint8]]) -> None:
-        """Where this raises, the areas are nobody's any more, as long as the agent lives."""
+        """Read pages into the areas, and wait for READ_S at most. If this raises, the areas must not be used again as
+        long as the agent lives: NIXL may still write to them."""
         deadline = time.monotonic() + READ_S
         size = self._page_bytes
         with self._lock, _failures():
@@ -164,6 +171,7 @@ class NixlAgent:
             raise DataConnectionError("nixl", f"a read ended as {state}")
 
     def _new_area(self) -> NDArray[np.uint8]:
+        """Memory for one page, which NIXL may write to; it is kept until `close`."""
         memory = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         area: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
         self._nixl.register_memory([(area.ctypes.data, len(area), 0, "")], _MEMORY)
@@ -173,7 +181,7 @@ class NixlAgent:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """NIXL's errors have no common class of their own."""
+    """Inside, every exception becomes a DataConnectionError, since NIXL's errors have no class in common."""
     try:
         yield
     except Exception as error:

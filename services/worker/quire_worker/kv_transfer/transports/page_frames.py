@@ -32,21 +32,22 @@ def send_pages(
     page_source: PageSource,
     put: Callable[[int, bytes, memoryview], None],
 ) -> None:
-    """All that is left. `put(index, header, body)` sends one page, which the store answers with TAKEN."""
+    """Send all remaining pages, and wait until the store has taken them. `put(index, header, body)` sends one page;
+    some are sent ahead of the store's answer, TAKEN, with which a page is released."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // transfer.page_bytes))
     waiting: deque[int] = deque()
     for index in list(page_source.remaining):
         while waiting and (len(waiting) >= window or not page_source.is_ready(index) or exchange.connection.wait(0)):
-            _settle(exchange, waiting, page_source)
+            _await_taken(exchange, waiting, page_source)
         body = page_source.page_body(index)
         put(index, frame_page(transfer.run.key(index), transfer.dtype, body), body)
         waiting.append(index)
     while waiting:
-        _settle(exchange, waiting, page_source)
+        _await_taken(exchange, waiting, page_source)
 
 
-def _settle(exchange: Exchange, waiting: deque[int], page_source: PageSource) -> None:
-    """The store has the page that it was sent first."""
+def _await_taken(exchange: Exchange, waiting: deque[int], page_source: PageSource) -> None:
+    """Wait for the store's answer that it has taken the first of the pages in `waiting`, and release that page."""
     frame = exchange.receive_frame(FrameKind.TAKEN)
     if frame.head.page != waiting[0]:
         raise DataConnectionError("garbage", f"page {frame.head.page} was taken before {waiting[0]}")
@@ -56,8 +57,8 @@ def _settle(exchange: Exchange, waiting: deque[int], page_source: PageSource) ->
 def receive_parts(
     exchange: Exchange, frame: ReceivedFrame, page: int, transfer: PageTransfer[Any], sink: PageSink
 ) -> None:
-    """The next page, whose first frame has arrived, to where it belongs; `page` is its number there. Raises
-    DataConnectionError, and PageCorrupt unless it is what its key says."""
+    """Receive the sink's next page in parts, the first of which has arrived as `frame`, check it, and commit it; `page`
+    is its number at the sender. Raises DataConnectionError, and PageCorrupt if it is not what its key says."""
     index, came = sink.received_pages, 0
     while True:
         head = frame.head

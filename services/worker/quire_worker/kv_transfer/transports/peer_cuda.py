@@ -33,7 +33,8 @@ class PeerCuda:
         return access.memory and bool(access.socket or access.tcp)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """In the end the peer is told that nothing more is wanted."""
+        """Have the engine's device read all remaining pages from the peer's memory, then tell the peer that no more are
+        wanted. Pages count only once a later answer shows that their lease still stood."""
         access = transfer.access
         address = access.socket or access.tcp
         if not address:
@@ -52,7 +53,8 @@ class PeerCuda:
         self._link.close()
 
     def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:
-        """Where the next pages lie; at least one. Any answer shows that the lease stood until now."""
+        """Ask the peer where the next pages lie in its memory, and wait until at least one is filled. Each answer shows
+        that the lease stood until now, so the pages fetched before are kept."""
         first = transfer.access.first_index + self._pool_sink.reached
         exchange.send(FrameKind.LOCATE, page=first)
         while True:

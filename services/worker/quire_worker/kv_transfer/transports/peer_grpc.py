@@ -29,7 +29,8 @@ class PeerGrpc:
         return access.grpc is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """In the end the peer is told that nothing more is wanted."""
+        """Receive all remaining pages in frames, carried by a gRPC stream, then tell the peer that no more are
+        wanted."""
         if transfer.access.grpc is None:
             raise ValueError("this way was not offered")
         fetch_all(self._link, transfer.access.grpc, transfer, sink)

@@ -51,7 +51,7 @@ class PeerNixl:
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """In the end the peer is told that nothing more is wanted."""
+        """Read all remaining pages out of the peer's ring by NIXL, then tell the peer that no more are wanted."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         try:
@@ -69,6 +69,8 @@ class PeerNixl:
         self._held.close()
 
     def _fetch(self, exchange: Exchange, agent: NixlAgent, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """Ask for the peer's NIXL metadata and its ring's address, then copy pages out of that ring as the peer shows
+        them."""
         exchange.send(FrameKind.AGENT)
         frame = next_but_alive(exchange, transfer.page_bytes, FrameKind.PLACED)
         told = bytearray(frame.head.length)
@@ -88,5 +90,5 @@ class PeerNixl:
 
 
 def pack_agent(agent: NixlAgent) -> bytes:
-    """What the peer is told: where the ring lies, and how its memory is reached."""
+    """Pack the answer to AGENT, with which a peer reads this ring: the ring's address and the agent's metadata."""
     return _BASE.pack(agent.base) + agent.metadata

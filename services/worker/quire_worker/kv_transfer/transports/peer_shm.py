@@ -38,7 +38,7 @@ class PeerShm:
         return bool(access.socket)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """In the end the peer is told that nothing more is wanted."""
+        """Copy all remaining pages out of the peer's ring, then tell the peer that no more are wanted."""
         access = transfer.access
         with self._link.exchange(access.socket, access.key) as exchange:
             if sink.received_pages < len(transfer.run):
@@ -50,6 +50,7 @@ class PeerShm:
         self._link.close()
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """Ask for a descriptor of the peer's ring, map it, and copy pages out of it as the peer shows them."""
         exchange.send(FrameKind.MAP)
         frame = exchange.receive_frame(FrameKind.END)
         if not frame.fds:

@@ -35,7 +35,7 @@ class PeerTcp:
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """In the end the peer is told that nothing more is wanted."""
+        """Receive all remaining pages in frames over TCP, then tell the peer that no more are wanted."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         fetch_all(self._link, transfer.access.tcp, transfer, sink)
@@ -45,7 +45,7 @@ class PeerTcp:
 
 
 def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-    """All pages from the next one on, in frames; in the end the peer is told that nothing more is wanted."""
+    """Receive all remaining pages in frames over the link, then tell the peer that no more are wanted."""
     with link.exchange(address, transfer.access.key) as exchange:
         if sink.received_pages < len(transfer.run):
             first = transfer.access.first_index
@@ -58,6 +58,7 @@ def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAcces
 
 
 def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+    """Receive the next page into the sink; the sink is flushed first if the page does not begin to come soon."""
     if not exchange.connection.wait(SOON_S):
         sink.flush()
     frame = next_but_alive(exchange, transfer.page_bytes)
@@ -65,8 +66,8 @@ def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: 
 
 
 def next_but_alive(exchange: Exchange, page_bytes: int, kind: FrameKind = FrameKind.PAGE) -> ReceivedFrame:
-    """The next frame of the kind, however long it takes to be filled, as long as the peer gives signs of life. From
-    here on there is time for a page of so many bytes."""
+    """Wait for the next frame of this kind, as long as the peer gives signs of life (ALIVE), which are skipped. After
+    each of them there is again time for `page_bytes`."""
     while True:
         exchange.set_time_budget(page_bytes)
         frame = exchange.receive_frame(kind, FrameKind.ALIVE)

@@ -49,7 +49,7 @@ class TransportEntry:
     """A package beyond the worker's own dependencies."""
 
     def make(self, end: Any) -> Any:
-        """A Transport for a StoreEnd, a FetchTransport for a PullEnd."""
+        """Import the transport's class, and make a Transport for a StoreEnd or a FetchTransport for a PullEnd."""
         module = importlib.import_module(f"{__package__}.{self.module}")
         return getattr(module, self.class_name).make(end)
 

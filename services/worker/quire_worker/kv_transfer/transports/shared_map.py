@@ -46,23 +46,25 @@ class SharedMap:
 
     @property
     def closed(self) -> bool:
-        """Whether it has been let go."""
+        """Whether `close` was called."""
         return self._bytes is None
 
     def read(self, start: int, size: int) -> bytes:
-        """What lies there."""
+        """The bytes of this range; raises PageCorrupt outside of the file, DataConnectionError once the map is
+        closed."""
         return self._view(start, size).tobytes()
 
     def copy(self, start: int, header: bytes, into: memoryview) -> int:
-        """Fill `into` with the body that lies there; returns the checksum of the copy under that header. Raises
-        PageCorrupt where there is less, and DataConnectionError once it is closed."""
+        """Fill `into` with the page body that begins at `start`; returns the copy's checksum under that header. Raises
+        PageCorrupt outside of the file, DataConnectionError once the map is closed."""
         return copy_body(header, self._view(start, len(into)), into)
 
     def close(self) -> None:
-        """Let go of it: it is unmapped when nobody copies from it any more. Idempotent."""
+        """Close the map, which is unmapped when nobody copies from it any more. Idempotent."""
         self._bytes = None
 
     def _view(self, start: int, size: int) -> NDArray[np.uint8]:
+        """A view of this range; raises PageCorrupt outside of the file, DataConnectionError once the map is closed."""
         found = self._bytes
         if found is None:
             raise DataConnectionError("ended", "the memory's owner has gone")
@@ -87,7 +89,8 @@ class SharedMapCache:
 
     @contextlib.contextmanager
     def using(self, fd: int) -> Iterator[SharedMap]:
-        """Takes over `fd`. Raises DataConnectionError where it cannot be mapped."""
+        """Yield a map of the file, the kept one or a new one, which is closed when nobody has used it for `idle_s`.
+        Takes over `fd`. Raises DataConnectionError if the file cannot be mapped."""
         file = _file_of(fd)
         with self._lock:
             if file in self._maps:
@@ -110,10 +113,11 @@ class SharedMapCache:
 
     @property
     def mapped_file(self) -> int:
-        """How many there are."""
+        """Number of files that are mapped."""
         return len(self._maps)
 
     def _close_idle(self, file: _File) -> None:
+        """Close a map, unless somebody has used it since this timer began."""
         with self._lock:
             if not self._users[file] and self._timers.get(file) is threading.current_thread():
                 del self._users[file], self._timers[file]
@@ -121,6 +125,7 @@ class SharedMapCache:
 
 
 def _file_of(fd: int) -> _File:
+    """Device and inode, which identify a file; raises DataConnectionError."""
     try:
         status = os.fstat(fd)
     except OSError as error:

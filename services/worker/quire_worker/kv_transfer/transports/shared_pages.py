@@ -48,9 +48,9 @@ def fetch_shared_pages(
     fetch: Fetch,
     most: int,
 ) -> None:
-    """All pages from the next one on, asked for with a frame of that kind. Those that are shown at once, in frames as
-    long as they are fewer than `most`, are fetched at once: with what `fetch` gives, a room is filled from a place, and
-    the checksum under a header is returned. Raises TransportError where a page is not what its key says."""
+    """Ask for all remaining pages with a frame of this kind, and copy each into the sink from where the peer shows it,
+    up to about `most` in one go. `fetch` gives, for some places, the function that copies a page and returns its
+    checksum. Raises TransportError for a wrong page."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
@@ -67,7 +67,8 @@ def fetch_shared_pages(
 def _receive_shared(
     exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink, most: int
 ) -> list[_SharedPage]:
-    """The next pages that are there: a frame's, however long that takes, and what has come with it."""
+    """Receive the next pages that the peer shows: those of one frame, however long it takes to come, and of further
+    frames that have come already, until there are `most`."""
     shared: list[_SharedPage] = []
     while sink.received_pages + len(shared) < len(transfer.run) and len(shared) < most:
         if shared and not exchange.connection.wait(0):
@@ -90,7 +91,8 @@ def _receive_shared(
 def _take_pages(
     exchange: Exchange, shared: Sequence[_SharedPage], transfer: PageTransfer[PeerAccess], sink: PageSink, copy: Copy
 ) -> None:
-    """Each is published once it was compared with what its key says, whatever comes of the next."""
+    """Copy each shown page into the sink, check it, and commit it before the next. The peer hears that pages are taken
+    at the end of each frame, or sooner if copying is slow. Raises PageCorrupt."""
     told_s = time.monotonic()
     for each in shared:
         room = sink.next_buffer()

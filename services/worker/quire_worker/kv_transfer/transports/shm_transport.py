@@ -35,7 +35,8 @@ _GENERATION = struct.Struct("<Q")
 
 
 class ArenaMap:
-    """Takes over `fd`. `sock` is the connection that it came over. Raises DataConnectionError."""
+    """The store's arena, mapped from `fd`, which is taken over; `sock` is the connection over which it came. Raises
+    DataConnectionError."""
 
     def __init__(self, fd: int, sock: socket.socket) -> None:
         self._map = SharedMap(fd)
@@ -44,16 +45,16 @@ class ArenaMap:
 
     @property
     def closed(self) -> bool:
-        """Whether it has been let go."""
+        """Whether the arena is mapped no more."""
         return self._map.closed
 
     def came_over(self, sock: socket.socket) -> bool:
-        """Whether that is the connection that it goes with."""
+        """Whether the arena came over this connection."""
         return self._sock is sock
 
     def copy(self, offset: int, generation: int, body: memoryview) -> tuple[bytes, int]:
-        """Copy the page there, if it still is the one of that generation; returns its header, and the checksum of the
-        copy under it. Raises PageCorrupt, and DataConnectionError where the store has gone."""
+        """Copy the page at `offset` into `body`, if it still is of that generation; returns its header, and the copy's
+        checksum under that header. Raises PageCorrupt, and DataConnectionError where the store has gone."""
         if offset < _HEAD_BYTES:
             raise PageCorrupt(f"there is no page at {offset}")
         header = self._map.read(offset, HEADER_BYTES)
@@ -64,11 +65,11 @@ class ArenaMap:
         return header, checksum
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close the map. Idempotent."""
         self._map.close()
 
     def _watch(self) -> None:
-        """Nothing is read here: only the end of the connection is looked for."""
+        """Close the map when the connection ends. Runs on a thread, and reads nothing from the connection."""
         poll = select.poll()
         with contextlib.suppress(OSError, ValueError):  # it has been closed already
             poll.register(self._sock, select.POLLRDHUP)
@@ -112,6 +113,8 @@ class ShmTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        """Copy all remaining pages out of the store's arena, and check each. A damaged page is reported to the store.
+        Raises PageCorrupt, and PageReplaced for a page whose lease has ended."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)
@@ -151,7 +154,7 @@ class ShmTransport:
             self._arena.close()
 
     def _mapped(self, exchange: Exchange) -> ArenaMap:
-        """The arena, which is mapped once for each connection."""
+        """The store's arena, which is asked for and mapped once for each connection."""
         if self._arena is None or self._arena.closed or not self._arena.came_over(exchange.connection.sock):
             if self._arena is not None:
                 self._arena.close()
@@ -163,7 +166,7 @@ class ShmTransport:
         return self._arena
 
     def _lend(self, exchange: Exchange, fd: int) -> None:
-        """The ring, once for each connection."""
+        """Send the store the ring's descriptor, once for each connection."""
         if self._lent_to is not exchange.connection:
             exchange.send(FrameKind.LEND, fds=[fd])
             exchange.receive_frame(FrameKind.END)

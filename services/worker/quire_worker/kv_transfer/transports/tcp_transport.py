@@ -42,6 +42,8 @@ class TcpTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        """Receive all remaining pages in frames. A damaged page is reported to the store on a new connection, and
+        PageCorrupt is raised."""
         address = (self._host, transfer.access.data_port)
         size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
         try:
@@ -58,6 +60,8 @@ class TcpTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """Send all remaining pages in frames; returns when the store has taken them all. Raises TransportError, and
+        NotFound if the store refuses."""
         address = (self._host, transfer.access.data_port)
         size = len(page_source.remaining) * transfer.page_bytes
         try:
@@ -80,7 +84,8 @@ class TcpTransport:
 
 
 def _host(kvstore: str) -> str:
-    """The host of the configured or discovered address, never of one from the wire; empty where it names none."""
+    """The host of the kvstore's address as configured or discovered, never as the wire says; empty if the address has
+    none."""
     try:
         return split_address(kvstore.removeprefix("dns:///"), "kvstore")[0]
     except ConfigError:

@@ -57,13 +57,14 @@ class PageSink(Protocol):
         """How many pages have landed, from the first on; the index of the next."""
 
     def next_buffer(self) -> memoryview:
-        """Where the body of the next page goes; the same until it has landed. May wait; raises TransferCancelled."""
+        """Memory for the body of the next page; the same until that page is committed. May wait; raises
+        TransferCancelled."""
 
     def commit_page(self) -> None:
-        """The next page is in its room, and is what its key says."""
+        """Hand on the next page, which fills the buffer and was checked against its key."""
 
     def flush(self) -> None:
-        """The next page may be long in coming: whoever waits for those that have landed is to know of them."""
+        """Announce the pages committed so far, since the next one may be long in coming."""
 
 
 class PageSource(Protocol):
@@ -78,20 +79,20 @@ class PageSource(Protocol):
         """Descriptor of the shared memory that bodies lie in."""
 
     def request_pages(self, indices: Sequence[int]) -> None:
-        """These are to be sent, in this order."""
+        """Ask for these pages, which will be sent in this order."""
 
     def is_ready(self, index: int) -> bool:
-        """Whether `body` would not wait. Who holds no page back may always ask for the next; others might wait for
-        themselves, since the ring is small."""
+        """Whether `page_body` would not wait. A caller that holds no page back may always ask for the next one; others
+        could wait for themselves, since the ring is small."""
 
     def page_body(self, index: int) -> memoryview:
-        """A page's body, good until it is gone; raises TransferCancelled."""
+        """A page's body, good until the page is released; waits for it, raises TransferCancelled."""
 
     def page_offset(self, index: int) -> int:
-        """Where in the file that body lies."""
+        """Offset of a page's body in the file of `fd`."""
 
     def release_page(self, index: int) -> None:
-        """Nobody needs the body any more."""
+        """Let go of a page's body: nobody needs it any more."""
 
 
 class FetchTransport(Protocol[A_contra]):
@@ -101,24 +102,24 @@ class FetchTransport(Protocol[A_contra]):
     name: str
 
     def offered(self, access: A_contra) -> bool:
-        """Whether the other side says that there is this way."""
+        """Whether this access allows the transport."""
 
     def fetch(self, transfer: PageTransfer[A_contra], sink: PageSink) -> None:
-        """All pages from the next one on."""
+        """Fetch all remaining pages into the sink, in order."""
 
     def close(self) -> None:
-        """Let go of connections and maps."""
+        """Close connections and maps."""
 
 
 class Transport(FetchTransport["LeaseAccess"], Protocol):
-    """A kvstore's. `fetch` has the store look at a damaged page where that is of use. `send` is called by one thread,
-    and raises as `fetch` does."""
+    """A kvstore's transport. `fetch` reports a damaged page to the store where that is of use. `send` is called by one
+    thread, and raises as `fetch` does."""
 
     needs_attach: bool
     """Whether it needs what the store tells of a lease, beside the lease's name."""
 
     def probe(self, access: LeaseAccess) -> None:
-        """Whether it is open from here; raises TransportError."""
+        """Raise TransportError unless the transport is open from here."""
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """All pages that are left."""
+        """Send all remaining pages to the store."""

@@ -42,7 +42,8 @@ class TransportSelector:
 
     @classmethod
     def from_name(cls, choice: str, kvstore: str, client: KvClient) -> TransportSelector:
-        """For a choice of --kv-transport."""
+        """Make the selector for a choice of --kv-transport. Without the package for keys, transports that need keys are
+        left out."""
         end = StoreEnd(kvstore, client)
         usable = (entry for entry in entries(Traffic.STORE, choice) if AVAILABLE or not entry.needs_keys)
         return cls([entry.make(end) for entry in usable], client.data_endpoints)
@@ -57,7 +58,8 @@ class TransportSelector:
         threading.Thread(target=self.probe, name="transport-probe", daemon=True).start()
 
     def probe(self) -> None:
-        """The same, here."""
+        """Find out which transport is open, and log it. If the store cannot be asked, that is logged, and the first
+        move finds out."""
         try:
             access = self._data_endpoints()
             self._try_transports(access, lambda transport: transport.probe(access))
@@ -77,6 +79,8 @@ class TransportSelector:
             transport.close()
 
     def _try_transports(self, access: LeaseAccess, attempt: Callable[[Transport], None]) -> None:
+        """Attempt the offered transports in turn, and remember which one was used. Raises Unavailable if none
+        succeeds."""
         offered = [transport for transport in self._transports if transport.offered(access)]
         used = self._fallback.try_in_turn(offered, None, attempt)
         if used is None:
