@@ -49,7 +49,7 @@ class AsyncClient:
     async def complete(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
-        """The whole continuation at once; `options` are those of `generate`."""
+        """Return the whole continuation at once; `options` are those of `generate`. Raises QuireError."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -63,11 +63,11 @@ class AsyncClient:
         sampling_params: Params | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
-        """The answer to a conversation; `options` are those of `generate`."""
+        """Return the answer to a conversation; `options` are those of `generate`. Raises QuireError."""
         return await self.complete(ChatPrompt(messages), sampling_params, **options)
 
     async def models(self) -> list[ModelCard]:
-        """What is served."""
+        """Return the models that are served. Raises QuireError."""
         try:
             answer = await self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -96,6 +96,8 @@ class AsyncClient:
         await self.close()
 
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
+        """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
+        allows, which otherwise raises the typed error."""
         while True:
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:

@@ -38,7 +38,8 @@ class BeamSearchOutput:
 
 
 async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int], ask: Ask) -> BeamSearchOutput:
-    """Likely continuations of one prompt."""
+    """Search the likeliest continuations of one prompt. Each step asks for the likeliest tokens after every beam, and
+    keeps the `beam_width` best of all longer beams."""
     step = SamplingParams(
         max_tokens=1, temperature=params.temperature, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
     )
@@ -73,6 +74,7 @@ async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int],
 
 
 def _extensions(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
+    """Return the beam lengthened by each token that the output names as a candidate."""
     (candidates,) = output.outputs[0].logprobs or [{}]
     return [
         BeamSearchSequence(
@@ -92,7 +94,8 @@ def _end(beam: BeamSearchSequence, params: BeamSearchParams) -> None:
 
 
 def _score(beam: BeamSearchSequence, prompt_length: int, params: BeamSearchParams, eos: Collection[int]) -> float:
-    """vLLM's: the sum over the length to the power of the penalty; an end of sequence does not count as length."""
+    """Return vLLM's score: the summed logprob over the length to the power of the penalty. An end of sequence does not
+    count as length."""
     length = len(beam.tokens)
     if beam.tokens[-1] in eos and length > prompt_length:
         length -= 1

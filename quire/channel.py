@@ -34,7 +34,8 @@ def options(address: str) -> list[tuple[str, int]]:
 
 
 def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
-    """TLS if an authority's PEM file is named, else None."""
+    """Return TLS credentials if an authority's PEM file is named, else None. Raises NotFound for a file that cannot be
+    read."""
     if tls_ca is None:
         return None
     try:

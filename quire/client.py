@@ -51,7 +51,7 @@ class Client:
     def complete(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
-        """The whole continuation at once; `options` are those of `generate`."""
+        """Return the whole continuation at once; `options` are those of `generate`. Raises QuireError."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -65,11 +65,11 @@ class Client:
         sampling_params: Params | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
-        """The answer to a conversation; `options` are those of `generate`."""
+        """Return the answer to a conversation; `options` are those of `generate`. Raises QuireError."""
         return self.complete(ChatPrompt(messages), sampling_params, **options)
 
     def models(self) -> list[ModelCard]:
-        """What is served."""
+        """Return the models that are served. Raises QuireError."""
         try:
             answer = self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -97,6 +97,8 @@ class Client:
         self.close()
 
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
+        """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
+        allows, which otherwise raises the typed error."""
         while True:
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:

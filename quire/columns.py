@@ -11,7 +11,7 @@ _WIDTH = 4
 
 
 def pack_i32(values: Sequence[int], param: str) -> bytes:
-    """Raises InvalidArgument, naming `param`, for what is no int32."""
+    """Pack integers as little-endian int32. Raises InvalidArgument, naming `param`, for what is no int32."""
     try:
         return struct.pack(f"<{len(values)}i", *values)
     except (struct.error, TypeError) as error:

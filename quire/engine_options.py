@@ -174,7 +174,8 @@ def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
 
 
 def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> InvalidArgument:
-    """The error for an option that neither Quire nor vLLM has: a slip of the pen."""
+    """Return the error for an option that neither Quire nor vLLM has, with the closest name that there is. `spelled`:
+    as the user wrote it."""
     close = difflib.get_close_matches(name, [*OPTION_NAMES, *extra], n=1)
     suggestion = f"--{close[0]}" if close and spelled.startswith("-") else "".join(close).replace("-", "_")
     fix = f"Did you mean {suggestion}?" if close else "See `quire serve --help`."
@@ -182,6 +183,7 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
 
 
 def _spell(option: EngineOption, value: Any) -> str | bool:
+    """Return the value as the service's flag takes it: text, or True or False for a switch. Raises InvalidArgument."""
     if option.switch:
         if not isinstance(value, bool):
             raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)
@@ -192,6 +194,7 @@ def _spell(option: EngineOption, value: Any) -> str | bool:
 
 
 def _multiply(option: EngineOption, value: Any) -> int:
+    """Convert a number to the unit of the service's option. Raises InvalidArgument."""
     try:
         return int(float(value) * option.times)
     except (TypeError, ValueError, OverflowError) as error:

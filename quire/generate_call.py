@@ -92,7 +92,8 @@ class GenerateCall:
         self._failures, self._last_news_s = 0, monotonic()
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
-        """One step, as the caller sees it; raises the typed error that it may carry instead."""
+        """Take in one response, and return it as the caller is to see it. Raises the typed error that it may carry
+        instead."""
         delta = wire.read_response(response, self.request_id)
         if self._current is not None:
             delta = replace(delta, index=self._current)
@@ -112,14 +113,16 @@ class GenerateCall:
         )
 
     def more(self) -> bool:
-        """The stream has ended well: whether another choice is to be taken up, with `request`."""
+        """The stream has ended well: return whether another choice is to be resumed, by sending `request`."""
         if self._current is None or not self._left:
             return False
         self._take_up(self._left.popleft())
         return True
 
     def wait_s(self, error: grpc.RpcError | errors.QuireError) -> float:
-        """The stream broke: how long to wait before `request` is sent. Raises the typed error where that is no help."""
+        """The stream broke: make `request` resume the first choice that has not ended, and return how long to wait
+        before sending it. Raises the typed error where that is no help: nothing came yet, all has come, or the failure
+        is of another kind or lasts too long."""
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         over = monotonic() - self._last_news_s > self._reconnect_s
         if not self._begun or typed.code not in _BROKEN or over or self._at_once:
@@ -133,6 +136,7 @@ class GenerateCall:
         return float(min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures - 1, 8)))
 
     def _take_up(self, index: int) -> None:
+        """Make `request` the one that resumes this choice, with the tokens that have come of it."""
         progress = self._choices[index]
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self._first)
@@ -143,7 +147,8 @@ class GenerateCall:
         self._current, self.request = index, request
 
     def _usage(self, usage: Usage | None) -> Usage | None:
-        """Of all choices together, once nothing is left."""
+        """Return the usage to pass on. Where choices are resumed one by one, it is None until the last has ended, and
+        then that of all together."""
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage

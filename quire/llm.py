@@ -87,7 +87,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Continue every prompt; outputs are in the prompts' order. The first failure ends the call."""
+        """Return continuations of every prompt, in the prompts' order. The first failure ends the call and is
+        raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         params = _spread(sampling_params, SamplingParams, SamplingParams(), len(batch), "sampling_params")
         priorities = _spread(priority, int, 0, len(batch), "priority")
@@ -105,8 +106,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template, or through another where
-        the tokenizers allow that."""
+        """Return answers to one conversation, or to each of several. They are rendered by the model's chat template, or
+        by `chat_template` where the tokenizers allow that."""
         single = all(isinstance(message, Mapping) for message in messages)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [
@@ -130,10 +131,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of every prompt, as far as a beam finds them.
-
-        Asks for 2 x beam_width logprobs: the router gives 20 at most, unless `--max-logprobs` says otherwise.
-        """
+        """Return the likeliest continuations of every prompt, as far as a beam finds them. Asks for 2 x beam_width
+        logprobs: the router gives 20 at most, unless `--max-logprobs` says otherwise."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
@@ -151,6 +150,7 @@ class LLM:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine in the private loop, and return its result. An interruption cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -165,6 +165,8 @@ class LLM:
         priorities: Sequence[int],
         bar: Bar | None = None,
     ) -> list[RequestOutput]:
+        """Complete all prompts, some of them at a time, and return the outputs in their order. The bar moves with
+        each."""
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
@@ -185,6 +187,7 @@ class LLM:
     async def _search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
     ) -> list[BeamSearchOutput]:
+        """Run a beam search for every prompt, `limit` of them at a time. The bar moves with each."""
         eos = frozenset((await self._client.models())[0].eos_token_ids)
         gate = asyncio.Semaphore(limit)
 
@@ -205,7 +208,8 @@ class LLM:
                 bar.close()
 
     async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """What they come to; the first failure ends them all, and is raised as it is."""
+        """Run the coroutines, and return their results in order. The first failure ends them all, and is raised as it
+        is."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work) for work in works]
@@ -217,7 +221,7 @@ class LLM:
         return [task.result() for task in tasks]
 
     async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
-        """A queue that is full asks for patience, not for an error: the caller wants the whole batch."""
+        """Complete one prompt. While a queue is full, wait and ask again: the caller wants the whole batch."""
         while True:
             try:
                 return await self._client.complete(prompt, params, priority=priority)
@@ -225,7 +229,8 @@ class LLM:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
     def _explained(self, error: QuireError) -> QuireError:
-        """A service that died is the better headline than the call that it failed."""
+        """Return the error or, if a service of this object's stack has died, one that names that service as the
+        cause."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
             death = self._stack.deaths[-1]
             return Unavailable(
@@ -235,12 +240,13 @@ class LLM:
 
 
 async def _make_client(address: str, api_key: str | None) -> AsyncClient:
-    """In the loop that it will belong to."""
+    """Make the client in the loop that it will belong to."""
     return AsyncClient(address, api_key=api_key)
 
 
 def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
-    """One value for all, or one for each."""
+    """Return `length` values: the default, one value for all, or one for each. Raises InvalidArgument where their
+    number differs."""
     if value is None:
         return [default] * length
     if isinstance(value, kind):
@@ -255,6 +261,7 @@ def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> l
 def _close(
     loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient, stack: LocalStack | None
 ) -> None:
+    """Close the client, end the loop and its thread, then the stack if there is one."""
     asyncio.run_coroutine_threadsafe(client.close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

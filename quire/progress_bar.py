@@ -39,6 +39,7 @@ class TerminalBar:
         self._output += sum(len(choice.token_ids) for choice in output.outputs)
 
     def update(self, n: int) -> None:
+        """Count `n` more as done, and redraw the bar, but not too often."""
         self._done += n
         now_s = time.monotonic()
         if self._shown and (now_s - self._drawn_s >= _LEAST_GAP_S or self._done == self._total):
@@ -50,7 +51,7 @@ class TerminalBar:
             print(file=sys.stderr)
 
     def line(self, seconds: float) -> str:
-        """As vLLM's users know it."""
+        """Return the bar as vLLM's users know it: share, count, and rates over `seconds`."""
         seconds = max(seconds, 1e-9)
         full = self._done * _WIDTH // max(self._total, 1)
         return (
@@ -83,7 +84,8 @@ class ByteBar:
 
 
 def make_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Bar | None:
-    """`use_tqdm` as vLLM has it: a switch, or what makes a bar (tqdm.tqdm)."""
+    """Make a bar, or None for no bar. `use_tqdm` is as in vLLM: a switch, or a function that makes a bar
+    (tqdm.tqdm)."""
     if callable(use_tqdm):
         bar: Bar = use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
         return bar

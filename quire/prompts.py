@@ -29,7 +29,7 @@ _FIELDS = ("prompt", "prompt_token_ids", _SALT)
 
 
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
-    """The prompt in one of three forms; raises InvalidArgument for anything else."""
+    """Return the prompt in one of three forms. Raises InvalidArgument for anything else."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidArgument(
@@ -66,7 +66,8 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
 
 
 def cache_salt_of(prompt: Prompt) -> str:
-    """What keeps the prompt's cached pages apart from those of prompts that say another; '' where it says none."""
+    """Return the salt that keeps the prompt's cached pages apart from those of other salts; empty where it says
+    none."""
     salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
     if not isinstance(salt, str | None):
         raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is no text.", "Give a string.", param=_SALT)

@@ -64,7 +64,8 @@ class Parameter:
 
     @property
     def engine_low(self) -> float:
-        """The least value that an engine takes. A negative integer of a limit means none, and never comes so far."""
+        """The least value that an engine takes. A negative integer of a limit asks for no limit, and does not reach an
+        engine."""
         if self.least is not None:
             return self.least
         if self.above_low:
@@ -73,7 +74,7 @@ class Parameter:
 
     @property
     def engine_range(self) -> str:
-        """The bounds as an engine's error tells them."""
+        """Return the bounds in the words of an engine's error."""
         if self.engine_bounds:
             return self.engine_bounds
         if self.above_low:

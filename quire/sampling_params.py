@@ -50,7 +50,7 @@ class BeamSearchParams:
         _number("length_penalty", self.length_penalty, 0, math.inf)
 
     def sampling(self) -> SamplingParams:
-        """What else a router is told of a search, but for the penalty."""
+        """Return what else a router is told of a search, beside the length penalty."""
         return SamplingParams(
             n=self.beam_width,
             temperature=0,
@@ -169,6 +169,7 @@ def _bad(name: str, value: object, wanted: str) -> InvalidArgument:
 
 
 def _check_number(parameter: Parameter, value: object) -> None:
+    """Raise InvalidArgument for a value of another type, or outside the parameter's bounds."""
     name, low, high = parameter.name, parameter.low, parameter.high if parameter.client_checks_high else math.inf
     if parameter.kind == "int":
         _integer(name, value, int(low), int(high))

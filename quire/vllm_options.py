@@ -30,7 +30,7 @@ class VllmOption:
 
     @property
     def kind(self) -> str:
-        """For the table in docs."""
+        """How the option is treated, in words for the table in docs."""
         if self.translate is not None:
             return "translated"
         if self.accepted:
@@ -39,7 +39,8 @@ class VllmOption:
 
 
 def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
-    """Quire's options for the value, which may be none. Raises Unsupported with the reason."""
+    """Return Quire's options for the value of an option of vLLM; none where the value asks for what Quire does anyway.
+    Raises InvalidArgument, or Unsupported with the reason."""
     if option.switch and _plain(value) not in ("true", "false"):
         raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
     if option.accepted or _plain(value) in option.neutral:
@@ -54,7 +55,7 @@ def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any
 
 
 def _plain(value: Any) -> str:
-    """A value of Python, of YAML or of a command line in one spelling."""
+    """Return a value of Python, of YAML or of a command line in one spelling."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, separators=(",", ":"), default=str)
     text = str(value).strip().lower()
@@ -62,6 +63,8 @@ def _plain(value: Any) -> str:
 
 
 def _swap_space(value: Any) -> Mapping[str, Any]:
+    """Translate swap-space to the kvstore's memory; 0 is nothing. Raises InvalidArgument for what is no number of
+    GiB."""
     try:
         size = float(value)
     except (TypeError, ValueError):
@@ -79,6 +82,8 @@ _NO_GRAPHS = ("none", "0")
 
 
 def _compilation(value: Any) -> Mapping[str, Any]:
+    """Translate compilation-config: --enforce-eager where it asks for no CUDA graphs, or for level 0. Fields that
+    change no answer are ignored. Raises Unsupported for others, InvalidArgument for what is no config."""
     fields = value
     if isinstance(value, str):
         try:

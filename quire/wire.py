@@ -53,8 +53,8 @@ def build_request(
     return_timings: bool = False,
     beams: BeamSearchParams | None = None,
 ) -> inference_pb2.GenerateRequest:
-    """The contract's form of a request. Raises InvalidArgument for a prompt that is none. `beams`: a search, of which
-    `params` are the rest."""
+    """Build the contract's form of a request. Raises InvalidArgument for a prompt that is none. `beams`: a search, of
+    which `params` are the rest."""
     asked = normalise(prompt)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
@@ -110,7 +110,7 @@ def build_request(
 
 
 def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> Delta:
-    """One step; raises the typed error that a response may carry instead."""
+    """Decode one step. Raises the typed error that a response may carry instead."""
     if response.HasField("error"):
         raise _from_message(response.error, response.request_id or request_id)
     stopped_by = response.WhichOneof("stopped_by")
@@ -133,7 +133,7 @@ def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> 
 
 
 def read_model(model: common_pb2.ModelInfo) -> ModelCard:
-    """A served model."""
+    """Decode the facts of a served model."""
     return ModelCard(
         model.name,
         model.architecture,
@@ -146,7 +146,8 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
-    """The typed form of a failed call: google.rpc.Status if the service sent one, else what the status code says."""
+    """Return the typed form of a failed call: google.rpc.Status if the service sent one, else what the status code
+    says."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -167,6 +168,7 @@ def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> erro
 
 
 def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireError:
+    """Decode an error from the rich status that a service sent."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -180,6 +182,7 @@ def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireErro
 
 
 def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.QuireError:
+    """Decode an error that came inside a response."""
     cls = _BY_STATUS.get(message.grpc_code, errors.Internal)
     return cls(
         message.code,
@@ -192,6 +195,7 @@ def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.Q
 
 
 def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Encode the sampling parameters; those that are None are left out."""
     message = common_pb2.SamplingParams(
         **_numbers(params),
         logit_bias=dict(params.logit_bias or {}),
@@ -208,13 +212,14 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:
-    """Numbers by name; what routers need not be told is left out, and a negative top_k means none."""
+    """Return the numbers by name. What routers need not be told is left out, and a negative top_k means none."""
     asked = ((each, getattr(params, each.name)) for each in NUMBERS)
     told = ((each, value) for each, value in asked if each.always_sent or value != each.default)
     return {each.name: max(value, 0) if each.kind == "int" else value for each, value in told}
 
 
 def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
+    """Encode a conversation."""
     return inference_pb2.Chat(
         messages_json=_json(list(prompt.messages), "messages"),
         tools_json=_json(list(prompt.tools), "tools") if prompt.tools else "",
@@ -228,6 +233,7 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
 
 
 def _json(value: object, param: str) -> str:
+    """Encode a value as JSON. Raises InvalidArgument, naming `param`, for what is none."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -56,7 +56,7 @@ class BatchFile:
         return [request for request in self.requests if request.custom_id not in self._answers]
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
-        """Keep an answer."""
+        """Keep an answer, and append it to the output file."""
         line = json.dumps(answer, ensure_ascii=False)
         with self._lock:
             self._answers[custom_id] = line
@@ -75,6 +75,8 @@ class BatchFile:
 
 
 def _read_requests(path: Path) -> list[BatchRequest]:
+    """Read and check the requests. Raises NotFound where the file cannot be read, InvalidArgument for a line that is no
+    request or repeats a custom_id."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +101,8 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 
 
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
-    """Good ones alone: what failed is asked again."""
+    """Return the lines of good answers to known requests, by custom_id. What failed is left out, so that it is asked
+    again."""
     answers = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -27,7 +27,8 @@ _AGAIN = frozenset({429, 503, 529})
 def run_batch(
     files: BatchFile, todo: Sequence[BatchRequest], base_url: str, api_key: str | None, concurrency: int, retries: int
 ) -> int:
-    """Every request once more; returns how many failed for good. An interruption keeps what has been answered."""
+    """Send every request of `todo` by some threads, and append the answers to the file. Returns how many failed for
+    good. An interruption keeps what has been answered."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
@@ -64,7 +65,7 @@ class _Sender:
         self._here = local()
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
-        """The line of the output."""
+        """Send the request, again where that may help, and return its line of the output."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
@@ -82,7 +83,8 @@ class _Sender:
         }
 
     def _try(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
-        """Status (0: no answer), body, and when to come back."""
+        """Send the request once. Returns the status (0: no answer), the body, and the seconds after which to come
+        back."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection

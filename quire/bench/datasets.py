@@ -42,7 +42,8 @@ class RandomLengths:
 def random_requests(
     count: int, lengths: RandomLengths, vocabulary: int, seed: int, *, words: bool = False
 ) -> list[BenchRequest]:
-    """`prefix_len` tokens, the same for all, stand before each prompt."""
+    """Make requests of random token ids, or words, the same for the same seed. The first `prefix_len` tokens are common
+    to all prompts."""
     numbers = random.Random(seed)
     prefix = _tokens(numbers, lengths.prefix_len, vocabulary)
     requests = []
@@ -66,10 +67,9 @@ def trace_requests(
     most_input: int = 0,
     most_output: int = 0,
 ) -> list[BenchRequest]:
-    """Mooncake's lines (timestamp in ms, input_length, output_length, hash_ids): equal hash ids give equal tokens.
-
-    `speed` 2 replays twice as fast; `most_input` and `most_output` cut lengths for models with a shorter context.
-    """
+    """Read requests from Mooncake's lines (timestamp in ms, input_length, output_length, hash_ids): equal hash ids give
+    equal tokens. `speed` 2 replays twice as fast; `most_input` and `most_output` cut lengths for models with a shorter
+    context."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):
@@ -89,7 +89,8 @@ def trace_requests(
 
 
 def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
-    """JSON lines with `prompt` and, where they have it, `output_tokens`; repeated until there are enough."""
+    """Read requests from JSON lines with `prompt` and, where they have it, `output_tokens`; repeated until there are
+    `count`."""
     found = []
     for number, line in _lines(path):
         prompt = line.get("prompt")
@@ -102,6 +103,8 @@ def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest
 
 
 def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the object of each JSON line. Raises NotFound where the file cannot be read, InvalidArgument
+    for other lines."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

@@ -30,14 +30,15 @@ class DecodeWindow:
 
 
 def decode_window(done: Sequence[Outcome]) -> DecodeWindow:
-    """Of requests that have an answer."""
+    """Find the window in which most requests decode; `done` are requests that have an answer."""
     concurrency, spans = _fullest(done)
     found = (_per_token_s(outcome, spans) for outcome in done)
     return DecodeWindow(concurrency, sum(end - begin for begin, end in spans), [each for each in found if each])
 
 
 def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
-    """The most that decode while nobody waits, and the spans in which they do, in order."""
+    """Return how many requests decode at once at most while none waits for its first token, and the spans of time in
+    which so many do, in order."""
     waiting: defaultdict[float, int] = defaultdict(int)
     decoding: defaultdict[float, int] = defaultdict(int)
     for outcome in done:
@@ -57,7 +58,8 @@ def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
 
 
 def _per_token_s(outcome: Outcome, spans: Sequence[tuple[float, float]]) -> float:
-    """From its first to its last event of each span; 0 where that is not known, or where there is none."""
+    """Return the request's seconds per token in the spans, from its first to its last event of each. 0.0 where tokens
+    per event are not known, or no span has two of its events."""
     counts = outcome.event_tokens
     if counts is None:
         return 0.0

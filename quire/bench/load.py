@@ -28,21 +28,20 @@ class PlannedRequest:
     body: bytes
 
     def to_json(self) -> str:
-        """One line."""
+        """Encode the request as one line."""
         return json.dumps([self.index, self.at_s, self.body.decode("utf-8")])
 
     @classmethod
     def from_json(cls, line: str) -> PlannedRequest:
-        """The inverse."""
+        """Decode what `to_json` encoded."""
         index, at_s, body = json.loads(line)
         return cls(index, at_s, body.encode("utf-8"))
 
 
 def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds of each request after the start: gamma-distributed gaps (burstiness 1: Poisson), `rate` inf: all at once.
-
-    As in vLLM the last one arrives when the rate says so, so that the rate is kept, and not just expected.
-    """
+    """Return when each request is sent, in seconds after the start: gamma-distributed gaps (burstiness 1: Poisson),
+    `rate` inf: all at once. As in vLLM the last one arrives when the rate says so, so that the rate is kept, and not
+    just expected."""
     if rate == float("inf"):
         return [0.0] * count
     numbers, at, times = random.Random(seed), 0.0, []
@@ -61,7 +60,8 @@ class Load:
         self._idle: list[StreamConnection] = []
 
     async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
-        """`begin_s` is the moment of `perf_counter` at which times of the plan begin."""
+        """Send each request at its time, and return the outcomes. `begin_s` is the moment of `perf_counter` at which
+        times of the plan begin. Garbage collection is off meanwhile."""
         tasks: list[asyncio.Task[Outcome]] = []
         gc.collect()
         gc.disable()
@@ -80,6 +80,8 @@ class Load:
                 connection.close()
 
     async def _one(self, request: PlannedRequest) -> Outcome:
+        """Send one request, over an idle connection or a new one, and return its outcome. A failed connection is an
+        outcome too."""
         outcome = Outcome(index=request.index, sent_s=perf_counter())
         try:
             connection = self._take() or await self._target.connect()
@@ -96,6 +98,7 @@ class Load:
         return outcome
 
     def _take(self) -> StreamConnection | None:
+        """Take an idle connection that can be used again; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -104,10 +107,10 @@ class Load:
 
 
 def outcome_to_json(outcome: Outcome) -> str:
-    """One line."""
+    """Encode an outcome as one line."""
     return json.dumps(asdict(outcome))
 
 
 def outcome_from_json(line: str) -> Outcome:
-    """The inverse."""
+    """Decode what `outcome_to_json` encoded."""
     return Outcome(**json.loads(line))

@@ -28,7 +28,7 @@ class Outcome:
         self.error = error
 
     def add_event(self, now_s: float) -> None:
-        """An event with a choice has come."""
+        """Record that an event with a choice has come at this moment."""
         if self.frames:
             self.gaps_s.append(now_s - self.last_s)
         else:
@@ -41,7 +41,8 @@ class Outcome:
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:
-        """The answer is complete; a server that tells no usage is counted by its events."""
+        """Record that the answer is complete. Where the server has told no usage, tokens are counted by events; none is
+        a failure."""
         if not self.frames and not self.error:
             self.error = "the answer has no token"
         elif not self.output_tokens:

@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> str:
-    """Distributions of TTFT, TPOT and ITL, and output tokens per second over time."""
+    """Draw the distributions of TTFT, TPOT and ITL, and output per second over time. Returns the text of an SVG."""
     done = [outcome for outcome in outcomes if outcome.ok]
     charts = [
         _chart("time to first token", "ms", "share of requests", _distribution([o.ttft_s * 1000 for o in done])),
@@ -46,6 +46,7 @@ def _distribution(values: Sequence[float]) -> Points:
 
 
 def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
+    """Return events per second over the time since `begin_s`, in some 60 intervals."""
     times = []
     for outcome in done:
         at_s = outcome.first_s - begin_s
@@ -63,6 +64,7 @@ def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
 
 
 def _chart(title: str, x_name: str, y_name: str, points: Points) -> str:
+    """Draw one line chart. Returns SVG for a place of `_WIDTH` by `_HEIGHT`."""
     most_x, most_y = (max((point[axis] for point in points), default=0.0) or 1.0 for axis in (0, 1))
     plot_width, plot_height = _WIDTH - _LEFT - 20, _HEIGHT - _BOTTOM - _TOP
 

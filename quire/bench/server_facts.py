@@ -30,7 +30,8 @@ class ServerFacts:
 
 
 def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
-    """The first model that it lists; waits for a server that is not there yet. Raises Unavailable."""
+    """Return the first model that the server lists, and its vocabulary's size. Asks again for `timeout_s` while the
+    server is not there. Raises Unavailable."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -53,7 +54,7 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> S
 
 
 def vocabulary_of(folder: str) -> int:
-    """`vocab_size` of a model's config.json; raises InvalidArgument."""
+    """Read `vocab_size` of a model's config.json. Raises InvalidArgument."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
@@ -64,7 +65,8 @@ def vocabulary_of(folder: str) -> int:
 
 
 def wait_ready(target: Target, request: BenchRequest, timeout_s: float) -> None:
-    """One request, as those of the measurement will be; again while the server is not there. Raises Unavailable."""
+    """Send one request, as those of the measurement will be, until it is answered; again only while the server is not
+    there, for `timeout_s`. Raises Unavailable."""
     deadline = time.monotonic() + timeout_s
     body = target.request(request.prompt, request.output_len, "bench-ready")
     while True:

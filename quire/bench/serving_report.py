@@ -36,7 +36,8 @@ class ReportOptions:
 
 
 def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
-    """Throughputs over the time from the first request to the last token; latencies in milliseconds."""
+    """Compute the report by vLLM's names: throughputs over the time from the first request to the last token, latencies
+    in milliseconds, and the most frequent failures."""
     done = [outcome for outcome in outcomes if outcome.ok]
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
@@ -86,7 +87,7 @@ def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOpti
 
 
 def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
-    """vLLM's table."""
+    """Format the report as vLLM's table."""
     lines = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     rows: list[tuple[str, str, str]] = [
         ("Successful requests:", "completed", "d"),
@@ -126,7 +127,7 @@ def _good(outcome: Outcome, bounds: Mapping[str, float]) -> bool:
 
 
 def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
-    """Tokens of the fullest second."""
+    """Return the output tokens of the fullest second."""
     seconds: Counter[int] = Counter()
     for outcome in done:
         # Events are stamped; where one carried several tokens, they are counted evenly over the events.
@@ -140,6 +141,7 @@ def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
 
 
 def _peak_concurrency(done: Sequence[Outcome]) -> int:
+    """Return how many requests were under way at once at most."""
     running: list[float] = []
     peak = 0
     for outcome in sorted(done, key=lambda o: o.sent_s):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """By linear interpolation; `ordered` is sorted. 0 of nothing."""
+    """Return the percentile of sorted values, by linear interpolation; 0 of none."""
     if not ordered:
         return 0.0
     place = (len(ordered) - 1) * percent / 100
@@ -17,7 +17,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summary(values: Sequence[float], percents: Sequence[float]) -> dict[str, float]:
-    """mean, median, std, and p<percent> for each; all 0 of nothing."""
+    """Return mean, median, std, and p<percent> for each percentile; all 0 of no values."""
     ordered = sorted(values)
     mean = math.fsum(ordered) / len(ordered) if ordered else 0.0
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)) if ordered else 0.0

@@ -36,7 +36,8 @@ class StreamConnection(asyncio.Protocol):
         self._body = b""
 
     def send(self, request: bytes, outcome: Outcome) -> asyncio.Future[None]:
-        """The future is done when the answer is complete or can no longer be."""
+        """Send a request. The future is done when the answer is complete or can no longer be, and `outcome` is filled
+        by then. Raises RuntimeError while another request is under way."""
         if self._transport is None or (self._done is not None and not self._done.done()):
             raise RuntimeError("the connection is not free")
         self.reusable = False
@@ -55,7 +56,7 @@ class StreamConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # what create_connection makes is a Transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What was not complete has failed."""
+        """Complete an answer that ends with the connection; fail any other that is not complete."""
         self.reusable = False
         if self._done is not None and not self._done.done():
             if self._left == -2 and not self._in_head:
@@ -66,7 +67,8 @@ class StreamConnection(asyncio.Protocol):
             self._done.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Whatever arrives at one moment has one time."""
+        """Take the data apart; all that arrives at one moment has one time. What is no HTTP fails the request and
+        closes the connection."""
         now_s = perf_counter()
         try:
             if self._in_head:
@@ -82,6 +84,7 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def _head(self, data: bytes) -> bytes:
+        """Read the answer's head, once all of it has come. Returns the bytes after it."""
         data = self._rest + data
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -99,6 +102,7 @@ class StreamConnection(asyncio.Protocol):
         return data[end + 4 :]
 
     def _chunks(self, data: bytes, now_s: float) -> None:
+        """Take whole chunks out of the data; what is left waits for more. The last chunk ends the answer."""
         if self._rest:
             data = self._rest + data
         position, length = 0, len(data)
@@ -118,6 +122,7 @@ class StreamConnection(asyncio.Protocol):
         self._rest = data[position:]
 
     def _plain(self, data: bytes, now_s: float) -> None:
+        """Take a body that comes without chunks; it ends at its length, if that was said."""
         if data:
             self._payload(data, now_s)
         if self._left >= 0:
@@ -126,6 +131,8 @@ class StreamConnection(asyncio.Protocol):
                 self._end()
 
     def _payload(self, payload: bytes, now_s: float) -> None:
+        """Take server-sent events out of the body, and record each: a choice, usage or an error. The body of an answer
+        other than 200 is kept for its error."""
         if self._status != 200:
             self._body = (self._body + payload)[:_MAX_ERROR_BYTES]
             return
@@ -150,6 +157,7 @@ class StreamConnection(asyncio.Protocol):
                 outcome.events.append(event.decode("utf-8", "replace"))
 
     def _end(self) -> None:
+        """Complete the outcome and the future. The connection can be used again if the server keeps it."""
         outcome = self._outcome
         if self._status != 200:
             outcome.fail(f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}")

@@ -32,17 +32,17 @@ class Target:
     keep_events: bool = False
 
     def to_json(self) -> str:
-        """One line."""
+        """Encode the target as one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Target:
-        """The inverse."""
+        """Decode what `to_json` encoded."""
         return cls(**json.loads(line))
 
     @property
     def place(self) -> tuple[str, int, bool]:
-        """Host, port, and whether TLS is spoken. Raises InvalidArgument."""
+        """Host, port, and whether TLS is spoken. Raises InvalidArgument for a base URL that is none."""
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidArgument("BAD_URL", f"{self.base_url!r} is no URL.", "Write http://127.0.0.1:8000.")
@@ -50,7 +50,7 @@ class Target:
         return parts.hostname, parts.port or (443 if secure else 80), secure
 
     async def connect(self) -> StreamConnection:
-        """A new connection; raises OSError."""
+        """Open a new connection, by TLS if the URL says so. Raises OSError."""
         host, port, secure = self.place
         context: ssl.SSLContext | None = None
         if secure:
@@ -64,7 +64,7 @@ class Target:
         return connection
 
     def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
-        """Head and body, ready for the wire."""
+        """Build one HTTP request, head and body, ready for the wire."""
         fields: dict[str, Any] = {
             "model": self.model,
             "stream": True,

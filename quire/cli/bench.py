@@ -13,7 +13,7 @@ KINDS = ("serve", "latency", "throughput", "startup")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every kind has its own."""
+    """Add a subcommand for each kind of benchmark, with arguments of its own."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for name in KINDS:
         kind = load(name)
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """That of the kind."""
+    """Run the kind of benchmark that was named."""
     return load(args.kind).run(args)
 
 

@@ -18,7 +18,7 @@ _LIMIT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to show, and the flags of `quire serve`."""
+    """Add the arguments: what to show, and the flags of `quire serve`."""
     parser.add_argument("service", nargs="?", help="one service alone (default: all)")
     parser.add_argument("--model", help="folder of the model (default: as `quire serve`)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="(default: %(default)s)")
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """A table per service."""
+    """Print a table of options per service, or all as JSON."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
 
@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(command: list[str], environ: dict[str, str]) -> list[dict[str, Any]]:
+    """Run a service's command with --explain-config, and return its options. Raises InvalidArgument with the service's
+    own error."""
     from quire.errors import InvalidArgument
 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT_S, check=False)

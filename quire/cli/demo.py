@@ -28,14 +28,15 @@ _DRAIN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may be changed."""
+    """Add the arguments: the model, the prompt and the length of the answer."""
     parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
     parser.add_argument("--prompt", help="text to continue (default: a question in chat, or Shakespeare)")
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, metavar="N", help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ends by itself; leaves no process, no port and no file."""
+    """Start a stack, answer prompts and show where the time went, then stop it. Leaves no process, no port and no
+    file."""
     from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.spec import StackSpec
@@ -65,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _continue(client: Client, prompt: str, max_tokens: int) -> None:
-    """A text, and a longer one that begins with it."""
+    """Show the continuation of a text, then that of a longer text that begins with it."""
     text = _ask(client, prompt, prompt, max_tokens, _LIVELY)
     print("\nA second prompt begins with the first one and its answer:\n", flush=True)
     _ask(client, prompt + text + SECOND, prompt + text + SECOND, max_tokens // 2, _LIVELY)
 
 
 def _converse(client: Client, max_tokens: int) -> None:
-    """Two questions of one conversation."""
+    """Ask two questions of one conversation, and show both answers."""
     from quire.prompts import ChatPrompt
 
     messages: list[dict[str, str]] = []
@@ -85,7 +86,7 @@ def _converse(client: Client, max_tokens: int) -> None:
 
 
 def _ask(client: Client, prompt: str | ChatPrompt, shown: str, max_tokens: int, temperature: float) -> str:
-    """Stream the continuation, then draw its timings; returns its text."""
+    """Print the streamed continuation, then the table of its timings; returns its text."""
     from quire.cli.output.timings import timing_table
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

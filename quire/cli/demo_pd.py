@@ -38,7 +38,7 @@ _METRICS_PORT = 9464
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may be changed."""
+    """Add the arguments: the model, the replicas, the requests, and whether to use network namespaces."""
     parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
     parser.add_argument("--prefill", type=int, default=2, metavar="N", help="prefill replicas (default: %(default)s)")
     parser.add_argument("--decode", type=int, default=2, metavar="N", help="decode replicas (default: %(default)s)")
@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ends by itself; leaves no process, no namespace, no interface, no port and no file."""
+    """Start prefill and decode replicas, answer long prompts, show how their pages went, and stop. Exit code 1 if a
+    process, a namespace or an interface is left."""
     from quire.cli.output.page_flow import flow_matrix, flow_table
     from quire.cli.output.page_watch import PageWatch
     from quire.cli.output.progress import ProgressLines
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _spec(args: argparse.Namespace) -> StackSpec:
+    """Describe the stack: prompts go to the prefill side, whether or not that is quicker."""
     from quire.local.spec import StackSpec
     from quire.models import find_model
 
@@ -101,7 +103,8 @@ def _spec(args: argparse.Namespace) -> StackSpec:
 
 
 def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
-    """Workers say what pages they moved, and by what."""
+    """Return the spec with a metrics address for each worker, where it says what pages it moved. With a network, each
+    member runs in its own namespace."""
     from dataclasses import replace
 
     from quire.local.ports import free_ports
@@ -118,6 +121,7 @@ def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
 
 
 def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
+    """Print how long the start took, and where each member is."""
     print(f"\nUp after {stack.ready.seconds:.1f} s", end="")
     if network is None:
         print(", on ports of 127.0.0.1.\n", flush=True)
@@ -128,7 +132,7 @@ def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
 
 
 def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> PageFlow:
-    """Stream an answer to a long prompt, and say how its pages went."""
+    """Print the streamed answer to a long prompt, and return how its pages went."""
     from quire.outputs import HopTiming
     from quire.sampling_params import SamplingParams
 
@@ -149,7 +153,7 @@ def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> Page
 
 
 def _left(state: StackState | None, network: PrivateNetwork | None) -> str:
-    """What should be gone and is not."""
+    """Return a text that names what should be gone and is not; empty where all is gone."""
     from quire.local.pids import marked
 
     found = [f"process {process.pid}" for process in marked(state.stack_id)] if state is not None else []

@@ -15,7 +15,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to look at beside the machine."""
+    """Add the arguments: what to look at beside the machine."""
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="of HTTP (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
     parser.add_argument("--redis", metavar="URL", help="a Redis that the services are to use; or host:port")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 if anything failed; a warning is no failure."""
+    """Print the findings. Exit code 1 if anything failed; a warning is no failure."""
     from quire.doctor.checks import check_all
 
     findings = check_all(args.host, args.port, args.redis, args.model, args.device)

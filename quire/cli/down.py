@@ -10,13 +10,14 @@ HELP = "stop the services"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which, and how patiently."""
+    """Add the arguments: which stack, and how patiently to stop it."""
     stack_arguments.add_name(parser)
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="time to drain (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 also where nothing ran: the wish is granted."""
+    """Stop the stack, and say what that took. Exit code 0 also where nothing ran; 1 where the kernel still holds a
+    process."""
     from quire.local.state import StateDirectory
     from quire.local.stop import stop_stack
 

@@ -12,7 +12,7 @@ _SCOPES = ("inference", "metrics", "admin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Who it is for, and what it may do."""
+    """Add the arguments: who the key is for, and what it may do."""
     parser.add_argument("name", help="whom it stands for; keys of one name share caches and limits")
     parser.add_argument("--header", action="store_true", help="print `keys:` before it, which begins a new file")
     parser.add_argument("--scope", action="append", choices=_SCOPES, help="may be repeated (default: inference)")
@@ -21,10 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The key to standard error, the entry to standard output.
-
-    `quire key --header alice > keys.yaml` makes the file, and `quire key bob >> keys.yaml` adds to it.
-    """
+    """Make a key; it goes to standard error, and its entry to standard output. `quire key --header alice > keys.yaml`
+    makes the file, and `quire key bob >> keys.yaml` adds to it."""
     key = f"quire-{secrets.token_urlsafe(32)}"
     entry = [
         *(("keys:",) if args.header else ()),

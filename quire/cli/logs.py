@@ -20,7 +20,7 @@ _STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whose, how many, for how long."""
+    """Add the arguments: whose logs, how many lines, for how long."""
     parser.add_argument("service", nargs="?", help="a service, one of several (worker-2), or supervisor (default: all)")
     stack_arguments.add_name(parser)
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="last lines (default: %(default)s)")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print."""
+    """Print the last lines of the services' logs, merged by time, and with --follow new ones as they come."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory
@@ -61,6 +61,8 @@ class _Tail:
         self._offset, self._file_id = 0, 0
 
     def read(self) -> Iterator[tuple[str, str]]:
+        """Yield the service's name and each whole line that was written since the last call. A new file of that name is
+        read from its beginning."""
         try:
             with self._path.open("rb") as file:
                 file_id = os.fstat(file.fileno()).st_ino
@@ -77,6 +79,7 @@ class _Tail:
 
 
 def _record(line: str) -> dict[str, object]:
+    """Parse a line as a JSON object; empty if it is none."""
     try:
         record = json.loads(line) if line.startswith("{") else None
     except ValueError:
@@ -85,7 +88,7 @@ def _record(line: str) -> dict[str, object]:
 
 
 def _time_of(line: str) -> float:
-    """Seconds since the epoch; lines without a time stay at the front."""
+    """Return a line's time in seconds since the epoch; 0.0 for lines without one, which so stay at the front."""
     stamp = next((v for k, v in _record(line).items() if k in ("ts", "time", "timestamp")), None)
     if isinstance(stamp, int | float):
         return float(stamp)
@@ -96,6 +99,7 @@ def _time_of(line: str) -> float:
 
 
 def _show(name: str, line: str, *, raw: bool) -> str:
+    """Format a line for people: service, clock, level, message, fields. As it is with `raw`, or where it is no JSON."""
     record = _record(line)
     prefix = paint(f"{name:<11}", "cyan")
     if raw or not record:

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """A table; nothing is fetched."""
+    """Print the table of models that have a name; nothing is fetched."""
     from quire.model_catalog import CATALOG, fetched
 
     rows = [

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The worker's exit code."""
+    """Run the worker's profiler in a process of its own, and return its exit code."""
     command = [sys.executable, "-m", "quire_worker.profile", "--model", str(find_model(args.model))]
     for name, _, _ in _FLAGS:
         value = getattr(args, name.replace("-", "_"))

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where the file is; a model that is there is not fetched again."""
+    """Fetch the named model unless it is there, and print where its file is."""
     from quire.models import named_model, pull_with_bar
 
     print(pull_with_bar(named_model(args.name)))

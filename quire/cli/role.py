@@ -21,7 +21,7 @@ _ANSWER_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whose, and which."""
+    """Add the arguments: whose role, and which."""
     parser.add_argument("scheduler", nargs="?", help="whose role changes (scheduler-prefill-1); none: show all")
     parser.add_argument("role", nargs="?", choices=ROLES, help="its new role, until it is restarted")
     stack_arguments.add_name(parser)
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 once it has the role."""
+    """Print all replicas' roles, or give one of them another; exit code 0 once it has that."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.state import StateDirectory
 
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler_pb2.SetRoleResponse:
+    """Ask a scheduler to take a role, giving its requests `timeout_s` to end, and return its answer. Raises the typed
+    error."""
     import grpc
 
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -76,7 +78,7 @@ def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler
 
 
 def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
-    """None of one that does not answer."""
+    """Return a scheduler's present load; None where it does not answer."""
     import grpc
 
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -12,7 +12,7 @@ HELP = "answer a file of OpenAI batch requests"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's names."""
+    """Add the arguments, by vLLM's names."""
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSON lines of requests")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSON lines of answers")
     parser.add_argument("--base-url", metavar="URL", help="of the server (default: the stack that runs here)")
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 if every request has its answer, else 1."""
+    """Send the requests that have no answer yet, to a server or to a stack of its own. Exit code 0 if every request has
+    its answer, else 1."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
     from quire.errors import InvalidArgument
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _base_url(args: argparse.Namespace) -> str:
+    """Return the server's URL: --base-url, or that of the running stack called --name. Raises FailedPrecondition where
+    no such stack runs."""
     from quire.errors import FailedPrecondition
     from quire.local.state import StateDirectory
 

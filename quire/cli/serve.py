@@ -30,15 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until SIGINT or SIGTERM."""
+    """Serve in the foreground until SIGINT or SIGTERM. Returns the exit code."""
     return serve(stack_arguments.stack_spec(args, model=args.model, port=args.port, owned=True))
 
 
 def serve(spec: StackSpec) -> int:
-    """Start, serve until a signal, drain, stop. A second signal ends the draining.
-
-    A service that dies is started again; where that cannot be done, the cause is the headline and the exit code 1.
-    """
+    """Start the stack, serve until a signal, drain and stop; a second signal ends the draining. A service that dies is
+    started again; where that cannot be done, the cause is printed and the exit code is 1."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.terminal import print_error
     from quire.cli.output.welcome import print_welcome
@@ -66,6 +64,7 @@ def serve(spec: StackSpec) -> int:
 
 
 def _stop(stack: LocalStack) -> int:
+    """End the stack and wait until it has ended; Ctrl-C meanwhile ends the draining. Returns the exit code 0."""
     stack.terminate()
     while not stack.ended.is_set():
         try:

@@ -18,7 +18,7 @@ _COLUMNS = ("phase", "pid", "grpc_port", "resident_mb", "restarts", "detail")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """For people or for programs."""
+    """Add the arguments: for people or for programs, once or again and again."""
     stack_arguments.add_name(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 if everything is ready, else 1; that of the last look, where it is watched."""
+    """Print what runs, once or, with --watch, until Ctrl-C. Exit code 0 if everything is ready at the last look, else
+    1."""
     if args.watch is None:
         return _show(args)
     while True:
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    """Print what runs. Returns 0 if everything is ready, else 1."""
     from quire.local.state import StateDirectory
 
     state = StateDirectory(args.name).read()
@@ -83,7 +85,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _resident_mb(pid: int) -> float:
-    """0 where /proc is no help."""
+    """Return the process's resident memory in MB; 0.0 where /proc does not tell."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

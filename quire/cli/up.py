@@ -10,7 +10,7 @@ HELP = "start the services in the background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The stack's flags; in the background unless told otherwise."""
+    """Add the stack's flags; it runs in the background unless told otherwise."""
     parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
     parser.add_argument(
         "--port", type=int, metavar="N", help="port of HTTP (default: 8000, or a free one where that is taken)"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, show progress, say where it is."""
+    """Start the stack, show progress, and print where it is. With --no-detach, serve in the foreground instead."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.welcome import print_welcome
     from quire.cli.serve import serve

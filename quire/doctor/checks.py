@@ -16,6 +16,7 @@ def check_all(host: str, port: int, redis: str | None, model: str | None, device
 
 
 def _all(host: str, port: int, redis: str | None, model: str | None, device: str) -> Iterator[Finding]:
+    """Run the checks one by one; those of Redis and of a model only where one is named."""
     yield check_python()
     yield check_services()
     yield check_port(host, port)

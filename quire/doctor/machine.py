@@ -21,7 +21,7 @@ _STA_UNSYNC = 0x40
 
 
 def check_cores() -> Finding:
-    """Five processes share them."""
+    """Warn of fewer than two cores, since five processes share them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < _LEAST_CORES:
         return warning("cores", f"{cores} core", f"Give at least {_LEAST_CORES}: services and worker share them.")
@@ -29,7 +29,7 @@ def check_cores() -> Finding:
 
 
 def check_memory() -> Finding:
-    """What is available now."""
+    """Tell how much memory is available now, and warn of too little."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         facts = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
@@ -43,7 +43,7 @@ def check_memory() -> Finding:
 
 
 def check_shared_memory() -> Finding:
-    """Pages travel between processes of a host through it."""
+    """Warn of missing or little shared memory, through which pages travel between processes of a host."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
@@ -54,7 +54,8 @@ def check_shared_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """Where stacks keep their logs, and the kvstore its pages unless told otherwise."""
+    """Warn of a disk that is nearly full or cannot be written: where stacks keep their logs, and the kvstore its pages
+    unless told otherwise."""
     place = base_directory()
     while not place.exists():
         place = place.parent
@@ -68,7 +69,7 @@ def check_disk() -> Finding:
 
 
 def check_files() -> Finding:
-    """A router has a file per client."""
+    """Warn of a low limit of open files, since a router has one per client."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 < soft < _LEAST_FILES:
         return warning("files", f"{soft} open files at most", f"`ulimit -n {_LEAST_FILES}` or more: one per client.")
@@ -76,7 +77,8 @@ def check_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Deadlines travel as wall-clock times between machines."""
+    """Warn of a clock that jumps, or that nobody keeps in step: deadlines travel as wall-clock times between
+    machines."""
     before_s = time.time() - time.monotonic()
     time.sleep(0.05)
     jump_s = abs(time.time() - time.monotonic() - before_s)
@@ -91,7 +93,7 @@ def check_clock() -> Finding:
 
 
 def _synchronised() -> bool | None:
-    """What the kernel says; None where it cannot be asked."""
+    """Whether the kernel says that the clock is kept in step; None where it cannot be asked."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         timex = (ctypes.c_long * 64)()

@@ -17,7 +17,7 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
-    """Free, or who has it if it is a Quire."""
+    """Whether the port is free; a warning where it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,7 +33,8 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_redis(address: str) -> Finding:
-    """It answers, soon, lets us in, and is not too old. `address`: host:port or a URL, whose password is not shown."""
+    """Check that a Redis answers, soon, lets us in, and is not too old. `address`: host:port or a URL, whose password
+    is not shown."""
     url = urlsplit(address if "://" in address else f"redis://{address}")
     try:
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT
@@ -61,7 +62,7 @@ def check_redis(address: str) -> Finding:
 
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
-    """What it says of itself, or why it does not. Raises OSError."""
+    """Log in if the URL has a password, and return what Redis says of itself, or its error. Raises OSError."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)

@@ -20,7 +20,7 @@ _FAMILY = ("grpcio", "grpcio-status", "grpcio-health-checking", "grpcio-reflecti
 
 
 def check_python() -> Finding:
-    """Its version."""
+    """Check Python's version."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _LEAST_PYTHON:
         return failed("python", found, "Use 3.11 or later.")
@@ -28,7 +28,7 @@ def check_python() -> Finding:
 
 
 def check_services() -> Finding:
-    """All five are installed, and gRPC's packages are of one version."""
+    """Check that all five services are installed, and that gRPC's packages are of one version."""
     missing = []
     for service in SERVICES:
         try:
@@ -49,7 +49,7 @@ def check_services() -> Finding:
 
 
 def check_gpu(*, needed: bool) -> Finding:
-    """What nvidia-smi says; no GPU is well where none is needed."""
+    """Check the GPU and its driver by nvidia-smi; no GPU is well where none is needed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if needed:
@@ -73,7 +73,7 @@ def check_gpu(*, needed: bool) -> Finding:
 
 
 def check_model(folder: str) -> Finding:
-    """A folder with config, tokenizer and safetensors."""
+    """Check that a folder has config, tokenizer and safetensors."""
     path = Path(folder)
     lacks = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     weights = list(path.glob("*.safetensors"))

@@ -26,7 +26,7 @@ EXIT_FAILED = 1
 
 
 def emit(event: events.Event) -> None:
-    """To the owner, while there is one, and to the supervisor's log."""
+    """Write the event to the owner, while there is one, and to the supervisor's log."""
     line = events.encode(event)
     print(f'{{"ts": {time.time():.3f}, {line[1:]}', file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):
@@ -34,7 +34,8 @@ def emit(event: events.Event) -> None:
 
 
 async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
-    """Run the stack until its end."""
+    """Run the stack until a signal stops it, its owner ends, or it fails. Returns whether it was stopped rather than
+    failed."""
     supervisor = Supervisor(spec, directory, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,7 +54,8 @@ def sweep(directory: StateDirectory) -> None:
 
 
 def main() -> int:
-    """Exit code 0 for a stack that was stopped, 1 for one that failed, then or later."""
+    """Run a supervisor for the StackSpec that stdin gives. Exit code 0 for a stack that was stopped, 1 for one that
+    failed, then or later."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:

@@ -19,7 +19,8 @@ EXIT_ORPHANED = 3
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Become the command; exits where the supervisor is gone already."""
+    """Replace this process by the command, which is killed when the supervisor dies. Exits where the supervisor is gone
+    already."""
     supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
     os.nice(niceness)
     if sys.platform == "linux":

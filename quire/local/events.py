@@ -78,7 +78,7 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str) -> Event | None:
-    """The inverse of `encode`; None for a line that is no event."""
+    """Decode a line that `encode` made; None for a line that is no event."""
     try:
         values = json.loads(line)
         cls = _KINDS[values.pop("event")]

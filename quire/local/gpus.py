@@ -13,7 +13,7 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """As CUDA_VISIBLE_DEVICES names them; all of the machine's where it is not set."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; all of the machine's where it is not set."""
     named = os.environ.get(VISIBLE)
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())
@@ -25,8 +25,8 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def gpu_environment(workers: Sequence[str], member: str) -> dict[str, str]:
-    """Of one of these workers: the GPU that is its own, by turns where there are fewer. Empty where there is nothing to
-    share out."""
+    """Return the variable that gives this worker a GPU of its own, by turns where there are fewer GPUs. Empty where
+    there is only one worker, or fewer than two GPUs."""
     gpus = visible_gpus()
     if len(workers) < 2 or len(gpus) < 2:
         return {}

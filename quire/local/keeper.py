@@ -29,7 +29,8 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def delay_s(self, exit_code: int | None, served_s: float | None) -> float | None:
-        """Before the next process; None: there is to be none. `served_s`: how long the last one served; None: never."""
+        """Return the pause before the next process; None: there is to be none. `served_s`: how long the last one
+        served; None: never."""
         if served_s is None:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
@@ -64,8 +65,8 @@ class Keeper:
         self._again.set()
 
     async def run(self) -> NoReturn:
-        """From the member's first readiness on. Raises StartFailed when the stack can neither be without it nor start
-        it."""
+        """Watch the member from its first readiness on, and start another process whenever it ends. Raises StartFailed
+        when the stack can neither be without it nor start it."""
         clock = asyncio.get_running_loop().time
         child: ChildProcess = self._roster.children[self._name]
         ready_at: float | None = clock()
@@ -85,6 +86,7 @@ class Keeper:
                 ready_at = clock() if await self._serves(child) else None
 
     async def _pause(self, delay_s: float | None) -> None:
+        """Wait so long, or for ever if None, but no longer than until `retry`."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._again.wait()
@@ -92,7 +94,7 @@ class Keeper:
             return
 
     async def _serves(self, child: ChildProcess) -> bool:
-        """Wait until the process serves, or has ended."""
+        """Wait until the process serves, or has ended. Returns whether it serves, which is told as an event."""
         serving = asyncio.ensure_future(self._roster.until_serving(self._name))
         ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
         try:

@@ -22,7 +22,8 @@ _OWN = "pages"
 
 
 def pages_folder(name: str, *, lasting: bool) -> Path:
-    """Of the stack of this name."""
+    """Return the folder for pages of the stack of this name: in the user's cache if they are `lasting`, else in the
+    stack's own directory."""
     if not lasting:
         return StateDirectory(name).path / _OWN
     override = os.environ.get("QUIRE_CACHE_DIR")
@@ -33,7 +34,7 @@ def pages_folder(name: str, *, lasting: bool) -> Path:
 
 
 def kvstore_environment(name: str, *, lasting: bool) -> dict[str, str]:
-    """What the kvstore is told unless its user says otherwise, in whichever way."""
+    """Return the variables that tell the kvstore where and how much to keep on disk, unless its user says otherwise."""
     return {
         "QUIRE_KVSTORE_DISK_PATH": str(pages_folder(name, lasting=lasting)),
         "QUIRE_KVSTORE_DISK_BYTES": str(DISK_BYTES),
@@ -47,7 +48,7 @@ def remove_own_pages(directory: StateDirectory) -> None:
 
 
 def remove_abandoned() -> None:
-    """Pages of stacks for once whose supervisors were killed: nobody holds their locks."""
+    """Remove pages of stacks for once whose supervisors were killed, which shows in that nobody holds their locks."""
     for folder in base_directory().glob(f"*/{_OWN}"):
         try:
             with (folder.parent / "lock").open("w") as lock:

@@ -40,7 +40,7 @@ class ProcessId:
         return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START_TIME]) == self.start_time
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to that very process; False where it is gone."""
+        """Send a signal to that very process. Returns False where it is gone."""
         with suppress(ProcessLookupError, PermissionError):
             if not hasattr(os, "pidfd_open"):
                 if self.alive():
@@ -58,7 +58,7 @@ class ProcessId:
         return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until that very process has ended; False at the time limit."""
+        """Wait until that very process has ended. Returns False at the time limit."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (ProcessLookupError, AttributeError):
@@ -74,7 +74,7 @@ class ProcessId:
 
 
 def marked(stack_id: str) -> list[ProcessId]:
-    """Every process that carries a stack's mark: children, and children of children whose parents are gone."""
+    """Return every process that carries a stack's mark: children, and children of children whose parents are gone."""
     wanted = f"{MARK_VARIABLE}={stack_id}".encode()
     found = []
     for entry in PROC.glob("[0-9]*"):
@@ -87,6 +87,7 @@ def marked(stack_id: str) -> list[ProcessId]:
 
 
 def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat after the command's name; empty where there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -95,6 +96,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _exists(pid: int) -> bool:
+    """Whether any process has this pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -22,7 +22,7 @@ class HeldPorts:
         return self._hold(host, 0)
 
     def take(self, host: str, port: int) -> bool:
-        """This very one; False where somebody else has it."""
+        """Hold this very port; False where somebody else has it."""
         try:
             self._hold(host, port)
         except OSError:
@@ -40,7 +40,7 @@ class HeldPorts:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Distinct ports that nobody has now, and that anybody may take from now on."""
+    """Return distinct ports that nobody has now, and that anybody may take from now on."""
     held = HeldPorts()
     try:
         return [held.choose(host) for _ in range(count)]

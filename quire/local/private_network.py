@@ -85,7 +85,7 @@ class PrivateNetwork:
         return Path(f"/sys/class/net/{self._uplink}").exists()
 
     def close(self) -> None:
-        """Let go of it. Processes inside keep theirs until they end."""
+        """Remove the way in, and let go of the namespaces. Processes inside keep theirs until they end. Idempotent."""
         if self._switch >= 0:
             subprocess.run([self._tools["ip"], "link", "delete", self._uplink], capture_output=True, check=False)
             for descriptor in (self._switch, *self._descriptors.values()):
@@ -93,6 +93,7 @@ class PrivateNetwork:
             self._switch = -1
 
     def _build(self) -> None:
+        """Make the switch, a cable from it to each member and one to this machine, and give each end its address."""
         here = f"/proc/{os.getpid()}/ns/net"
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         lines += [f"link add up0 type veth peer name {self._uplink} netns {here}", "link set up0 master br0 up"]
@@ -108,7 +109,8 @@ class PrivateNetwork:
         self._run(self._tools["ip"], "-batch", "-", text=outside)
 
     def _free_subnet(self) -> str:
-        """One that this machine has no address in; another one for another process."""
+        """Return a subnet, as its first three numbers, in which this machine has no address. Raises FailedPrecondition
+        where all are taken."""
         taken = self._run(self._tools["ip"], "-4", "-oneline", "address")
         for offset in range(_SUBNETS):
             subnet = f"{_NETWORK}.{(os.getpid() + offset) % _SUBNETS + 1}"
@@ -120,6 +122,7 @@ class PrivateNetwork:
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def _run(self, *command: str, text: str = "") -> str:
+        """Run a command, with `text` as its input, and return its output. Raises FailedPrecondition where it fails."""
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         except OSError as error:
@@ -138,7 +141,8 @@ def _find(tool: str) -> str:
 
 
 def _new_namespace() -> int:
-    """A descriptor of an empty one. A thread of its own makes it, since namespaces are each thread's."""
+    """Make an empty network namespace, and return its descriptor. A thread of its own makes it, since namespaces are
+    each thread's. Raises FailedPrecondition."""
     made: list[int] = []
     thread = threading.Thread(target=_unshare, args=(made,), name="namespace")
     thread.start()
@@ -149,7 +153,8 @@ def _new_namespace() -> int:
 
 
 def _unshare(made: list[int]) -> None:
-    """Leave a descriptor, or the negative number of an error."""
+    """Move this thread to a new network namespace. Appends the namespace's descriptor to `made`, or the negative number
+    of an error."""
     if sys.platform != "linux":
         made.append(-errno.ENOSYS)
         return

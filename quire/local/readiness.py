@@ -69,6 +69,7 @@ async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
 
 
 def _readyz(host: str, port: int, tls: bool) -> bool:
+    """Whether GET /readyz answers 200 now. The certificate is not checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.
         context = ssl.create_default_context()

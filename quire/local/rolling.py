@@ -28,14 +28,16 @@ class Turn:
 
 
 def rolling_turns(state: StackState) -> list[Turn]:
-    """Every replica and every tokenizer, then the kvstore. Not the router: it holds the clients' connections."""
+    """Return a turn for every replica and every tokenizer, then the kvstore. Not the router: it holds the clients'
+    connections."""
     schedulers = [name for name in state.services if service_of(name) == "scheduler"]
     rest = [name for service in ("tokenizer", "kvstore") for name in state.services if service_of(name) == service]
     return [*(Turn(replica_of(name)) for name in schedulers), *(Turn((name,)) for name in rest)]
 
 
 def turns_of(state: StackState, wanted: Sequence[str]) -> list[Turn]:
-    """Of members (`worker-2`) or services (`worker`: each of them). Raises InvalidArgument for others."""
+    """Return a turn for each member (`worker-2`), and one for each member of a service (`worker`). Raises
+    InvalidArgument for other words."""
     turns = []
     for word in wanted:
         names = [name for name in state.services if word in (name, service_of(name))]
@@ -57,7 +59,8 @@ class Rolling:
         self._tell = tell
 
     def run(self, turns: Sequence[Turn]) -> None:
-        """Take the turns. Raises DeadlineExceeded, or FailedPrecondition where the stack ends meanwhile."""
+        """Restart the members of each turn, and begin the next turn when they are ready again. Raises DeadlineExceeded,
+        or FailedPrecondition where the stack ends meanwhile."""
         for turn in turns:
             began = time.monotonic()
             before = {name: self._service(name) for name in turn.members}
@@ -68,6 +71,8 @@ class Rolling:
             self._tell(f"{', '.join(turn.members)}: restarted in {time.monotonic() - began:.1f} s")
 
     def _end(self, name: str, service: ServiceState) -> None:
+        """Have a member's process drain and end, and kill it after `limit_s`. If it is down already, its supervisor is
+        asked to start it."""
         process = service.process
         if not process.signal(signal.SIGTERM):
             # It is down already, and its supervisor may have given it up: SIGHUP is another chance.
@@ -78,6 +83,7 @@ class Rolling:
             process.wait(_KILL_S)
 
     def _await_ready(self, name: str, before: ServiceState) -> None:
+        """Wait until another process of the member is ready. Raises DeadlineExceeded after `limit_s`."""
         deadline = time.monotonic() + self._limit_s
         while (now := self._service(name)).process == before.process or now.phase != "ready":
             if time.monotonic() > deadline:
@@ -92,6 +98,7 @@ class Rolling:
         return self._state().services[name]
 
     def _state(self) -> StackState:
+        """Return the stack's state. Raises FailedPrecondition unless it is ready."""
         state = self._directory.running()
         if state is None or state.phase != "ready":
             raise FailedPrecondition(

@@ -22,7 +22,8 @@ class RootCause:
 
 
 def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> RootCause:
-    """`exit_code` as subprocess has it: negative for a signal. What is before `log_start` another process wrote."""
+    """Find why a process ended: the signal that killed it, else the error that it logged, else its traceback or its
+    last words. `exit_code` is negative for a signal. What is before `log_start` another process wrote."""
     lines = _tail(log, log_start)
     if exit_code is not None and exit_code < 0:
         return _killed(signal.Signals(-exit_code))
@@ -41,6 +42,7 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
 
 
 def _killed(number: signal.Signals) -> RootCause:
+    """Return the cause for a process that was killed by this signal."""
     if number is signal.SIGKILL:
         return RootCause(
             "KILLED", "It was killed by SIGKILL, as the kernel does when memory runs out.", "Free memory; see dmesg."
@@ -49,6 +51,7 @@ def _killed(number: signal.Signals) -> RootCause:
 
 
 def _tail(log: Path, start: int) -> list[str]:
+    """Return the log's last lines, not those before byte `start`; empty where it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
@@ -59,6 +62,7 @@ def _tail(log: Path, start: int) -> list[str]:
 
 
 def _record(line: str) -> dict[str, Any]:
+    """Parse a line as a JSON object; empty if it is none."""
     if not line.startswith("{"):
         return {}
     try:

@@ -43,7 +43,8 @@ class Roster:
         self._began = time.monotonic()
 
     def choose_ports(self) -> None:
-        """One for every member, and HTTP's. Raises StartFailed for a port of the user's that is taken."""
+        """Choose and hold a port for every member, and HTTP's. Raises StartFailed for a port of the user's that is
+        taken."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         for name in (*self._spec.members, "http"):
@@ -59,7 +60,7 @@ class Roster:
             self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
 
     def spawn_all(self) -> None:
-        """The first processes."""
+        """Start the first process of every member, and write the state file."""
         for name in self._spec.members:
             self._spawn(name, again=False)
         self.state.set_addresses(
@@ -71,14 +72,14 @@ class Roster:
             self._progress(name, "starting")
 
     def spawn_again(self, name: str) -> ChildProcess:
-        """Another process in the place of one that ended."""
+        """Start another process in the place of one that ended, and return it."""
         self._spawn(name, again=True, restarts=self.state.services[name].restarts + 1)
         self._write()
         self._progress(name, "starting")
         return self.children[name]
 
     async def until_serving(self, name: str) -> None:
-        """Return when the member can do its work, telling how far it is meanwhile."""
+        """Return when the member can do its work; meanwhile events tell how far it is."""
         service = service_of(name)
         address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
@@ -100,7 +101,8 @@ class Roster:
         return read_root_cause(child.log, child.exit_code, child.log_start)
 
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
-        """Its process is gone; below 0, none will follow. `asked`: it was told to end, and did."""
+        """Note in the state file that the member's process is gone. Unless it was `asked` to end, and did, an event
+        tells the cause. `restart_in_s` below 0: no other process will follow."""
         state = self.state.services[name]
         phase = "exited" if restart_in_s >= 0 else "failed"
         if asked:
@@ -123,7 +125,7 @@ class Roster:
         return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self.children[name].log))
 
     def too_slow(self) -> StartFailed:
-        """The error of a stack that is not ready in time."""
+        """Return the error of a stack that is not ready in time. It names the first member that is not."""
         late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
         return StartFailed(
             "START_TIMEOUT",
@@ -151,6 +153,7 @@ class Roster:
         self._held.close()
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
+        """Start a process of the member, in its environment and with its log, and note it in the state."""
         environment = {**self._spec.environment(name), MARK_VARIABLE: self.state.stack_id}
         command = self._spec.command(name, self._ports)
         niceness = 0 if service_of(name) == "worker" else NICENESS
@@ -164,6 +167,8 @@ class Roster:
             self._progress(name, phase, share, detail)
 
     def _progress(self, name: str, phase: str, share: float = -1.0, detail: str = "") -> None:
+        """Note how far a member is: in the state file when that has changed, and as an event, not too often. Nothing
+        once it is ready."""
         state = self.state.services[name]
         if state.phase == "ready":
             return  # a last word of the loading that came late

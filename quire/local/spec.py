@@ -92,12 +92,12 @@ class StackSpec:
                 )
 
     def to_json(self) -> str:
-        """One line."""
+        """Encode the spec as one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> StackSpec:
-        """The inverse of `to_json`."""
+        """Decode what `to_json` encoded."""
         values: dict[str, Any] = json.loads(line)
         values["api_keys"] = tuple(values["api_keys"])
         values["commands"] = {name: tuple(command) for name, command in values["commands"].items()}
@@ -109,7 +109,7 @@ class StackSpec:
         return tuple(name for service in SERVICES for name in self.members_of(service))
 
     def members_of(self, service: str) -> tuple[str, ...]:
-        """A service's processes by name."""
+        """Return the names of a service's processes."""
         if service not in ("worker", "scheduler"):
             return _numbered(service, self.tokenizers if service == "tokenizer" else 1)
         if not self.with_roles:
@@ -123,7 +123,7 @@ class StackSpec:
         return bool(self.prefill or self.decode)
 
     def in_network(self, network: PrivateNetwork) -> StackSpec:
-        """The same stack, each member inside the network, at its own address."""
+        """Return the same stack, with each member inside the network, at its own address."""
         inside = {name: (*network.prefix(name), *self._program(name)) for name in self.members}
         return replace(self, hosts=network.hosts, commands=inside)
 
@@ -139,7 +139,8 @@ class StackSpec:
         return LOOPBACK if host in _ANY_HOST else host
 
     def serves_without(self, lost: Collection[str]) -> bool:
-        """Whether requests can be answered with these members gone. The kvstore is a convenience."""
+        """Whether requests can be answered with these members gone: that takes the router, a tokenizer and a whole
+        replica. The kvstore is a convenience."""
         pairs = [set(replica_of(name)) for name in self.members_of("scheduler")]
         return (
             "router" not in lost
@@ -148,14 +149,14 @@ class StackSpec:
         )
 
     def command(self, member: str, ports: Mapping[str, int]) -> list[str]:
-        """The member's whole command line. `ports` are gRPC ports by member, and `http`."""
+        """Return the member's whole command line. `ports` are gRPC ports by member, and `http`."""
         service, prefix = service_of(member), self._program(member)
         options = {**self._wiring(member, ports), **self._flags_of(member)}
         secrets = _SECRETS.get(service, {})
         return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
 
     def environment(self, member: str) -> dict[str, str]:
-        """What the member sees. Keys travel here, since anyone may read command lines."""
+        """Return the member's environment. Keys travel here, since anyone may read command lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
@@ -172,7 +173,8 @@ class StackSpec:
         return self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
 
     def _flags_of(self, member: str) -> dict[str, str | bool]:
-        """The user's, its service's and its own."""
+        """Return the user's flags for the member: its service's, and its own, which win. Each scheduler gets ports of
+        its own for KV events."""
         service, own = service_of(member), self.flags.get(member, {})
         flags = {**self.flags.get(service, {}), **own}
         events = flags.get(_KV_EVENTS)
@@ -181,6 +183,7 @@ class StackSpec:
         return flags
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
+        """Return the flags that tell a member its address, its model and its peers."""
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}
         common = {
             "listen": at[member],
@@ -254,9 +257,9 @@ def join(host: str, port: int) -> str:
 
 
 def kv_events_of(text: str, replica: int) -> str:
-    """--kv-events-config as replica number `replica`, from 0 on, is to have it. As in vLLM for its data-parallel ranks,
-    ports are the first replica's, and grow by one with each that follows. An endpoint that a consumer binds is the same
-    for all. Text that is not understood is left as it is: the scheduler says what is wrong with it."""
+    """Return --kv-events-config as replica number `replica`, from 0 on, is to have it. As in vLLM, ports are the first
+    replica's and grow by one with each that follows, but not of an endpoint that a consumer binds. Text that is not
+    understood is left as it is: the scheduler says what is wrong with it."""
     try:
         config = json.loads(text)
     except ValueError:

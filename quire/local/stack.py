@@ -72,6 +72,7 @@ class LocalStack:
             self._popen.terminate()
 
     def _launch(self) -> subprocess.Popen[str]:
+        """Start the supervisor's process, and send it the spec."""
         self.directory.create()
         with self.directory.log("supervisor").open("wb") as log:
             popen = subprocess.Popen(
@@ -89,6 +90,8 @@ class LocalStack:
         return popen
 
     def _until_ready(self) -> events.Ready:
+        """Pass events on until the stack is ready, and return that event. Raises StartFailed where the stack fails, is
+        stopped, or the supervisor ends."""
         for line in self._popen.stdout or ():
             event = events.decode(line)
             if event is not None:
@@ -105,6 +108,7 @@ class LocalStack:
         )
 
     def _take(self, event: events.Event) -> None:
+        """Note an event that tells of a death or of the stack's failure, then pass it on."""
         if isinstance(event, events.Died):
             self.deaths.append(event)
         if isinstance(event, events.Failed):
@@ -117,7 +121,8 @@ def _error(event: events.Failed) -> StartFailed:
 
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
-    """In a thread: keep the pipe from filling, and pass events on while there is somebody to take them."""
+    """Read the supervisor's events to the end, so that the pipe does not fill, and pass them on while the stack's
+    object lives. Runs in a thread; sets `ended` at the end."""
     with lines:
         for line in lines:
             event, taker = events.decode(line), take()
@@ -128,7 +133,8 @@ def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], No
 
 
 def _end(popen: subprocess.Popen[str], limit_s: float) -> None:
-    """The end of its standard input is the supervisor's order to stop."""
+    """Close the supervisor's standard input, which is its order to stop, and wait for its end; at the limit, kill
+    it."""
     _close(popen.stdin)
     try:
         popen.wait(limit_s)
@@ -138,6 +144,7 @@ def _end(popen: subprocess.Popen[str], limit_s: float) -> None:
 
 
 def _close(pipe: IO[str] | None) -> None:
+    """Close the pipe, if there is one. That the supervisor is gone is no error."""
     if pipe is not None:
         try:
             pipe.close()

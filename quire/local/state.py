@@ -69,7 +69,7 @@ class StackState:
 
     @classmethod
     def from_json(cls, text: str) -> StackState:
-        """Raises ValueError, KeyError or TypeError for what is none."""
+        """Read a state. Raises ValueError, KeyError or TypeError for what is none."""
         values = json.loads(text)
         values["supervisor"] = ProcessId(**values["supervisor"])
         values["services"] = {name: ServiceState(**service) for name, service in values["services"].items()}
@@ -77,7 +77,7 @@ class StackState:
 
 
 def base_directory() -> Path:
-    """Where stacks' directories are."""
+    """Return the folder in which stacks' directories are: QUIRE_STATE_DIR, or the user's own for state."""
     override = os.environ.get("QUIRE_STATE_DIR")
     if override:
         return Path(override).absolute()
@@ -111,7 +111,7 @@ class StateDirectory:
         self.path.chmod(0o700)
 
     def read(self) -> StackState | None:
-        """None where there is none, or none that can be understood."""
+        """Read the state file; None where there is none, or none that can be understood."""
         try:
             return StackState.from_json(self.state_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
@@ -134,7 +134,8 @@ class StateDirectory:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """The supervisor's lock. Raises FailedPrecondition where another supervisor holds it."""
+        """Context in which the supervisor holds its lock. Raises FailedPrecondition where another supervisor holds
+        it."""
         self.create()
         with (self.path / "lock").open("w") as lock:
             try:

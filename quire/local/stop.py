@@ -24,7 +24,8 @@ class StopReport:
 
 
 def stop_stack(state: StackState, limit_s: float) -> StopReport:
-    """SIGTERM to the supervisor, who drains and stops its services; at the limit, SIGKILL to all of the stack."""
+    """Stop the stack by SIGTERM to its supervisor, who drains and stops the services; at the limit, by SIGKILL to all
+    of the stack. Returns what that took."""
     began = time.monotonic()
     supervisor = state.supervisor
     if supervisor.signal(signal.SIGTERM) and not supervisor.wait(limit_s):

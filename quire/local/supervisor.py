@@ -47,13 +47,15 @@ class Supervisor:
             keeper.retry()
 
     async def run(self) -> bool:
-        """Live until stopped; False if the stack never got ready, or lost a service for good."""
+        """Run the stack until it is stopped. Returns False if it never got ready, or lost a service for good."""
         try:
             return await self._live()
         finally:
             self._roster.close()
 
     async def _live(self) -> bool:
+        """Start the stack, keep it alive, and stop it wave by wave. If it fails, all is stopped, an event tells why,
+        and False is returned."""
         try:
             await self._start()
             if not self._stop.is_set():
@@ -75,7 +77,8 @@ class Supervisor:
         return True
 
     async def _start(self) -> None:
-        """Return when all serve or a stop was asked for; raises StartFailed."""
+        """Start all members, and again with other ports where one was taken. Returns when all serve or a stop was asked
+        for; raises StartFailed."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._roster.choose_ports()
             self._roster.spawn_all()
@@ -89,6 +92,8 @@ class Supervisor:
                 await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
 
     async def _until_ready(self) -> None:
+        """Wait until all serve, which an event tells, or a stop is asked for. Raises StartFailed where a member dies,
+        or not all are ready in time."""
         roster = self._roster
         ready = asyncio.gather(*(roster.until_serving(name) for name in self._spec.members))
         deaths = [asyncio.ensure_future(child.exited.wait()) for child in roster.children.values()]
@@ -113,7 +118,7 @@ class Supervisor:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """While serving: keep all alive, until a stop is asked for. Raises StartFailed when that cannot be done."""
+        """Keep all members alive until a stop is asked for. Raises StartFailed when that cannot be done."""
         self._keepers = [Keeper(name, self._spec, self._roster) for name in self._spec.members]
         stop: asyncio.Task[Any] = asyncio.create_task(self._stop.wait())
         tasks: list[asyncio.Task[Any]] = [stop, *(asyncio.create_task(keeper.run()) for keeper in self._keepers)]
@@ -127,7 +132,8 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_children(self, limit_s: float, waves: Iterable[Sequence[str]]) -> tuple[str, ...]:
-        """End all, wave by wave: callers before those that they call; at the limit by force. Returns who needed it."""
+        """End all members, wave by wave: callers before those that they call; at the limit by force. Returns the names
+        of those that needed it."""
         deadline, killed = time.monotonic() + limit_s, list[str]()
         for wave in waves:
             children = [child for name, child in self._roster.children.items() if name in wave]
@@ -143,7 +149,7 @@ class Supervisor:
         return tuple(killed)
 
     async def _exits(self, children: Sequence[ChildProcess], limit_s: float | None) -> None:
-        """Return when all have exited, at the limit, or when hurried."""
+        """Wait until all children have exited, the limit has passed, or a second stop was asked for."""
         exits: asyncio.Future[Any] = asyncio.gather(*(child.exited.wait() for child in children))
         if limit_s is None:
             await exits

@@ -18,7 +18,8 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(args: argparse.Namespace) -> Client:
-    """Raises FailedPrecondition where nothing runs here and no address was given."""
+    """Open a client of the Quire that is meant. Raises FailedPrecondition where nothing runs here and no address was
+    given."""
     return Client(find_address(args), api_key=api_key(args))
 
 
@@ -28,7 +29,8 @@ def api_key(args: argparse.Namespace) -> str | None:
 
 
 def find_address(args: argparse.Namespace) -> str:
-    """gRPC address of the Quire that is meant."""
+    """Return the gRPC address of the Quire that is meant: --address, or that of the running stack called --name. Raises
+    FailedPrecondition where no such stack runs."""
     from quire.local.state import StateDirectory
 
     if args.address:

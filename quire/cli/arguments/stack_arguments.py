@@ -22,7 +22,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything but the model and the port, which differ between commands."""
+    """Add all flags of a stack but the model and the port, which differ between commands."""
     add_name(parser)
     parser.add_argument("--host", default=LOOPBACK, help="address of the HTTP and gRPC servers (default: %(default)s)")
     parser.add_argument("--grpc-port", type=int, default=0, metavar="N", help="port of gRPC (default: a free one)")
@@ -55,7 +55,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
-    """The table of engine options, as flags."""
+    """Add a flag for each engine option: Quire's own, and vLLM's, which --help does not list."""
     for option in ENGINE_OPTIONS:
         if option.switch:
             group.add_argument(f"--{option.name}", action=argparse.BooleanOptionalAction, help=option.help)
@@ -77,10 +77,9 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
-    """Raises typed errors for a model that is not there, and for credentials that would open the door to everybody.
-
-    Without a model the default one is fetched, unless `fetch` is false.
-    """
+    """Make the spec of the stack that the flags describe. Raises typed errors for bad flags, for a model that is not
+    there, and for credentials that would open the door to everybody. Without a model the default one is fetched, unless
+    `fetch` is false."""
     for key in args.api_key:
         _check_api_key(key)
     # Refused, where it cannot be, before a model is fetched.
@@ -108,7 +107,8 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
 
 
 def _check_api_key(key: str) -> None:
-    """An empty one is what a shell makes of a variable that is not set: without keys, everybody may enter."""
+    """Raise InvalidArgument for a key that is empty, or has a comma or spaces around it. An empty one is what a shell
+    makes of a variable that is not set: without keys, everybody may enter."""
     if not key.strip():
         raise InvalidArgument(
             "BAD_API_KEY", "An API key is empty.", "Give a key, or leave out --api-key to let everybody in."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, where, and the engine's options."""
+    """Add the arguments: which model or which address, the credential, and the options of a stack of its own."""
     parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address; default: a stack of its own")
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
@@ -26,14 +26,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
-    """Raises the typed errors of a start."""
+    """Start a stack of its own, or call the Quire at --address. Raises the typed errors of a start."""
     from quire.llm import LLM
 
     return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **given_options(args))
 
 
 def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:
-    """The first that it serves."""
+    """Return the first model that the LLM's Quire serves."""
     from quire.client import Client
 
     with Client(llm.address, api_key=api_key(args)) as client:
@@ -41,12 +41,12 @@ def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:
 
 
 def random_prompt(numbers: random.Random, length: int, vocabulary: int) -> list[int]:
-    """Token ids."""
+    """Make a prompt of random token ids."""
     return [numbers.randrange(vocabulary) for _ in range(length)]
 
 
 def at_least_one(args: argparse.Namespace, *names: str) -> None:
-    """Raises InvalidArgument for a count that is none."""
+    """Raise InvalidArgument for a flag of these names whose value is less than 1."""
     for name in names:
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")

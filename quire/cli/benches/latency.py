@@ -14,7 +14,7 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's names and defaults."""
+    """Add the arguments, with vLLM's names and defaults."""
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: %(default)s)")
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one JSON object. Every iteration has prompts of its own, so that no cache helps."""
+    """Measure how long one batch takes, over and over, and print one JSON object. Every iteration has prompts of its
+    own, so that no cache helps."""
     from quire.bench.statistics import percentile
     from quire.sampling_params import SamplingParams
 

@@ -15,7 +15,7 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Print the report, and write it where `--output-json` says."""
+    """Print the report, and write it where `--output-json` says too. Returns the exit code 0."""
     text = json.dumps(report, indent=1)
     if args.output_json:
         Path(args.output_json).write_text(text + "\n", encoding="utf-8")

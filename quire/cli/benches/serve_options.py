@@ -17,7 +17,7 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 
 def make_options(args: argparse.Namespace) -> ReportOptions:
-    """Raises InvalidArgument."""
+    """Check the flags, and return the options of the report. Raises InvalidArgument."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
@@ -40,7 +40,8 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 
 
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
-    """The server, and what it says of itself. Raises typed errors for what cannot be reached."""
+    """Return where the load goes, and the server's facts: the server is asked for those that the flags do not give.
+    Raises typed errors for what cannot be reached."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -73,7 +74,7 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
 
 
 def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
-    """The data set's."""
+    """Make the requests of the data set that the flags name. Raises InvalidArgument."""
     if args.dataset_name == "random":
         lengths = RandomLengths(
             args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len

@@ -12,14 +12,15 @@ HELP = "seconds from nothing to ready, and to the first token"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often."""
+    """Add the arguments: how often to start, and the engine's options."""
     parser.add_argument("--num-iters", type=int, default=3, metavar="N", help="(default: %(default)s)")
     add_file_argument(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one JSON object. The first start reads files that later ones find in memory."""
+    """Start and end a stack several times, and print the times to ready and to the first token as JSON. The first start
+    reads files that later ones find in memory."""
     from quire.errors import InvalidArgument
     from quire.sampling_params import SamplingParams
 

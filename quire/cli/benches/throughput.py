@@ -13,7 +13,7 @@ HELP = "all prompts at once, tokens per second"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's names."""
+    """Add the arguments, by vLLM's names."""
     parser.add_argument("--dataset-name", "--dataset", choices=["random", "trace"], default="random", help="prompts")
     parser.add_argument("--dataset-path", metavar="FILE", help="of the trace")
     parser.add_argument("--num-prompts", type=int, default=64, metavar="N", help="(default: %(default)s)")
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one JSON object."""
+    """Submit all prompts at once, and print requests and tokens per second as JSON. One request goes ahead,
+    unmeasured."""
     from quire.bench.datasets import RandomLengths, random_requests, trace_requests
     from quire.sampling_params import SamplingParams
 

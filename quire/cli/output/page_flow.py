@@ -36,14 +36,14 @@ class PageFlow:
 
 
 def flow_table(flows: Sequence[PageFlow]) -> str:
-    """A row per request, in the order in which they were asked."""
+    """Return a table with a row per request, in the order in which they were asked."""
     rows = [[str(number), *_cells(flow)] for number, flow in enumerate(flows, 1)]
     header, _, body = table(_HEADER, rows, _RIGHT).partition("\n")
     return f"{paint(header, 'dim')}\n{body}"
 
 
 def flow_matrix(flows: Sequence[PageFlow]) -> str:
-    """Pages by whom they were computed and by whom they were pulled."""
+    """Return a table of how many pages went from which replica to which."""
     moved = Counter[tuple[str, str]]()
     for flow in flows:
         if flow.prefill:
@@ -56,12 +56,12 @@ def flow_matrix(flows: Sequence[PageFlow]) -> str:
 
 
 def find(timings: Iterable[HopTiming], service: str, phase: str) -> HopTiming | None:
-    """The one of that hop, if there is any."""
+    """Return the timing of that service and phase; None if there is none."""
     return next((timing for timing in timings if (timing.service, timing.phase) == (service, phase)), None)
 
 
 def spell_bytes(count: int) -> str:
-    """With a unit."""
+    """Spell a number of bytes with a unit."""
     for size, unit in _UNITS:
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -69,6 +69,7 @@ def spell_bytes(count: int) -> str:
 
 
 def _cells(flow: PageFlow) -> list[str]:
+    """Return the cells of one request's row."""
     times = [f"{flow.first_ms:.0f}", f"{flow.second_ms:.0f}"]
     if not flow.prefill:
         return [str(flow.tokens), "", flow.decode, "", "", "", f"{flow.prefill_ms:.0f}", "", *times]

@@ -31,7 +31,8 @@ class PageWatch:
         self._page_bytes = _page_bytes(f"{spec.reached_at(scheduler)}:{state.services[scheduler].port}")
 
     def flow(self, tokens: int, timings: Sequence[HopTiming], first_ms: float, second_ms: float) -> PageFlow:
-        """Of the request that has just ended."""
+        """Return how the request that has just ended went, by its timings, and by what the workers' metrics have gained
+        since the last call."""
         apart, pull = find(timings, "prefill worker", "prefill"), find(timings, "transfer", "pull")
         own = find(timings, "worker", "decode") or find(timings, "scheduler", "queue")
         decode = own.instance if own is not None else ""
@@ -50,7 +51,7 @@ class PageWatch:
         )
 
     def _transport(self) -> str:
-        """By what pages were pulled since the last look."""
+        """Return the transports by which pages were pulled since the last call."""
         used = set[str]()
         for name, before in self._seen.items():
             self._seen[name] = now = self._pulled(name)
@@ -63,7 +64,7 @@ class PageWatch:
 
 
 def _page_bytes(scheduler: str) -> int:
-    """Of a page over all KV groups."""
+    """Ask a scheduler for the bytes of a page over all KV groups."""
     import grpc
 
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -52,6 +52,7 @@ class ProgressLines:
             print(self._line(event), file=self._stream, flush=True)
 
     def _redraw(self) -> None:
+        """Draw the lines of all members over the old ones."""
         if self._drawn:
             self._stream.write(f"\x1b[{len(self._shown)}A")
         for service in self._shown:
@@ -61,6 +62,7 @@ class ProgressLines:
         self._drawn = True
 
     def _line(self, event: events.Progress) -> str:
+        """Format a member's line: phase, seconds and, while it loads, a bar."""
         ready = event.phase == "ready"
         phase = paint(f"{event.phase:<12}", "green" if ready else "yellow", self._stream)
         line = f"  {event.service:<{self._width}} {phase} {event.seconds:5.1f} s"

@@ -14,7 +14,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:
-    """The text in a style, if the stream shows styles."""
+    """Return the text in a style, if the stream shows styles; else as it is."""
     stream = sys.stdout if stream is None else stream
     if not stream.isatty() or "NO_COLOR" in os.environ:
         return text
@@ -29,7 +29,7 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns two spaces apart; those whose index is in `right` are aligned to the right."""
+    """Return a table with columns two spaces apart; those whose index is in `right` are aligned to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -40,7 +40,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def print_error(error: QuireError) -> None:
-    """The cause as the headline, then code, fix and where to read on."""
+    """Print the error to standard error: the cause as the headline, then code, fix and where to read on."""
     where = f"the {error.service} did not start: " if isinstance(error, StartFailed) and error.service else ""
     print(f"{paint('error:', 'red', sys.stderr)} {where}{error.message}", file=sys.stderr)
     lines = {"fix": error.fix, "code": error.code, "request": error.request_id}
@@ -52,7 +52,8 @@ def print_error(error: QuireError) -> None:
 
 
 def refuse_rest(rest: Sequence[str], known: Iterable[str]) -> None:
-    """What the parser did not know is an error that says whether vLLM knows it, and what may have been meant."""
+    """Raise the error for arguments that the parser did not know; it says what may have been meant. Nothing without
+    any."""
     if rest:
         from quire.engine_options import unknown_option
 

@@ -16,7 +16,8 @@ _ORDER = (
 
 
 def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:
-    """Shares are of the request's whole time as its client saw it. Phases of different services may overlap."""
+    """Return the table of a request's phases. Shares are of the request's whole time as its client saw it; phases of
+    different services may overlap."""
     rank = {service: i for i, service in enumerate(_ORDER)}
     rows, last = [], ""
     phases = [timing for timing in timings if timing.phase != _WHOLE]

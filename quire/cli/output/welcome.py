@@ -14,7 +14,7 @@ from quire.models import is_conversational
 
 
 def print_welcome(spec: StackSpec, ready: Ready) -> None:
-    """Where it is, and how to ask it something."""
+    """Ask the stack for its model, and print where the stack is, and a command that asks it something."""
     http = ready.http
     key = spec.api_keys[0] if spec.api_keys else None
     with Client(ready.grpc, api_key=key) as client:

@@ -12,7 +12,7 @@ from quire_common.transport import CHANNEL_OPTIONS, channel_credentials
 
 
 def aio_channel(address: str, config: ServiceConfig, own: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-    """A channel for asyncio code; `address` is host:port or dns:///name:port (then calls are spread round robin).
+    """Open a channel for asyncio code. `address` is host:port, or dns:///name:port, whose calls are spread round robin.
     `own`: gRPC options beside those that all channels have."""
     options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
     credentials = channel_credentials(config)
@@ -22,7 +22,7 @@ def aio_channel(address: str, config: ServiceConfig, own: Sequence[tuple[str, in
 
 
 def sync_channel(address: str, config: ServiceConfig) -> grpc.Channel:
-    """A channel for threads."""
+    """Open a channel for code on threads, with TLS if the config has it, and with the client interceptors."""
     credentials = channel_credentials(config)
     if credentials is None:
         channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)

@@ -48,7 +48,8 @@ class CircuitBreaker:
             self._begin_try()
 
     def try_now(self) -> bool:
-        """`can_try`, and where it says so `begin_try`: while it is open, True once a pause."""
+        """Return `can_try` and, where that is True, begin the try: while the breaker is open, one caller per pause gets
+        True."""
         with self._lock:
             can_try = self.can_try()
             if can_try:
@@ -56,15 +57,15 @@ class CircuitBreaker:
             return can_try
 
     def succeeded(self) -> bool:
-        """A try went well; returns whether the breaker was open."""
+        """Note that a try went well, which closes the breaker. Returns whether it was open."""
         with self._lock:
             was_open = not self.closed
             self._failures, self._pause_s, self._is_probing = 0, self._first_pause_s, False
             return was_open
 
     def failed(self) -> bool:
-        """A try did not; returns whether the breaker was closed. Tries that began before it opened make no pause
-        longer."""
+        """Note that a try failed: `max_failures` in a row open the breaker, and a probe that fails doubles the pause.
+        Returns whether the breaker was closed before."""
         with self._lock:
             was_closed = self.closed
             self._failures += 1

@@ -34,7 +34,7 @@ NO_U8: NDArray[np.uint8] = _none_of(U8)
 
 
 def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """A read-only view of a column; raises InvalidArgument if its length is no multiple of the element size."""
+    """Return a read-only view of a column. Raises InvalidArgument if its length is no multiple of the element size."""
     if len(column) % dtype.itemsize:
         raise InvalidArgument(
             "BAD_COLUMN",
@@ -96,7 +96,8 @@ def saturated_u32(value: int) -> int:
 
 
 def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
-    """The common length of a group's columns; raises InvalidArgument where they differ."""
+    """Return the common length of a group's columns. Raises InvalidArgument where they differ; `what` names the
+    group."""
     found = set(map(len, columns.values()))
     if len(found) > 1:
         lengths = {name: len(values) for name, values in columns.items()}

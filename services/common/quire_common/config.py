@@ -43,7 +43,7 @@ def option(
     at_most: float | None = None,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field with what its flag needs: help, choices, bounds. A secret is never printed."""
+    """Make a dataclass field that has what its flag needs: help, choices, bounds. A secret is never printed."""
     metadata = {"help": help_text, "choices": choices, "min": at_least, "max": at_most, "secret": secret}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -76,7 +76,7 @@ def load_config(
 def explain_config(
     cls: type[Any], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Every option: its value (secrets masked), where that came from, what it means and what it is otherwise."""
+    """Return, for every option, its value with secrets masked, where that came from, its default and its help."""
     found = _collect(cls, service, argv, environ)
     explained = []
     for field in dataclasses.fields(cls):
@@ -96,7 +96,8 @@ def explain_config(
 def _collect(
     cls: type[Any], service: str, argv: Sequence[str] | None, environ: Mapping[str, str] | None
 ) -> dict[str, tuple[Any, str]]:
-    """Values that were given, and by what; the last that speaks wins."""
+    """Return the values that were given, each with its source: a flag wins over the environment, and that over the
+    file. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -134,7 +135,7 @@ def describe(config: object) -> dict[str, Any]:
 
 
 def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Nothing of a secret, and no password of any URL."""
+    """Return a value as it may be shown: secrets are masked, and so are passwords in URLs."""
     if field.metadata.get("secret") and value:
         return "***"
     if isinstance(value, str):
@@ -143,7 +144,7 @@ def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """`host:port` in two; raises ConfigError that names `what`."""
+    """Split `host:port` in two. Raises ConfigError that names `what`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("BAD_ADDRESS", f"{what} is {address!r}, which is not host:port.", "Write 127.0.0.1:8000.")
@@ -153,6 +154,7 @@ def split_address(address: str, what: str) -> tuple[str, int]:
 def _parser(
     cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
+    """Make the parser, with --config and one flag for each option."""
     parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default=_config_file(), help="YAML file with the same keys")
     for name, field in fields.items():
@@ -171,6 +173,7 @@ def _config_file() -> str:
 
 
 def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
+    """Read the file, and return its section for the service, or all of it where it has none. Raises ConfigError."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -189,6 +192,8 @@ def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> Con
 
 
 def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) -> Any:
+    """Convert a given value to the option's type, and check its choices and bounds. Raises ConfigError that names the
+    source."""
     try:
         value = _parse(raw, hint)
     except (TypeError, ValueError, OverflowError) as error:
@@ -208,7 +213,7 @@ def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) ->
 
 
 def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, float | None]:
-    """The least and the greatest value of an option of that type; None where it is no number."""
+    """Return the least and the greatest value of an option of this type; None where there is no bound."""
     low, high = field.metadata.get("min"), field.metadata.get("max")
     kinds = {hint, *typing.get_args(hint)}
     if high is None and kinds & {int, float}:
@@ -218,6 +223,7 @@ def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, f
 
 
 def _parse(raw: Any, hint: Any) -> Any:
+    """Convert text, or a value from YAML, to the type. Raises ValueError or TypeError."""
     if isinstance(hint, types.UnionType):
         if raw is None or raw == "":
             return None

@@ -171,7 +171,7 @@ def internal_error() -> Internal:
 
 
 def as_quire_error(error: BaseException) -> QuireError:
-    """The typed form of any exception: ours as it is, a peer's decoded, everything else INTERNAL."""
+    """Return the typed form of any exception: ours as it is, a peer's decoded, everything else INTERNAL."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, grpc.RpcError):
@@ -180,7 +180,8 @@ def as_quire_error(error: BaseException) -> QuireError:
 
 
 def to_status(error: QuireError) -> status_pb2.Status:
-    """google.rpc.Status with ErrorInfo (reason = code; metadata fix, param) and, where given, RetryInfo."""
+    """Encode an error as google.rpc.Status with ErrorInfo (reason = code; metadata fix, param) and, where given,
+    RetryInfo."""
     metadata = {"fix": error.fix}
     if error.param:
         metadata["param"] = error.param
@@ -211,7 +212,7 @@ def from_rpc_error(error: grpc.RpcError) -> QuireError:
 
 
 def from_status(status: status_pb2.Status) -> QuireError:
-    """The inverse of `to_status`."""
+    """Decode the error that `to_status` encoded."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -224,7 +225,7 @@ def from_status(status: status_pb2.Status) -> QuireError:
 
 
 def to_message(error: QuireError) -> common_pb2.RequestError:
-    """The form that travels inside a stream whose other requests go on."""
+    """Encode an error as it travels inside a stream whose other requests go on."""
     return common_pb2.RequestError(
         code=error.code,
         message=error.message,

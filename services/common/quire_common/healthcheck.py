@@ -29,7 +29,7 @@ def check(address: str, config: ServiceConfig) -> bool:
 
 
 def main() -> int:
-    """Exit code of a probe."""
+    """Probe the address on the command line. Returns the exit code: 0 if it serves, 1 if not, 2 for wrong arguments."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m quire_common.healthcheck HOST:PORT\n")
         return 2

@@ -74,7 +74,7 @@ _SHARED: Final[WeakValueDictionary[bytes, LogitControls]] = WeakValueDictionary(
 
 
 def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> None:
-    """Domain to wire."""
+    """Write the controls into the message. Those with lists are encoded once for all sequences that share them."""
     if not controls.has_lists:
         _write(controls, message)
         return
@@ -86,8 +86,8 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
 
 
 def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
-    """Wire to domain, not checked yet; None where nothing is asked. Equal lists are one object while any sequence
-    holds it."""
+    """Decode the controls, unchecked; None where all are neutral. Equal controls with lists are one object while any
+    sequence holds it."""
     if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
         # Most sequences ask for nothing: no object is made to be compared.
         return _read(message) if _PENALTIES.asks(message) else None
@@ -105,6 +105,7 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
 
 
 def _write(controls: LogitControls, message: pb.SamplingParams) -> None:
+    """Write all controls into the message."""
     _PENALTIES.into_pb(controls, message)
     for token, bias in controls.logit_bias:
         message.logit_bias[token] = bias
@@ -113,6 +114,7 @@ def _write(controls: LogitControls, message: pb.SamplingParams) -> None:
 
 
 def _read(message: pb.SamplingParams) -> LogitControls:
+    """Read all controls from the message."""
     return LogitControls(
         **_PENALTIES.from_pb(message),
         logit_bias=tuple(sorted(message.logit_bias.items())),
@@ -140,6 +142,8 @@ def check_controls(controls: LogitControls) -> None:
 
 
 def _check(controls: LogitControls) -> None:
+    """Raise InvalidArgument for a penalty or a bias outside its range, an empty bad word, or a list that is too
+    long."""
     _PENALTIES.check(controls)
     for token, bias in controls.logit_bias:
         if not abs(bias) <= MAX_BIAS:

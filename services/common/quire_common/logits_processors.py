@@ -40,7 +40,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_known(names: Sequence[str], known: Iterable[str]) -> None:
-    """Raise InvalidArgument for one that is not there, and say which are."""
+    """Raise InvalidArgument for a name that is not among the known ones, which the error lists."""
     there = sorted(known)
     unknown = [name for name in names if name not in there]
     if unknown:

@@ -141,10 +141,8 @@ def chain_hashes(
     parent: bytes = b"",
     first_position: int = 0,
 ) -> list[bytes]:
-    """The hash of every full page of the tokens.
-
-    To continue a chain, give the tokens after the page called `parent`, whose first is at `first_position`.
-    """
+    """Return the hash of every full page of the tokens. To continue a chain, give the tokens after the page called
+    `parent`, the first of which is at `first_position`."""
     if len(parent) not in (0, HASH_BYTES):
         raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
     data = np.asarray(token_ids, dtype="<i4").tobytes()
@@ -166,7 +164,7 @@ def chain_hashes(
 
 
 def namespace_digest(model: str, model_digest: bytes, kv_dtype: str, layout: str, page_size: int) -> bytes:
-    """The namespace of a pool: sha256 over length-framed fields. `model_digest` covers weights and config."""
+    """Return the namespace of a pool: sha256 over length-framed fields. `model_digest` covers weights and config."""
     digest = hashlib.sha256(b"quire namespace 1")
     for field in (model.encode(), model_digest, kv_dtype.encode(), layout.encode(), str(page_size).encode()):
         digest.update(struct.pack("<I", len(field)) + field)
@@ -189,7 +187,7 @@ class PageHeader:
 
     @classmethod
     def unpack(cls, framed: PageBytes) -> PageHeader:
-        """Read a header; raises PageCorrupt where it is none of ours. The body is not looked at."""
+        """Decode a header. Raises PageCorrupt where it is none of ours. The body is not looked at."""
         view = _bytes(framed)
         if len(view) < HEADER_BYTES:
             raise PageCorrupt(f"{len(view)} bytes are no page header")
@@ -216,10 +214,8 @@ def frame_page(key: PageKey, dtype: str, body: PageBytes) -> bytes:
 
 
 def check_page(framed: PageBytes, key: PageKey, dtype: str = "", length: int | None = None) -> memoryview:
-    """The body of a framed page, a view without a copy; raises PageCorrupt unless all of it is as it should be.
-
-    `dtype` and `length` are compared where given.
-    """
+    """Return the body of a framed page as a view, without a copy. Raises PageCorrupt unless its header and checksum are
+    those of the key and, where given, of `dtype` and `length`."""
     view = _bytes(framed)
     body = view[HEADER_BYTES:]
     check_parts(view[:HEADER_BYTES], body, key, dtype, length)
@@ -234,7 +230,8 @@ def check_parts(
     length: int | None = None,
     checksum: int | None = None,
 ) -> None:
-    """The same where header and body lie apart; `checksum` is what `copy_body` found, where it did."""
+    """Raise PageCorrupt unless header and body, which lie apart, are the page of the key; see `check_page`. `checksum`:
+    what `copy_body` returned, if it copied the body."""
     head, body = _bytes(head), _bytes(body)
     header = PageHeader.unpack(head)
     if header.key != key:
@@ -248,8 +245,8 @@ def check_parts(
 
 
 def copy_body(head: PageBytes, source: NDArray[np.uint8], into: memoryview) -> int:
-    """Copy a body, of equal lengths; returns the checksum of the copy under this header. Piece by piece, so that what
-    is summed is in the cache still. Other threads run meanwhile."""
+    """Copy a body into memory of equal length, and return the checksum of the copy under this header. Works piece by
+    piece, so that each is summed while it is in the cache. Other threads run meanwhile."""
     target = np.frombuffer(into, np.uint8)
     state = xxhash.xxh3_64(_bytes(head)[: _HEADER.size])
     for start in range(0, len(target), _PIECE_BYTES):
@@ -264,6 +261,7 @@ def _bytes(data: PageBytes) -> memoryview:
 
 
 def _pack(key: PageKey, dtype: str, length: int, algorithm: int) -> bytes:
+    """Pack a page's header but for its checksum. Raises ValueError for a dtype of more than 16 characters."""
     name = dtype.encode("ascii")
     if len(name) > 16:
         raise ValueError(f"the dtype name {dtype!r} is longer than 16 bytes")
@@ -288,7 +286,7 @@ def _first_page_extras(extras: PageExtras) -> bytes:
 
 
 def _media_extras(spans: Iterable[MediaSpan], first_position: int, page_size: int, pages: int) -> dict[int, bytes]:
-    """By page index, the frames of the blobs that touch the page."""
+    """Return, by page index, the bytes that name the media on the page, for its hash."""
     frames: dict[int, bytes] = {}
     for span in sorted(spans, key=lambda span: span.start):
         begin, end = span.start - first_position, span.start + span.length - first_position

@@ -22,7 +22,7 @@ class RepetitionDetection:
 
 
 def check_repetition(detection: RepetitionDetection) -> None:
-    """Raise InvalidArgument for values that make no rule."""
+    """Raise InvalidArgument for sizes and a count that are out of bounds."""
     most, least, count = detection.max_pattern_size, detection.min_pattern_size, detection.min_count
     if not 0 <= least <= most or not 1 <= most <= MAX_PATTERN_SIZE or not 2 <= count <= MAX_PATTERN_COUNT:
         raise InvalidArgument(
@@ -35,7 +35,7 @@ def check_repetition(detection: RepetitionDetection) -> None:
 
 
 def repetition_to_pb(detection: RepetitionDetection) -> pb.RepetitionDetection:
-    """Domain to wire."""
+    """Encode the rule."""
     return pb.RepetitionDetection(
         max_pattern_size=detection.max_pattern_size,
         min_pattern_size=detection.min_pattern_size,
@@ -44,7 +44,7 @@ def repetition_to_pb(detection: RepetitionDetection) -> pb.RepetitionDetection:
 
 
 def repetition_from_pb(message: pb.RepetitionDetection) -> RepetitionDetection | None:
-    """Wire to domain; as in vLLM, a greatest size of 0 asks for nothing. Raises InvalidArgument."""
+    """Decode the rule; None where a greatest size of 0 asks for none, as in vLLM. Raises InvalidArgument."""
     if not message.max_pattern_size and not message.min_pattern_size:
         return None
     detection = RepetitionDetection(message.max_pattern_size, message.min_pattern_size, message.min_count)

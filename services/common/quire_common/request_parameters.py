@@ -42,7 +42,8 @@ class NumberCodec:
                 setattr(message, name, value)
 
     def from_pb(self, message: pb.SamplingParams) -> dict[str, Any]:
-        """Wire to a record's numbers, by name, not checked yet."""
+        """Return the numbers of a message by name, unchecked. Absent ones get their default; where a negative number
+        means that nothing is asked, it becomes 0."""
         found = dict(zip(self._names, self._values(message), strict=True))
         for name, default in self._optional:
             if not found[name] and not message.HasField(name):
@@ -63,7 +64,8 @@ class NumberCodec:
         return False
 
     def from_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Checked fields of a body to a record's numbers, by name."""
+        """Return the record's numbers from a request body's checked fields. Where a negative number means that nothing
+        is asked, it becomes 0."""
         found = {name: values[name] for name in self._names}
         for name in self._folded:
             found[name] = max(found[name], 0)
@@ -86,7 +88,8 @@ def _unsent(parameter: Parameter) -> float | None:
 
 
 def check_fields_above_low(values: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument for a number of a body that is at a bound which is itself refused."""
+    """Raise InvalidArgument for a number of a request body that equals its lower bound, where the bound itself is
+    refused."""
     for parameter in NUMBERS:
         if parameter.above_low and values[parameter.name] == parameter.low:
             raise InvalidArgument(

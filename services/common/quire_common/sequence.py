@@ -108,7 +108,7 @@ def context_to_pb(context: RequestContext) -> pb.RequestContext:
 
 
 def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None:
-    """The same into an empty message: what a message is made of is not copied then."""
+    """Write the context into an empty message, which saves the copy that a message built apart would need."""
     message.request_id = context.request_id
     message.attempt = context.attempt
     message.tenant = context.tenant
@@ -119,7 +119,7 @@ def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None
 
 
 def context_from_pb(message: pb.RequestContext) -> RequestContext:
-    """Wire to domain; raises TooLarge for a text that no request needs."""
+    """Decode a context. Raises TooLarge for a text that no request needs."""
     context = RequestContext(
         message.request_id,
         message.attempt,
@@ -142,7 +142,7 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
 
 
 def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
-    """The same into an empty message: what a message is made of is not copied then."""
+    """Write the sequence into an empty message, which saves the copy that a message built apart would need."""
     message.kind = pb.REQUEST_KIND_GENERATE
     message.inputs.add(token_ids=pack_i32(sequence.prompt_ids))
     message.output_ids = pack_i32(sequence.output_ids)
@@ -161,6 +161,7 @@ def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
 
 
 def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
+    """Write the sampling parameters into an empty message; what is not asked for is left out."""
     _NUMBERS.into_pb(sampling, message)
     message.seed = sampling.seed
     message.sample = sampling.sample
@@ -175,7 +176,8 @@ def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
 
 
 def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
-    """Wire to domain; raises Unsupported for what the contract has room for but no engine does yet."""
+    """Decode a sequence. Raises InvalidArgument for bad parameters, Unsupported for what the contract has room for but
+    no engine does yet."""
     _refuse_unsupported(message)
     _check_text("cache_salt", message.cache_salt)
     ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
@@ -198,7 +200,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
-    """Wire to domain; raises InvalidArgument naming the parameter."""
+    """Decode and check the sampling parameters. Raises InvalidArgument that names the parameter."""
     sampling = Sampling(
         **_NUMBERS.from_pb(message),
         seed=message.seed,
@@ -213,7 +215,7 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise InvalidArgument for a value outside its range; NaN is outside every range."""
+    """Raise InvalidArgument for a value outside its range, which NaN always is, TooLarge for too many logprobs."""
     for name, asked in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if asked > MAX_LOGPROBS:
             raise TooLarge(
@@ -236,7 +238,8 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def unsupported(name: str, circumstances: str = "") -> Unsupported:
-    """The error for a known parameter that no engine of this version implements, at all or in these circumstances."""
+    """Return the error for a known parameter that no engine of this version implements, at all or in these
+    `circumstances`."""
     called = name + circumstances
     return Unsupported(
         "PARAMETER_UNSUPPORTED",
@@ -247,6 +250,7 @@ def unsupported(name: str, circumstances: str = "") -> Unsupported:
 
 
 def _stop_token_ids(column: bytes) -> tuple[int, ...]:
+    """Decode the stop token ids. Raises TooLarge for too many."""
     ids = i32(column, "stop_token_ids")
     if len(ids) > MAX_STOP_TOKEN_IDS:
         raise TooLarge(
@@ -259,6 +263,7 @@ def _stop_token_ids(column: bytes) -> tuple[int, ...]:
 
 
 def _check_text(name: str, text: str) -> None:
+    """Raise TooLarge for a text that is too long; `name` is its field."""
     if len(text) > MAX_TEXT_CHARS:
         raise TooLarge(
             "TEXT_TOO_LONG",
@@ -269,6 +274,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _refuse_unsupported(message: pb.SequenceSpec) -> None:
+    """Raise Unsupported for a kind of request, a constraint, an adapter or media, which no engine does yet."""
     if message.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
     for name in ("constraint", "adapter"):

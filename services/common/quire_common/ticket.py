@@ -84,7 +84,7 @@ class KvTransfer:
     refusal: QuireError | None = None
 
     def check(self) -> None:
-        """Raise InvalidArgument where one request should be both sides."""
+        """Raise InvalidArgument where one request is to be prefilled alone and to take over another side's prefill."""
         if self.prefill_only and (self.ticket or self.refusal or self.await_handover):
             raise InvalidArgument(
                 "BAD_TRANSFER",
@@ -101,8 +101,8 @@ def tail_handle(tokens: NDArray[np.int32], extras: PageExtras, parent: bytes, fi
 
 
 def compatibility_digest(geometry: PageGeometry) -> bytes:
-    """Equal where pages of one engine hold what those of the other do: namespace, page size, and every group but for
-    how it is cut into shards."""
+    """Return a digest that is equal where pages of two engines hold the same: namespace, page size, and every group but
+    for how it is cut into shards."""
     digest = hashlib.sha256(b"quire compatibility 1")
     facts = [geometry.namespace.hex(), str(geometry.page_size)]
     for group in geometry.groups:
@@ -114,8 +114,8 @@ def compatibility_digest(geometry: PageGeometry) -> bytes:
 
 
 def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
-    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards count: a transfer agent
-    takes a page from one rank, as that has it."""
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards must be equal too, since
+    a transfer agent takes each rank's part of a page as that rank has it."""
     _compare("page_size", theirs.page_size, ours.page_size)
     _compare("number of KV groups", len(theirs.groups), len(ours.groups))
     for index, (their, our) in enumerate(zip(theirs.groups, ours.groups, strict=True)):
@@ -126,7 +126,7 @@ def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
 
 
 def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
-    """Domain to wire."""
+    """Encode a ticket."""
     pages = geometry_to_pb(ticket.geometry)
     return scheduler_pb2.Ticket(
         transfer_id=ticket.transfer_id,
@@ -148,7 +148,7 @@ def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
 
 
 def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
-    """Wire to domain; raises InvalidArgument for one that contradicts itself."""
+    """Decode a ticket. Raises InvalidArgument for one that contradicts itself."""
     compatibility = message.compatibility
     geometry = geometry_from_pb(
         common_pb2.PageGeometry(
@@ -187,6 +187,7 @@ def _cut(group: KvGroup) -> str:
 
 
 def _compare(name: str, theirs: object, ours: object) -> None:
+    """Raise FailedPrecondition where the two values of `name` differ."""
     if theirs != ours:
         raise FailedPrecondition(
             "INCOMPATIBLE_PAGES",

@@ -52,7 +52,7 @@ class PortLimits:
     receive_timeout_s: float
 
     def options(self) -> list[tuple[str, int]]:
-        """All options of such a server. Of an option that is there twice, gRPC takes the first."""
+        """Return all options of such a server; its own limits replace the common ones."""
         own = {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.calls,
@@ -79,7 +79,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 
 def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
-    """TLS if the config has a certificate (mutual if it has an authority too), else None."""
+    """Return TLS credentials if the config has a certificate (mutual if it has an authority too), else None. Raises
+    ConfigError for a file that cannot be read."""
     if not config.tls_cert and not config.tls_key:
         return None
     pair = (_read(config.tls_key, "tls_key"), _read(config.tls_cert, "tls_cert"))
@@ -88,7 +89,8 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
 
 
 def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None:
-    """TLS towards peers if the config names an authority, with our certificate where there is one, else None."""
+    """Return TLS credentials towards peers if the config names an authority, with our certificate where there is one,
+    else None. Raises ConfigError for a file that cannot be read."""
     if not config.tls_ca:
         return None
     key = _read(config.tls_key, "tls_key") if config.tls_key else None
@@ -97,6 +99,7 @@ def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None
 
 
 def _read(path: str, what: str) -> bytes:
+    """Read a PEM file. Raises ConfigError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -8,7 +8,7 @@ FROM_SOURCE = "0+source"
 
 
 def installed_version(distribution: str) -> str:
-    """Its version; FROM_SOURCE where it runs from a checkout that is not installed."""
+    """Return the version of a distribution; FROM_SOURCE where it runs from a checkout that is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

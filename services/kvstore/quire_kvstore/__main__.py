@@ -10,7 +10,7 @@ from quire_kvstore.server import KvstoreService, worker_threads
 
 
 def main() -> int:
-    """The process's exit code."""
+    """Run the service until it ends. Returns the process's exit code."""
     return service_main(
         "kvstore",
         KvstoreConfig,

@@ -52,7 +52,7 @@ class Arena:
 
     @property
     def used_bytes(self) -> int:
-        """In slabs that somebody has."""
+        """Bytes of the slabs that are in use."""
         return self._slabs.used_bytes
 
     @staticmethod
@@ -66,7 +66,8 @@ class Arena:
         self._map.madvise(_MADV_POPULATE_WRITE, start, min(size, self.capacity_bytes - start))
 
     def allocate(self, size: int) -> int | None:
-        """The offset of room for a page, with a generation of its own; None where there is none."""
+        """Take room for a page of `size`, and give it a generation of its own. Returns the page's offset; None where no
+        room is left."""
         slab = self._slabs.allocate(self.footprint(size))
         if slab is None:
             return None
@@ -81,7 +82,7 @@ class Arena:
         _GENERATION.pack_into(self._view, offset - _GENERATION_AT, 0)
 
     def generation(self, offset: int) -> int:
-        """Of what is at this offset now."""
+        """Return the generation of the page at this offset."""
         return int(_GENERATION.unpack_from(self._view, offset - _GENERATION_AT)[0])
 
     def view(self, offset: int, size: int) -> memoryview:
@@ -100,7 +101,8 @@ class Arena:
 
 
 def _sealed(fd: int) -> int | None:
-    """A descriptor to read from; None where the kernel does not know these seals (Linux before 5.1, some sandboxes)."""
+    """Seal the memory, and return a new descriptor that can only be read; None where the kernel does not know these
+    seals (Linux before 5.1, some sandboxes)."""
     try:
         os.fchmod(fd, 0o400)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)

@@ -125,7 +125,8 @@ class ArcPolicy:
         yield from self._frequent
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """A page that comes back soon after its eviction widens the queue that it went from."""
+        """Add a new page. One that comes back soon after its eviction joins the frequent queue, and the queue that it
+        was evicted from gets a larger share of the room."""
         recent, frequent = self._recent_ghosts, self._frequent_ghosts
         queue = self._recent
         if key in recent:
@@ -163,6 +164,8 @@ class ArcPolicy:
             self._queue(key).take(key)
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
+        """Evict the oldest page that is neither held nor spared: of the recent queue if that exceeds its target, else
+        of the frequent one; if it has none, of the other. The page becomes a ghost. None if there is no such page."""
         queues = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
         if self._recent.total_bytes <= self._recent_target:
             queues.reverse()

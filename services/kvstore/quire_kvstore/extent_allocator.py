@@ -18,8 +18,8 @@ class ExtentAllocator:
         self._used_sizes: dict[int, int] = {}
 
     def allocate(self, unit: int, most: int) -> tuple[int, int] | None:
-        """A new extent of one to `most` units, the first that has room for one, as many as fit there; its start and
-        its number of units. None where not even one fits."""
+        """Take an extent of one to `most` units from the first free extent that has room for one, as many as fit there.
+        Returns its start and its number of units; None where not even one fits."""
         for index, start in enumerate(self._free_starts):
             available = self._free_sizes[start]
             if available < unit:
@@ -37,7 +37,7 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int) -> None:
-        """Undo an `allocate`; raises KeyError if there was none."""
+        """Give back the extent that starts there, merged with free neighbours. Raises KeyError if it is not in use."""
         size = self._used_sizes.pop(start)
         index = bisect.bisect_left(self._free_starts, start)
         if index < len(self._free_starts) and self._free_starts[index] == start + size:
@@ -51,7 +51,8 @@ class ExtentAllocator:
         self._free_sizes[start] = size
 
     def check_integrity(self) -> None:
-        """Used and free extents cover the block without gap or overlap, and free ones are merged."""
+        """Raise AssertionError unless used and free extents cover the block without gap or overlap, and free ones are
+        merged."""
         used = [(start, size, False) for start, size in self._used_sizes.items()]
         extents = sorted([(start, size, True) for start, size in self._free_sizes.items()] + used)
         position, was_free = 0, False

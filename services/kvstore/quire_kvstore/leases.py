@@ -61,7 +61,7 @@ class LeaseTable(Generic[H]):
         return min(lease_ms or self._default_ms, self._max_ms)
 
     def require_room(self) -> None:
-        """Raises Overloaded where `grant` would."""
+        """Raise Overloaded where no further lease may be granted."""
         if len(self._leases) >= self._limit:
             raise Overloaded(
                 "TOO_MANY_LEASES",
@@ -71,7 +71,7 @@ class LeaseTable(Generic[H]):
             )
 
     def grant(self, held: H, lease_ms: int) -> Lease[H]:
-        """A new lease; raises Overloaded."""
+        """Grant a new lease on `held`, with a random name and key. Raises Overloaded where there are too many."""
         self.require_room()
         granted_ms = self.granted_ms(lease_ms)
         key = secrets.token_bytes(KEY_BYTES)
@@ -82,7 +82,7 @@ class LeaseTable(Generic[H]):
         return lease
 
     def find(self, lease_id: bytes) -> Lease[H]:
-        """The living lease of this name; raises NotFound."""
+        """Return the lease of this name; raises NotFound where there is none, or where it has expired."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.deadline_s <= self._clock():
             raise NotFound(
@@ -99,14 +99,15 @@ class LeaseTable(Generic[H]):
         return None if lease is None or lease.deadline_s <= self._clock() else lease
 
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
-        """Prolong a lease, never shorten it; returns the life from now on. Raises NotFound."""
+        """Prolong a lease, never shorten it. Returns its life from now on, in milliseconds. Raises NotFound."""
         lease = self.find(lease_id)
         now = self._clock()
         lease.deadline_s = max(lease.deadline_s, now + self.granted_ms(lease_ms) / 1000)
         return round((lease.deadline_s - now) * 1000)
 
     def end(self, lease_id: bytes) -> Lease[H] | None:
-        """Take a lease out; None if there is none (any more)."""
+        """Remove a lease and return it; None if there is none (any more). Giving up what it holds is left to the
+        caller."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             del self._by_handle[lease.handle]
@@ -116,7 +117,7 @@ class LeaseTable(Generic[H]):
         return lease
 
     def expire(self) -> list[Lease[H]]:
-        """Take out all whose time has come."""
+        """Remove and return all leases whose deadline has passed."""
         now, expired = self._clock(), []
         while self._by_deadline and self._by_deadline[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._by_deadline)[1])

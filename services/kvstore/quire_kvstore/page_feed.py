@@ -1,8 +1,7 @@
-"""Who has to be told of stored and removed pages: numbered changes in one bounded tail that all watchers read from.
-
-A watcher reads at its own pace; one that the tail no longer reaches back to takes a new snapshot, and nobody waits for
-it. `publish` and `restart` are called under the store's lock, so that a snapshot and the numbers agree; `next` is not.
-"""
+"""Who has to be told of stored and removed pages: numbered changes in one bounded tail that all watchers read from. A
+watcher reads at its own pace; one that the tail no longer reaches back to takes a new snapshot, and nobody waits for
+it. `publish` and `force_snapshots` are called under the store's lock, so that a snapshot and the numbers agree;
+`wait_for_changes` is not."""
 
 from __future__ import annotations
 
@@ -49,7 +48,8 @@ class Watcher:
         return self.at == self._feed.sequence
 
     def wait_for_changes(self, pause_s: float = 0.0) -> list[PageChange] | None:
-        """Let `pause_s` pass, then wait for changes. None: the tail does not reach back so far, or it is closed."""
+        """Let `pause_s` pass, then block until there are changes, and return those since the last call. None where the
+        tail has lost some of them, or the watcher is closed."""
         feed = self._feed
         with feed.changed:
             if pause_s > 0:
@@ -77,7 +77,7 @@ class Watcher:
 
 
 class PageFeed:
-    """The tail and all who read it. `wake` guards the tail."""
+    """The tail and all who read it. `changed` guards the tail."""
 
     def __init__(self, max_watchers: int, tail: int) -> None:
         self.sequence = 0
@@ -93,7 +93,7 @@ class PageFeed:
     def publish(
         self, stored: Sequence[PageKey] = (), parents: Sequence[bytes] = (), removed: Sequence[PageKey] = ()
     ) -> None:
-        """Number a change and let everybody know."""
+        """Add a numbered change to the tail and wake all watchers; nothing where the change is empty."""
         if stored or removed:
             with self.changed:
                 self.sequence += 1
@@ -101,14 +101,15 @@ class PageFeed:
                 self.changed.notify_all()
 
     def force_snapshots(self) -> None:
-        """More has changed than can be told one by one: everybody takes a new snapshot."""
+        """More has changed than can be told one by one: clear the tail, so that every watcher takes a new snapshot."""
         with self.changed:
             self.sequence += 1
             self._changes.clear()
             self.changed.notify_all()
 
     def changes_after(self, at: int) -> list[PageChange] | None:
-        """Changes later than `at`; None where the tail does not reach back so far. Called with `wake` held."""
+        """Return the changes later than `at`; None where the tail does not reach back so far. Called with `changed`
+        held."""
         if at == self.sequence:
             return []
         if at > self.sequence or not self._changes or self._changes[0].sequence > at + 1:
@@ -116,7 +117,7 @@ class PageFeed:
         return list(islice(self._changes, at + 1 - self._changes[0].sequence, None))
 
     def add_watcher(self, at: int = -1) -> Watcher:
-        """A watcher that goes on behind change `at`; raises Overloaded."""
+        """Return a new watcher that goes on behind change `at`; -1: it needs a snapshot first. Raises Overloaded."""
         if len(self._watchers) >= self._max_watchers:
             raise Overloaded(
                 "TOO_MANY_WATCHERS",

@@ -94,10 +94,9 @@ class PageStore:
     def lookup(
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
-        """Length of the longest prefix that is here, and the lease that keeps it; no lease if nothing was found.
-
-        Pages of the tiers below are waited for, `wait_s` or the configured time; what has come by then counts.
-        """
+        """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
+        lower tiers. Returns its length and the lease that holds it, None where nothing was found. Without `pin`, only
+        count what this instance holds. Raises Overloaded, TooLarge."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -124,8 +123,8 @@ class PageStore:
             return found, lease
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
-        """A copy of a part of a pinned page, and whether it is its last; raises NotFound as soon as the lease has
-        expired, and where the page has gone bad in memory, which is looked at when its first part is read."""
+        """Return a copy of a part of a pinned page, and whether it is the page's last part. Raises NotFound where the
+        lease has ended, or where the page, which is checked with its first part, is damaged."""
         if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
         with self.page_view(lease_id, index) as framed:
@@ -133,7 +132,8 @@ class PageStore:
 
     @contextlib.contextmanager
     def page_view(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
-        """The bytes of a pinned page, which stay as they are meanwhile, also where the lease ends; raises NotFound."""
+        """Context: the bytes of a pinned page, which stay unchanged meanwhile, also where the lease ends. Raises
+        NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
             self._ram.acquire_page(page)
@@ -145,7 +145,7 @@ class PageStore:
                 self._ram.release_page(page)
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
-        """Whether a pinned page is what its key says; one that is not is dropped and counted. Raises NotFound."""
+        """Return whether a pinned page is what its key says; a damaged one is dropped and counted. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
@@ -156,14 +156,15 @@ class PageStore:
         return intact
 
     def page_locations(self, lease_id: bytes) -> tuple[Lease[PinnedPages | Put], list[int], list[int]]:
-        """The lease itself, and offset and generation of each of its pages in the arena; raises NotFound."""
+        """Return the lease itself, and the offset and generation of each of its pages in the arena. Raises NotFound."""
         with self._lock:
             pages = self._find_pinned(lease_id).pages
             generations = [self._ram.generation(page) for page in pages]
             return self._leases.find(lease_id), [page.offset for page in pages], generations
 
     def readable_indices(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
-        """The indices that a read may ask for, all if none is given; raises NotFound, InvalidArgument."""
+        """Check the indices that a read asks for, and return them; all of the lease's if none is given. Raises
+        NotFound, InvalidArgument."""
         with self._lock:
             count = len(self._find_pinned(lease_id).pages)
         for index in indices:
@@ -174,7 +175,8 @@ class PageStore:
         return indices or range(count)
 
     def populate(self, start: int, size: int) -> bool:
-        """Take a part of the memory now, not when it is first used; False where there is no more, or no way to."""
+        """Make a part of the memory resident now, instead of at its first use. Returns False where `start` is past the
+        end, or the kernel cannot do it."""
         if start >= self._config.ram_bytes:
             return False
         try:
@@ -187,10 +189,9 @@ class PageStore:
         return self._ram.shareable_fd()
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
-        """Say which pages are wanted.
-
-        A page is not wanted if it is here, if another put brings it, or if there is no room that could be made.
-        """
+        """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
+        if it is here, if another put brings it, or if no room can be made. Raises InvalidArgument, TooLarge,
+        Overloaded."""
         keys = self._keys(run)
         with self._lock:
             self._expire()
@@ -208,7 +209,7 @@ class PageStore:
             return PutOffer(wanted, self._leases.grant(put, lease_ms), admitted)
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
-        """One part of a put's page, copied; raises NotFound, InvalidArgument."""
+        """Copy one part of a put's page into its memory. Raises NotFound, InvalidArgument."""
         part = memoryview(data)
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
@@ -228,7 +229,8 @@ class PageStore:
             return sum(put.complete(index) for index in put.offsets)
 
     def commit(self, lease_id: bytes) -> tuple[int, int]:
-        """End a put; returns how many pages became visible and how many were refused. Raises NotFound."""
+        """End a put and its lease: pages that are complete and intact become visible, the others are dropped. Returns
+        how many did and how many were. Raises NotFound."""
         with self._lock:
             put = self._find_put(lease_id)
             self._leases.end(lease_id)
@@ -247,7 +249,8 @@ class PageStore:
             return self._leases.renew(lease_id, lease_ms)
 
     def release(self, lease_ids: Sequence[bytes]) -> int:
-        """End leases; unknown ones are none. Returns how many ended."""
+        """End leases: pinned pages are unpinned, puts that were not committed dropped. Unknown names are ignored.
+        Returns how many leases ended."""
         with self._lock:
             ended = [lease for lease_id in lease_ids if (lease := self._leases.end(lease_id))]
             self._end_leases(ended)
@@ -259,7 +262,8 @@ class PageStore:
             self._expire()
 
     def open_watch(self, at: int = -1) -> Watcher:
-        """A watcher; raises Overloaded. Without `at`, call `snapshot` before `next`; in the end `close_watch`."""
+        """Return a new watcher; raises Overloaded. Without `at`, call `snapshot` before `wait_for_changes`; in the end
+        `close_watch`."""
         with self._lock:
             return self._feed.add_watcher(at)
 
@@ -274,7 +278,7 @@ class PageStore:
             self._feed.remove_watcher(watcher)
 
     def stats(self) -> StoreStats:
-        """Counts and fill."""
+        """Return counts and fill levels, after ending the leases that have expired."""
         with self._lock:
             self._expire()
             puts = sum(isinstance(lease.held, Put) for lease in self._leases)
@@ -305,8 +309,8 @@ class PageStore:
             tier.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Drop everything. Who still writes a page is waited for; a backend that hangs keeps its thread, and then the
-        memory stays too."""
+        """Close the tiers and give the memory back. Waits for those who still write a page; if one of them or a backend
+        hangs, the memory stays."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()
@@ -314,7 +318,7 @@ class PageStore:
                 self._ram.close()
 
     def check_integrity(self) -> None:
-        """Everything agrees: pins with leases, memory with pages and puts, bounds with what they bound."""
+        """Raise AssertionError unless pins agree with leases, memory with pages and puts, and all bounds hold."""
         for tier in self._tiers:
             tier.check_integrity()
         with self._lock:
@@ -331,6 +335,7 @@ class PageStore:
             assert len(self._leases) <= self._config.max_leases
 
     def _keys(self, run: PageRun) -> tuple[PageKey, ...]:
+        """Return the keys of the run's pages. Raises TooLarge for more than one call may name."""
         if len(run) > self._config.max_keys:
             raise TooLarge(
                 "TOO_MANY_KEYS",
@@ -341,6 +346,7 @@ class PageStore:
         return run.keys()
 
     def _ram_stats(self, counts: StoreCounts) -> TierStats:
+        """Return the fill and the counts of the RAM tier."""
         figures = self._lookup_counts.with_lookups(
             RAM,
             TierFigures(
@@ -356,6 +362,8 @@ class PageStore:
         self._end_leases(self._leases.expire())
 
     def _end_leases(self, ended: Sequence[Lease[PinnedPages | Put]]) -> None:
+        """Give up what ended leases hold: drop the pages of a put, unpin those of a lookup. Called with the lock
+        held."""
         for lease in ended:
             if isinstance(lease.held, Put):
                 self._puts.finish(lease.held, publish=False)

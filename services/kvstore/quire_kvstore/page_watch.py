@@ -27,7 +27,8 @@ def watch_pages(
     request: common_pb2.WatchPagesRequest,
     context: grpc.ServicerContext,
 ) -> Iterator[common_pb2.PageEvents]:
-    """Frames until the peer leaves or the store ends; raises Overloaded. Holds its thread."""
+    """Yield frames until the peer leaves or the store ends: a snapshot, unless the peer resumes within the tail, then
+    changes. Holds its thread while it waits. Raises Overloaded."""
     resumes = request.HasField("epoch") and request.epoch == epoch
     interval_s = min(request.interval_ms, _MOST_INTERVAL_MS) / 1000
     watcher = store.open_watch(request.after_sequence if resumes else -1)
@@ -53,7 +54,8 @@ def watch_pages(
 def _snapshot(
     epoch: common_pb2.Epoch, sequence: int, held: Mapping[str, Sequence[PageKey]]
 ) -> Iterator[common_pb2.PageEvents]:
-    """At least one frame, also of nothing: it tells the watcher that it is complete."""
+    """Yield all pages that are held in one frame or more, the last of which is marked complete. An empty store yields
+    one frame too."""
     frames = [
         (tier, keys[start : start + FRAME_PAGES])
         for tier, keys in held.items()
@@ -73,6 +75,7 @@ def _snapshot(
 
 
 def _change(epoch: common_pb2.Epoch, change: PageChange, age_us: int) -> common_pb2.PageEvents:
+    """Build the frame of one change. Stored pages that follow each other share an entry."""
     events = common_pb2.PageEvents(epoch=epoch, sequence=change.sequence, age_us=age_us)
     last = b""
     for key, parent in zip(change.stored, change.parents, strict=True):

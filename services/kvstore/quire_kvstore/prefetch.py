@@ -62,7 +62,7 @@ class Prefetch:
         return not self.closed and index < self._limit
 
     def add_page(self, index: int, page: RamPage, tier_name: str) -> None:
-        """A page is here, pinned for this lookup."""
+        """Add a page that is here and pinned for this lookup, and wake the lookup."""
         self.pages[index] = page
         self.tier_names[index] = tier_name
         while self.ready in self.pages:
@@ -75,7 +75,7 @@ class Prefetch:
         self.changed.notify_all()
 
     def close(self) -> tuple[list[RamPage], list[RamPage]]:
-        """It ends: the pages of the complete prefix, and those beyond, which are to be unpinned."""
+        """End the lookup. Returns the pages of its complete prefix, and the pages beyond, which are to be unpinned."""
         self.closed = True
         beyond = [page for index, page in self.pages.items() if index >= self.ready]
         return [self.pages[index] for index in range(self.ready)], beyond
@@ -105,7 +105,8 @@ class PageLoad(PageJob):
         self.tier = tier
 
     def release_buffer(self) -> tuple[int, int]:
-        """Let go of the memory that it was given; returns its place and size."""
+        """Let go of the memory that the page is read into. Returns its offset and size; the caller frees or publishes
+        it."""
         assert self.view is not None, "it was given a place"
         size = len(self.view)
         self.view.release()

@@ -78,7 +78,8 @@ class PutManager:
         self.pending_bytes = 0
 
     def missing(self, keys: Sequence[PageKey], page_bytes: int) -> list[int]:
-        """Indices of the pages that are neither here nor on their way. Raises InvalidArgument. Wants the lock."""
+        """Return the indices of the pages that are neither here nor being put. Raises InvalidArgument for a page named
+        twice, TooLarge for a bad page size. Called with the lock held."""
         if len(set(keys)) < len(keys):
             raise InvalidArgument("DUPLICATE_PAGE", "A page is named twice in one put.", "Name each page once.")
         if not 0 < page_bytes <= self._config.max_page_bytes:
@@ -91,7 +92,8 @@ class PutManager:
         return [i for i, key in enumerate(keys) if key not in self._pending and not self._tier_manager.has_page(key)]
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
-        """A put of as many of the missing pages as there may be; None for none. Wants the lock."""
+        """Reserve memory for as many of the missing pages as there is room for, and return them as a put; None where
+        there is no room. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -107,9 +109,9 @@ class PutManager:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
-        """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
-        page has come. A page's first part waits for another stream that still writes the page, at most
-        `_WRITER_TIMEOUT_S`. Raises NotFound, InvalidArgument. Without the lock."""
+        """Context: memory for a part of a page, all of it by default, which the caller fills; the page is verified
+        after its last byte. If the caller raises, none of the page has come. A first part waits, at most
+        `_WRITER_TIMEOUT_S`, for a stream that still writes the page. Raises NotFound, InvalidArgument."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
@@ -138,11 +140,12 @@ class PutManager:
                 self._writer_left.notify_all()
 
     def wait_for_writers(self, timeout_s: float) -> bool:
-        """Until nobody writes any more; False where that takes too long. Wants the lock."""
+        """Wait until nobody writes any more; False where that takes too long. Called with the lock held."""
         return self._writer_left.wait_for(lambda: not self._writers, timeout_s)
 
     def finish(self, put: Put, *, publish: bool) -> int:
-        """Forget the put, and publish its intact pages or none; returns how many. Wants the lock."""
+        """End the put. With `publish`, its intact pages become visible, and watchers and tiers are told; other memory
+        is freed, once its writer has left. Returns how many became visible. Called with the lock held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes
@@ -164,8 +167,8 @@ class PutManager:
         return len(intact)
 
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
-        """Bounds hold, and what is pending is what these puts bring. Returns the memory of all, by offset. Wants the
-        lock."""
+        """Raise AssertionError unless bounds hold and the pending pages are those of these puts. Returns the memory of
+        all puts, size by offset. Called with the lock held."""
         assert self._pending == {key for put in puts for key in put.wanted_keys()}
         assert self.pending_bytes == sum(put.pending_bytes for put in puts) <= self._config.max_pending_bytes
         for put in puts:
@@ -173,7 +176,8 @@ class PutManager:
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
-        """Memory for as many of the missing pages as there may be, from the first on; not at the cost of `keep`."""
+        """Reserve memory for as many of the missing pages as possible, from the first on, without evicting `keep`.
+        Returns the offsets by index."""
         offsets: dict[int, int] = {}
         for page in keep:
             self._ram.acquire_page(page)
@@ -190,7 +194,7 @@ class PutManager:
 
 
 def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None) -> bool:
-    """Whether a page in memory is what its key says; where it is not, that is logged. `checksum`: see PageBuffer."""
+    """Return whether a page in memory is what its key says; if not, that is logged. `checksum`: see PageBuffer."""
     try:
         check_parts(framed[:HEADER_BYTES], framed[HEADER_BYTES:], key, checksum=checksum)
     except PageCorrupt as error:

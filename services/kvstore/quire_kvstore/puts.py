@@ -33,12 +33,12 @@ class Put:
 
     @property
     def framed_bytes(self) -> int:
-        """Of one page: header and body."""
+        """Bytes of one page: header and body."""
         return HEADER_BYTES + self.page_bytes
 
     @property
     def pending_bytes(self) -> int:
-        """Of all pages."""
+        """Bytes of all pages of the put."""
         return self.framed_bytes * len(self.offsets)
 
     def wanted_keys(self) -> Iterator[PageKey]:
@@ -55,8 +55,8 @@ class Put:
         return offset == 0 and index in self.busy
 
     def begin(self, index: int, offset: int, size: int) -> int:
-        """Where in memory a part of a page goes; raises InvalidArgument. Parts come in order; offset 0 starts the page
-        anew. To be followed by `end`."""
+        """Mark the page as being written, and return where in memory this part goes. Parts come in order; offset 0
+        starts the page anew. Raises InvalidArgument. To be followed by `end`."""
         if index not in self.offsets:
             raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
         if index in self.busy:

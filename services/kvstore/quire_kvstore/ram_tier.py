@@ -82,7 +82,7 @@ class RamTier:
                 self._policy.refresh(key)
 
     def pin(self, pages: Sequence[RamPage]) -> None:
-        """Keep these pages."""
+        """Add a pin to each of these pages, which keeps them from being evicted."""
         for page in pages:
             page.pins += 1
             if page.pins == 1 and not page.dropped:
@@ -90,7 +90,8 @@ class RamTier:
                 self._evictable_bytes -= Arena.footprint(page.size)
 
     def unpin(self, pages: Sequence[RamPage]) -> None:
-        """Undo one `pin` of the same pages."""
+        """Undo one `pin` of the same pages. A page whose last pin goes counts as used now; if it was dropped, it is
+        freed."""
         for page in reversed(pages):
             page.pins -= 1
             if page.pins == 0 and not page.dropped:
@@ -104,14 +105,15 @@ class RamTier:
         self._being_read[page.key] = page
 
     def release_page(self, page: RamPage) -> None:
-        """Undo one `acquire_page`."""
+        """Undo one `acquire_page`; a page that was dropped meanwhile is freed."""
         page.readers -= 1
         if page.readers == 0 and self._being_read.get(page.key) is page:
             del self._being_read[page.key]
         self._free_if_unused(page)
 
     def drop_page(self, page: RamPage) -> None:
-        """Take a page away from those who look for it; nothing if that has been done."""
+        """Make a page invisible to lookups; its memory is freed once nobody pins or reads it. Nothing if that has been
+        done."""
         if page.dropped:
             return
         page.dropped = True
@@ -129,7 +131,8 @@ class RamTier:
         return Arena.footprint(size) <= self.capacity_bytes - self.used_bytes + self._evictable_bytes
 
     def reserve(self, size: int) -> int | None:
-        """Memory for a page under way, evicting as needed; None where all the rest is pinned or under way."""
+        """Reserve memory for a page under way, evicting others as needed. Returns its offset; None where all the rest
+        is pinned or under way."""
         while self.can_reserve(size):
             offset = self._arena.allocate(size)
             if offset is not None:
@@ -147,7 +150,7 @@ class RamTier:
         return self._arena.view(offset, size)
 
     def publish(self, key: PageKey, offset: int, size: int, *, pinned: bool = False) -> RamPage:
-        """The page in reserved memory becomes visible, as the one used last; pinned once where asked for."""
+        """Make the page in reserved memory visible, as the one used last, and return it. `pinned`: with one pin."""
         assert key not in self._pages, "a page is published once"
         page = self._pages[key] = RamPage(key, offset, size, pins=int(pinned))
         self._policy.add(key, Arena.footprint(size), held=pinned)
@@ -180,7 +183,8 @@ class RamTier:
         self._arena.close()
 
     def check_integrity(self, pins: dict[RamPage, int], reserved: dict[int, int]) -> None:
-        """The tier agrees with itself, with the leases' pins and with memory reserved by others (offset -> size)."""
+        """Raise AssertionError unless the tier agrees with itself, with the leases' pins and with memory that others
+        have reserved (offset -> size)."""
         self._arena.check_integrity()
         alive = set(self._pages.values())
         evictable = list(self._policy)
@@ -207,6 +211,8 @@ class RamTier:
             self._arena.free(page.offset)
 
     def _evict(self) -> bool:
+        """Evict the page that the policy chooses among those that nobody reads, and note its key for watchers. False
+        where there is none."""
         key = self._policy.evict(self._being_read)
         if key is None:
             return False

@@ -68,8 +68,8 @@ class KvstoreService:
         log.info("pages travel", data_port=self._data.port, arena=self._data.arena)
 
     def drain(self, timeout_s: float) -> None:
-        """Answer every lookup with a miss; let the transfers finish, and the pages that came reach the tiers below.
-        Leases are not waited for: a miss is cheap."""
+        """Answer every lookup with a miss from now on. Wait up to `timeout_s` until the transfers have finished, and
+        the pages that came are written to lower tiers. Leases are not waited for."""
         deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._stream_limiter.drain(timeout_s)
@@ -77,7 +77,7 @@ class KvstoreService:
         self.store.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Stop the sweeper and give the memory back."""
+        """Stop the sweeper, end data connections, close the tiers and give the memory back."""
         self._stopping.set()
         if self._sweeper.is_alive():
             self._sweeper.join()
@@ -85,7 +85,7 @@ class KvstoreService:
         self.store.close()
 
     def _populate(self) -> None:
-        """A part at a time: the interpreter waits for each."""
+        """Make all of the RAM resident, if so configured: a part at a time, since the interpreter waits for each."""
         started, start = time.monotonic(), 0
         while self._config.ram_populate and not self._stopping.is_set():
             if not self.store.populate(start, _POPULATE_BYTES):

@@ -59,6 +59,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def LookupAndPin(
         self, request: kvstore_pb2.LookupAndPinRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.LookupAndPinResponse:
+        """Look up the keys' longest prefix, and pin it under a lease unless `no_pin`; a part of the caller's time may
+        be waited for lower tiers. `direct` adds what is needed to read the pages beside gRPC. If the caller has left,
+        the lease is released."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
@@ -90,6 +93,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:
+        """Say which of the pages are wanted, and by which lease, key and addresses to send them."""
         wanted, lease, admitted = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
         if lease is None:
             return kvstore_pb2.BeginPutResponse(epoch=self._epoch, admitted=admitted)
@@ -106,6 +110,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def Put(
         self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
     ) -> kvstore_pb2.PutResponse:
+        """Write the stream's parts of pages into the put that its first frame names. Answers how many of the put's
+        pages are complete. Raises Overloaded where too many streams run."""
         lease = b""
         with self._stream_limiter.track(context):
             for frame in request_iterator:
@@ -120,6 +126,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.CommitPutResponse(stored=stored, refused=refused)
 
     def Get(self, request: kvstore_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[kvstore_pb2.GetFrame]:
+        """Stream the pages of the lease that are asked for, in parts of at most 1 MiB. Raises Overloaded where too many
+        streams run."""
         indices = self._store.readable_indices(request.lease, i32(request.pages, "pages").tolist())
         with self._stream_limiter.track(context):
             for index in indices:
@@ -143,6 +151,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         yield from watch_pages(self._store, self._epoch, request, context)
 
     def Stats(self, request: kvstore_pb2.StatsRequest, context: grpc.ServicerContext) -> kvstore_pb2.StatsResponse:
+        """Return the fill and the counts of each tier, and how pages travel beside gRPC."""
         stats = self._store.stats()
         return kvstore_pb2.StatsResponse(
             epoch=self._epoch,
@@ -156,7 +165,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def _fill_access(
         self, response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse, lease_id: bytes
     ) -> None:
-        """Fill in what the pages' reader needs to fetch them beside gRPC."""
+        """Fill in the response what a reader of the lease's pages needs to fetch them beside gRPC: key, addresses, and
+        the pages' offsets and generations in the arena."""
         lease, offsets, generations = self._store.page_locations(lease_id)
         response.lease_key = lease.key
         response.data_port = self._endpoints.port
@@ -172,6 +182,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
 
 
 def _tier_stats(tier: TierStats) -> kvstore_pb2.TierStats:
+    """Convert a tier's fill and counts to the wire."""
     figures = tier.figures
     return kvstore_pb2.TierStats(
         medium=tier.name,

@@ -37,7 +37,8 @@ class SlabAllocator:
         """By slab size and start: spans with a free slab."""
 
     def allocate(self, slab_bytes: int) -> int | None:
-        """The start of a slab, or None where none fits."""
+        """Take a slab from a span of this slab size that has one free, or else from a new span. Returns its start; None
+        where no span fits."""
         spans = self._open.setdefault(slab_bytes, {})
         if spans:
             span = spans[next(reversed(spans))]
@@ -56,7 +57,8 @@ class SlabAllocator:
         return slab
 
     def free(self, slab: int) -> None:
-        """Undo an `allocate`; raises KeyError if there was none."""
+        """Give a slab back; a span with all its slabs free goes back whole. Raises KeyError for a slab that is not in
+        use."""
         span = self._span_of.pop(slab)
         span.free.append(slab)
         self.used_bytes -= span.slab_bytes
@@ -68,7 +70,7 @@ class SlabAllocator:
         self._extents.free(span.start)
 
     def check_integrity(self) -> None:
-        """Spans are extents, and each slab of a span is either free or somebody's."""
+        """Raise AssertionError unless spans are extents, and each slab of a span is either free or in use."""
         self._extents.check_integrity()
         spans = {span.start: span for span in self._span_of.values()}
         for size, opened in self._open.items():

@@ -72,7 +72,8 @@ class LookupCounts:
         self._by_tier = {tier: TierFigures() for tier in tier_names}
 
     def count(self, prefetch: Prefetch, found: int) -> None:
-        """A lookup was answered with so many pages; what one tier did not answer was asked of the next."""
+        """Count a lookup that was answered with `found` pages: as hits of the tiers that they came from, and as misses
+        of each tier for all pages that it and the faster ones did not have."""
         asked = len(prefetch.keys)
         for tier, figures in self._by_tier.items():
             hits = sum(prefetch.tier_names[index] == tier for index in range(found))
@@ -91,7 +92,7 @@ class LookupCounts:
         return dataclasses.replace(figures, hits=found.hits, misses=found.misses)
 
     def tier_stats(self, backend: TierBackend) -> TierStats:
-        """Of a tier below RAM."""
+        """Return the figures of a tier below RAM."""
         figures = self.with_lookups(backend.name, backend.counts.snapshot())
         sizes = (backend.pages, backend.used_bytes, backend.capacity_bytes)
         return TierStats(backend.name, *sizes, backend.available, figures)

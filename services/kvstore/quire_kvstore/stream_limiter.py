@@ -34,7 +34,8 @@ class StreamLimiter:
 
     @contextlib.contextmanager
     def track(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Around a stream's handler; raises Overloaded."""
+        """Context around a stream's handler, in which the stream is counted and its time runs. Raises Overloaded where
+        too many streams run."""
         with self._lock:
             if len(self._running) >= self._limit:
                 raise Overloaded(

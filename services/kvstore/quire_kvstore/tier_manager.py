@@ -46,8 +46,8 @@ class TierManager:
         self.damaged_pages = 0
 
     def fetch_prefix(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
-        """A prefix of the keys: what is in memory, and what the tiers below bring within `wait_s`. The lock is let go
-        while it waits. To be ended."""
+        """Pin the prefix of the keys that is in RAM, and have lower tiers load what follows. Blocks up to `wait_s`,
+        without the lock, until that has come. The caller ends it with `end_prefetch`."""
         prefetch = Prefetch(keys, self._lock, time.time_ns())
         self._start_loads(prefetch, load_missing=wait_s > 0 and self._waiting < self._max_waiting)
         if not prefetch.done:
@@ -57,7 +57,8 @@ class TierManager:
         return prefetch
 
     def end_prefetch(self, prefetch: Prefetch) -> list[RamPage]:
-        """The pages that came, pinned; each has been found once more."""
+        """Return the pages of the complete prefix, pinned, and unpin the others. Each page counts one more hit, and
+        goes to the tiers that write it at this number of hits."""
         pages, beyond = prefetch.close()
         self._ram.unpin(beyond)
         for page in pages:
@@ -68,14 +69,14 @@ class TierManager:
         return pages
 
     def stored(self, keys: Sequence[PageKey], parents: Sequence[bytes]) -> None:
-        """Pages were put: tell those who watch, and the tiers."""
+        """Tell watchers of pages that were put, and offer the pages to write-through tiers."""
         self._feed.publish(keys, parents)
         for tier in self._tiers:
             if tier.write_at == 0:
                 self._offer_pages(tier, keys)
 
     def drop_damaged(self, page: RamPage) -> None:
-        """A page in memory is not what its key says."""
+        """Drop a page in RAM that is not what its key says: it is counted, and watchers are told."""
         if not page.dropped:
             self._ram.drop_page(page)
             self.damaged_pages += 1
@@ -86,7 +87,7 @@ class TierManager:
         return key in self._ram or self._in_local_tier(key)
 
     def held_keys(self) -> dict[str, list[PageKey]]:
-        """All that this instance holds, by the fastest tier that has it."""
+        """Return the keys of all pages that this instance holds, by the fastest tier that has each."""
         found = {RAM: list(self._ram)}
         for tier in self._tiers:
             if tier.backend.local:
@@ -102,7 +103,7 @@ class TierManager:
         return self._load_buffers
 
     def check_integrity(self) -> None:
-        """Every load is waited for or was given up. Not to be asked while a lookup is under way."""
+        """Raise AssertionError unless every load is waited for. Not to be asked while a lookup is under way."""
         assert not self._waiting
         for key, load in self._loading.items():
             assert load.key == key and load.waiters, "a load has somebody who asked for it"
@@ -110,7 +111,9 @@ class TierManager:
     # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """No other thread uses that memory until the page has arrived."""
+        """Reserve memory for a page that a tier is about to read. Returns None where there is nothing to read: no
+        lookup wants the page any more, a put has brought it, or there is no room. Then the load has ended with this
+        call."""
         load = cast("PageLoad", job)
         with self._lock:
             if not load.wanted():
@@ -151,7 +154,8 @@ class TierManager:
                     self._offer_pages(tier, [load.key])
 
     def on_page_missed(self, job: PageJob) -> None:
-        """The next tier may have it."""
+        """Give the load's memory back, if it has any, and ask the next tier for the page; if none may have it, the load
+        fails."""
         load = cast("PageLoad", job)
         with self._lock:
             if load.view is not None:
@@ -162,6 +166,7 @@ class TierManager:
 
     @contextlib.contextmanager
     def borrow_page(self, key: PageKey) -> Iterator[memoryview | None]:
+        """Context: the bytes of a page in RAM, which is not evicted meanwhile; None if it is not there."""
         with self._lock:
             page = self._ram.get(key)
             if page is not None:
@@ -181,12 +186,14 @@ class TierManager:
             self._publish_removed(keys)
 
     def on_pages_found(self) -> None:
-        """There may be more than a change can tell."""
+        """Make every watcher take a new snapshot: there may be more pages than a change can tell."""
         with self._lock:
             self._feed.force_snapshots()
 
     def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
-        """Look at as many keys as the window has room for."""
+        """Look at the lookup's next keys, as many as its window takes: pin pages in RAM, share loads under way, and
+        request others of the fastest tier that may have them. The prefix ends at a page that nobody has or, without
+        `load_missing`, that is not in RAM."""
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor
@@ -214,6 +221,8 @@ class TierManager:
                 self._try_next_tier(cast("PageLoad", refused))
 
     def _try_next_tier(self, load: PageLoad) -> None:
+        """Request the page from the next slower tier that may have it; fail the load if there is none, or no lookup
+        wants the page."""
         while load.wanted():
             number = self._find_tier(load.key, load.tier + 1)
             if number is None:
@@ -224,7 +233,7 @@ class TierManager:
         self._fail_load(load)
 
     def _fail_load(self, load: PageLoad) -> None:
-        """Nobody has it, or nobody wants it."""
+        """End a load without a page: the prefixes of the lookups that wait for it end before the page."""
         if self._loading.get(load.key) is load:
             del self._loading[load.key]
         for prefetch, index in load.waiters:
@@ -233,6 +242,7 @@ class TierManager:
         load.waiters.clear()
 
     def _complete_load(self, load: PageLoad, page: RamPage) -> None:
+        """End a load: pin its page for each lookup that still wants it, and start the next loads of these lookups."""
         del self._loading[load.key]
         tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:
@@ -253,7 +263,7 @@ class TierManager:
         return any(tier.backend.local and tier.may_have(key) for tier in self._tiers)
 
     def _offer_pages(self, tier: Tier, keys: Sequence[PageKey]) -> None:
-        """Local tiers know what they have; others find out."""
+        """Offer the pages to the tier, without those that a local tier has. Other tiers find out by themselves."""
         missing = [key for key in keys if not (tier.backend.local and tier.may_have(key))]
         if missing:
             tier.offer_pages(missing)

@@ -91,7 +91,7 @@ class Meter:
         self._labelled: dict[tuple[str, str], int] = {}
 
     def count(self, stats: Stats) -> None:
-        """Now and then, and at the end of the core."""
+        """Add to the metrics what the core's counts have grown by since the last call."""
         for name, metric in _counts.items():
             value = getattr(stats, name)
             if value != self._seen[name]:
@@ -104,14 +104,14 @@ class Meter:
 
 
 def steps(report: Report) -> None:
-    """After each Report."""
+    """Record the time of each step of a Report, and the wait before it."""
     for timing in report.timing:
         _wait_s.observe(timing.wait / 1e6)
         _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
 
 
 def show(load: LoadFigures, cached_pages: int) -> None:
-    """Set the gauges."""
+    """Set the gauges. `cached_pages`: free pages that still hold a named prefix."""
     _running.set(load.running)
     _waiting.set(load.waiting)
     _open_transfers.set(load.open_transfers)
@@ -122,7 +122,7 @@ def show(load: LoadFigures, cached_pages: int) -> None:
 
 
 def ended(request: Request, reason: str) -> None:
-    """A request left."""
+    """Count a request that has ended, and record its times."""
     timing = request.timing
     _finished.labels(reason).inc()
     _request_s.observe(timing.finished_s - timing.submitted_s)

@@ -52,7 +52,8 @@ class SchedulerService:
         return [scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name]
 
     async def start(self) -> None:
-        """Ready when the worker is: loading may take minutes, and WatchLoad tells of it meanwhile."""
+        """Start the worker's link, the clock and the event pump, and return when the worker is ready. Loading may take
+        minutes, and WatchLoad tells of it meanwhile."""
         self._tasks = [asyncio.ensure_future(self._link.run()), asyncio.ensure_future(self._engine.tick())]
         if self.kv_events is not None:
             self._tasks.append(asyncio.ensure_future(self.kv_events.run()))
@@ -65,7 +66,7 @@ class SchedulerService:
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:
-        """End the link and all that hangs on it."""
+        """Cancel the tasks, give the kvstore's leases back and close all channels."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -80,7 +81,8 @@ class SchedulerService:
             await self._kvstore.close()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """The link and the clock run until cancelled. A scheduler without them would keep its requests for ever."""
+        """Make the whole service fail if its link, clock or event pump broke. A scheduler without them would keep its
+        requests for ever."""
         if task.cancelled():
             return
         try:

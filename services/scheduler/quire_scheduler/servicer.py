@@ -36,6 +36,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GenerateTokens(
         self, request: scheduler_pb2.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
+        """Run one request and stream its outputs; a cancelled call aborts the request."""
         stream = SingleStream(self._engine)
         async for message in stream.run(context_from_pb(request.context), sequence_from_pb(request.sequence)):
             yield message
@@ -43,6 +44,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GetModelInfo(
         self, request: scheduler_pb2.GetModelInfoRequest, context: Any
     ) -> scheduler_pb2.GetModelInfoResponse:
+        """Return the worker's model, and this replica's instance, role and epoch. Raises Unavailable while there is no
+        worker."""
         response = scheduler_pb2.GetModelInfoResponse(
             model=model_to_pb(self._engine.model()), instance=self._instance, role=self._engine.roles.role
         )

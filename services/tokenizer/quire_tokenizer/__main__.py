@@ -11,7 +11,7 @@ from quire_tokenizer.server import TokenizerService
 
 
 def main() -> int:
-    """The process's exit code."""
+    """Run the service until it ends. Returns the process's exit code."""
     return service_main("tokenizer", TokenizerConfig, _run)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def decode_chat(message: pb.RenderChatRequest) -> ChatRequest:
-    """RenderChatRequest, but for what concerns encoding."""
+    """Decode a RenderChatRequest, without the fields that concern encoding."""
     return ChatRequest(
         messages_json=message.messages_json,
         tools_json=message.tools_json,
@@ -32,7 +32,7 @@ def decode_chat(message: pb.RenderChatRequest) -> ChatRequest:
 
 
 def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
-    """DetokenizeOpen; raises BAD_COLUMN."""
+    """Decode a DetokenizeOpen. Raises InvalidArgument with code BAD_COLUMN."""
     traced = message.HasField("context") and message.context.traceparent
     return OpenRequest(
         handle=message.handle,
@@ -52,7 +52,8 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
 
 
 def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
-    """The step's columns; `finish` may be left out where no row finishes. Raises BAD_COLUMN, UNEQUAL_COLUMNS."""
+    """Decode the columns of one step; `finish` may be left out where no row finishes. Raises BAD_COLUMN,
+    UNEQUAL_COLUMNS."""
     handle, count = i32(message.handle, "handle"), i32(message.count, "count")
     finish = u8(message.finish, "finish") if message.finish else np.zeros(len(handle), np.uint8)
     equal_lengths("rows", handle=handle, count=count, finish=finish)
@@ -60,7 +61,7 @@ def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
 
 
 def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
-    """The answer to one step."""
+    """Encode the answer to one step as one message."""
     response = pb.DetokenizeResponse(
         handle=pack_i32(answer.handle),
         text=answer.text,
@@ -75,7 +76,8 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
 
 
 def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeResponse]:
-    """The same in as many messages as its texts need."""
+    """Encode the answer to one step as several messages, as many as its texts need; all but the last say that more
+    follow."""
     responses: list[pb.DetokenizeResponse] = []
     for part, cut in in_parts(answer):
         responses.append(encode_step(part, 0))
@@ -85,7 +87,7 @@ def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeRes
 
 
 def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:
-    """What clients of the service want to know of the model."""
+    """Encode what clients of the service want to know of the model."""
     return pb.GetTokenizerInfoResponse(
         model=vocabulary.model,
         vocab_size=vocabulary.size,

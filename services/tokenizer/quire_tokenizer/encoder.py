@@ -46,7 +46,8 @@ class Encoder:
     async def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool, allow_special_tokens: bool, max_tokens: int
     ) -> list[Ids]:
-        """The ids of each text. Raises PROMPT_TOO_LONG where one has more than `max_tokens` (0: no limit)."""
+        """Encode each text. `add_special_tokens` puts bos and the like around it; unless `allow_special_tokens`,
+        nothing in it is a special token. Raises PROMPT_TOO_LONG where one has more than `max_tokens` (0: no limit)."""
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
@@ -70,7 +71,8 @@ class Encoder:
         return await self._run(texts, plain, piece, framed, max_tokens)
 
     async def encode_marked(self, text: str, specials: Sequence[tuple[int, int]], *, max_tokens: int) -> Ids:
-        """The ids of a text whose special tokens are at the given spans and nowhere else."""
+        """Encode a text whose special tokens are at the given spans and nowhere else. Raises PROMPT_TOO_LONG as
+        `encode` does."""
         self._check([text])
         starts = [start for start, _end in specials]
 
@@ -93,6 +95,9 @@ class Encoder:
         framed: Callable[[Ids], Ids],
         max_tokens: int,
     ) -> list[Ids]:
+        """Encode the texts: few characters at once, more in threads, and a long text in pieces where it may be cut. A
+        text that must have more than `max_tokens` is refused before all of it is encoded."""
+
         def work(some: Sequence[str]) -> list[Ids]:
             if max_tokens:
                 for text in some:
@@ -118,7 +123,8 @@ class Encoder:
         return found
 
     async def _in_pieces(self, text: str, piece: Callable[[str, int, int], Ids], max_tokens: int) -> Ids:
-        """The ids of a long text, with nothing around them."""
+        """Encode a long text piece by piece, in threads, with nothing put around it. Raises PROMPT_TOO_LONG as soon as
+        too many ids have come."""
         if max_tokens:
             self._check_bytes(text, max_tokens)
         parts: list[Ids] = []
@@ -131,14 +137,16 @@ class Encoder:
         return np.concatenate(parts)
 
     def _check_bytes(self, text: str, max_tokens: int) -> None:
-        """Where a token stands for so many bytes at most, counting them is enough."""
+        """Raise PROMPT_TOO_LONG where the text has more bytes than `max_tokens` tokens can stand for, if that is
+        known."""
         per_token = self._vocabulary.max_bytes_per_token
         if per_token and len(text.encode()) > max_tokens * per_token:
             raise prompt_too_long(max_tokens, max_tokens, exact=False)
 
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
-        """Encode a beginning of 8 characters per allowed token, cut at a space; texts that long rarely fit."""
+        """Raise PROMPT_TOO_LONG if the beginning of a very long text, 8 characters per allowed token, has too many
+        tokens already."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return
@@ -149,6 +157,7 @@ class Encoder:
                 raise prompt_too_long(found - _PROBE_SLACK, max_tokens, exact=False)
 
     def _check(self, texts: Sequence[str]) -> None:
+        """Raise TooLarge for too many texts or bytes, InvalidArgument for text that is no Unicode."""
         if len(texts) > self._max_texts:
             raise TooLarge(
                 "TOO_MANY_TEXTS", f"{len(texts)} texts; at most {self._max_texts} are taken.", "Send fewer at a time."
@@ -166,7 +175,7 @@ class Encoder:
 
 
 def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
-    """In order; a long text is alone in its group."""
+    """Yield the texts in order, in groups of at most PIECE_CHARS characters; a longer text is alone in its group."""
     group, chars = list[str](), 0
     for text in texts:
         if group and chars + len(text) > PIECE_CHARS:
@@ -178,7 +187,7 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def prompt_too_long(tokens: int, max_tokens: int, *, exact: bool) -> InvalidArgument:
-    """The error of a prompt that does not fit."""
+    """Return the error of a prompt that does not fit. Unless `exact`, it has more than `tokens`."""
     return InvalidArgument(
         "PROMPT_TOO_LONG",
         f"The prompt has {'' if exact else 'more than '}{tokens} tokens; at most {max_tokens} fit.",

@@ -48,7 +48,9 @@ class GuardedTokenizer:
         self._leaks, self._leaking = self._find_leaks(specials)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
-        """Token ids of texts in which nothing is special; `add_special_tokens` puts bos and the like around them."""
+        """Encode texts in which only names behind the secret mark are special tokens; `add_special_tokens` puts bos and
+        the like around each. Raises InvalidArgument for a special token's text that the model would still take for the
+        token."""
         if self._leaks is not None:
             texts = [self._without_leaks(text, self._leaks) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -63,7 +65,7 @@ class GuardedTokenizer:
         return [self._resolve(encoding.ids) for encoding in encodings]
 
     def encode_marked(self, text: str, specials: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Token ids of a text in which the given spans, in order, are special tokens. Nothing is added around it."""
+        """Encode a text in which the given spans, in order, are special tokens. Nothing is put around it."""
         parts, position = [], 0
         for start, _ in specials:
             parts += [text[position:start], self._mark]
@@ -101,7 +103,8 @@ class GuardedTokenizer:
         return ids
 
     def _without_leaks(self, text: str, leaks: TextMatcher) -> str:
-        """Special tokens of the text are split behind their first character, but for those that the template wrote."""
+        """Split the special tokens in the text behind their first character, so that they stay text, but not those that
+        the template wrote."""
         parts, at = list[str](), 0
         for start, _end in leaks.spans(text):
             if not text.startswith(self._mark, max(0, start - len(self._mark)), start):
@@ -110,7 +113,8 @@ class GuardedTokenizer:
         return "".join([*parts, text[at:]])
 
     def _find_leaks(self, specials: Mapping[int, str]) -> tuple[TextMatcher | None, frozenset[int]]:
-        """Special tokens that the model itself makes of their text (Unigram does): these are split before encoding."""
+        """Find special tokens that the model itself makes of their text, as Unigram does. Returns a matcher of their
+        texts, or None, and their ids."""
         unigram = isinstance(self._tokenizer.model, Unigram)
         # Of these the model makes what it does not know; that is no leak.
         unknown = self._tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids
@@ -126,6 +130,7 @@ class GuardedTokenizer:
         return TextMatcher(leaking.values()), frozenset(leaking)
 
     def _resolve(self, ids: list[int]) -> NDArray[np.int32]:
+        """Replace our own ids by the real ones, and drop those of split marks."""
         resolved = np.asarray(ids, np.int32)
         own = resolved >= self._base
         if own.any():

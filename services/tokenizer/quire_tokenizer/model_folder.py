@@ -65,6 +65,7 @@ def read_template(path: str) -> str:
 
 
 def _read_tokenizer(path: Path) -> bytes:
+    """Read tokenizer.json. Raises ConfigError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -77,7 +78,7 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The file's object; empty where there is no such file."""
+    """Return the file's object; empty where there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
     try:
@@ -90,6 +91,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    """Read a UTF-8 file. Raises ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -99,6 +101,8 @@ def _read_text(path: Path) -> str:
 
 
 def _token_variables(settings: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens by template variable: from tokenizer_config.json, or else
+    special_tokens_map.json."""
     variables = {}
     for name in TOKEN_VARIABLES:
         text = _token_text(settings.get(name)) or _token_text(special_map.get(name))
@@ -121,7 +125,8 @@ def _ids(settings: Mapping[str, Any]) -> list[int]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """By name. The file chat_template.jinja wins over the same template within the JSON files."""
+    """Return the chat templates by name. The file chat_template.jinja wins over the same template within the JSON
+    files."""
     found = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(found, str):

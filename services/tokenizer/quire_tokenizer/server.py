@@ -34,14 +34,15 @@ class TokenizerService:
         return [tokenizer_pb2.DESCRIPTOR.services_by_name["Tokenizer"].full_name]
 
     async def start(self) -> None:
-        """Load the model's files."""
+        """Load the model's files, which makes the service ready. Raises ConfigError."""
         started = time.perf_counter()
         await self._texts.load()
         vocabulary = self._texts.tools.vocabulary
         log.info("loaded", model=vocabulary.model, vocabulary=vocabulary.size, seconds=time.perf_counter() - started)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let the requests that are open on streams finish. An idle stream is not waited for."""
+        """Refuse new requests on streams, and wait up to `timeout_s` for the open ones to finish. An idle stream is not
+        waited for."""
         self._texts.drain()
         deadline = time.monotonic() + timeout_s
         while self._texts.open_requests and time.monotonic() < deadline:

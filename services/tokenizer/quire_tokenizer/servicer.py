@@ -39,6 +39,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.RenderChatRequest,
         context: grpc.aio.ServicerContext[pb.RenderChatRequest, pb.RenderChatResponse],
     ) -> pb.RenderChatResponse:
+        """Render a conversation by its chat template and, unless the text is enough, encode it."""
         return await self._render(request)
 
     async def Tokenize(
@@ -46,6 +47,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request_iterator: AsyncIterator[pb.TokenizeRequest],
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> None:
+        """Answer a standing stream of texts to encode and conversations to render, each as soon as it is ready."""
         await TokenizeStream(self._tokenize, context.write).run(request_iterator)
 
     async def Detokenize(
@@ -53,6 +55,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request_iterator: AsyncIterator[pb.DetokenizeRequest],
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> AsyncIterator[pb.DetokenizeResponse]:
+        """Turn a stream of engine steps into text: each message opens, advances and closes requests. Each is answered
+        by one message, or by several where its texts may be long."""
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
                 started, answer = time.perf_counter_ns(), StepText()
@@ -77,6 +81,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     async def Decode(
         self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[pb.DecodeRequest, pb.DecodeResponse]
     ) -> pb.DecodeResponse:
+        """Decode each list of token ids to a text."""
         columns = [i32(column, "token_ids") for column in request.token_ids]
         texts = await self._texts.tools.whole_decoder.decode(columns, skip_special_tokens=request.skip_special_tokens)
         return pb.DecodeResponse(texts=texts)
@@ -86,6 +91,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.GetTokenBytesRequest,
         context: grpc.aio.ServicerContext[pb.GetTokenBytesRequest, pb.GetTokenBytesResponse],
     ) -> pb.GetTokenBytesResponse:
+        """Return the bytes that each token adds to a text that goes on."""
         column = i32(request.token_ids, "token_ids")
         return pb.GetTokenBytesResponse(token_bytes=await self._texts.tools.whole_decoder.token_bytes(column))
 
@@ -94,6 +100,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.GetTokenizerInfoRequest,
         context: grpc.aio.ServicerContext[pb.GetTokenizerInfoRequest, pb.GetTokenizerInfoResponse],
     ) -> pb.GetTokenizerInfoResponse:
+        """Return what clients want to know of the vocabulary: its size, end tokens, digest and the like."""
         return codec.encode_info(self._texts.tools.vocabulary)
 
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
@@ -102,6 +109,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.TokenizeResponse(encoded=await self._encode(request.encode))
 
     async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
+        """Encode the request's texts, and count their tokens."""
         started = time.perf_counter_ns()
         ids = await self._texts.tools.encoder.encode(
             list(request.texts),
@@ -113,6 +121,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
 
     async def _render(self, request: pb.RenderChatRequest) -> pb.RenderChatResponse:
+        """Render the conversation and, unless `text_only`, encode the text."""
         started = time.perf_counter_ns()
         tools = self._texts.tools
         with statistics.rendering():
@@ -125,7 +134,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
 
 
 async def _open(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:
-    """The first part of an engine step. Long histories give way to other streams."""
+    """Open the requests that an engine step brings; errors of single ones go to `answer`. Long histories give way to
+    other streams."""
     for message in request.open:
         try:
             for _ in detokenizer.open(codec.decode_open(message)):

@@ -54,7 +54,7 @@ def streaming() -> Iterator[None]:
 
 
 def ended(request: EndedRequest) -> None:
-    """One span for the whole of a request's detokenizing, where it is traced at all."""
+    """Count a request that has ended, and record one span for all of its detokenizing, where it is traced."""
     (_by_string if request.stopped_by_string else _by_engine).inc()
     if request.trace is not None:
         attributes = {"quire.tokens": request.tokens, "quire.characters": request.chars}

@@ -31,7 +31,8 @@ _CUT = re.compile(f'[{_LETTERS}][ \t\r\n,.;:!?)"/+=\u3001\u3002\uff0c]')
 def may_cut(
     pre_tokenizers: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], added: Iterable[AddedToken]
 ) -> bool:
-    """Whether the tokenizer is one of those."""
+    """Whether texts may be cut, by the steps of this tokenizer: words as GPT-2, Llama 3 or Qwen cut them, no normalizer
+    but NFC, and no added token that reaches over a cut."""
     if any(step["type"] != "NFC" for step in normalizers):
         return False
     # Such a token may reach over a cut, or looks at its neighbours.
@@ -46,10 +47,8 @@ def may_cut(
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Beginnings and ends, each of PIECE_CHARS or as few more as there are until the next place to cut.
-
-    Raises TEXT_TOO_LARGE where that is too far away.
-    """
+    """Yield begin and end of each piece: PIECE_CHARS characters, and as many more as there are until the next place to
+    cut. Raises TEXT_TOO_LARGE where that is too far away."""
     start = 0
     while start < len(text):
         cut = _CUT.search(text, start + PIECE_CHARS)
@@ -66,6 +65,7 @@ def _is_known(step: dict[str, Any]) -> bool:
 
 
 def _no_words(chars: int) -> TooLarge:
+    """Return the error of a text that has no place to cut for too long."""
     return TooLarge(
         "TEXT_TOO_LARGE",
         f"The text has {chars} characters without the end of a word; at most {_MOST_CHARS} are taken.",

@@ -58,7 +58,7 @@ class TextService:
 
     @property
     def tools(self) -> TextTools:
-        """Raises UNAVAILABLE while the model is being loaded."""
+        """Return the tools. Raises Unavailable while the model is being loaded."""
         if self._tools is None:
             raise Unavailable(
                 "TOKENIZER_LOADING", "The tokenizer is being loaded.", "Retry in a moment.", retry_after_s=1.0
@@ -108,6 +108,7 @@ class TextService:
         await self._renders.close()
 
     def _load(self) -> TextTools:
+        """Read the model's files and make the tools. Runs in a thread. Raises ConfigError."""
         config = self._config
         folder = read_model_files(config.model, config.tokenizer, config.chat_template)
         vocabulary = Vocabulary(folder, config.reasoning_config)

@@ -31,7 +31,8 @@ class TokenizeStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self, requests: AsyncIterator[pb.TokenizeRequest]) -> None:
-        """Until the peer wants nothing more and has all answers, or is gone."""
+        """Start a task for each request, which answers it, and cancel those that the peer cancels. Returns when the
+        peer has closed its side and has all answers; when the peer is gone, all tasks are cancelled."""
         try:
             await self._write(pb.TokenizeResponse())
             async for request in requests:
@@ -51,6 +52,7 @@ class TokenizeStream:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, request: pb.TokenizeRequest) -> None:
+        """Do the request's work and write its answer, or its error, to the stream."""
         context = request.render.context if request.HasField("render") else request.encode.context
         with tracing.continued(context):
             try:

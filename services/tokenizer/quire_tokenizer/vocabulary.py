@@ -60,14 +60,14 @@ class Vocabulary:
         self.digest = _digest(folder)
 
     def decoder(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> TextDecoder:
-        """A decoder for one sequence."""
+        """Return a new decoder for one sequence: by the table of pieces if there is one, else by the library."""
         skip = self._special_ids if skip_special_tokens else _NO_TOKENS
         if self._table is not None:
             return TableDecoder(self._table, skip)
         return WindowDecoder(self.tokenizer, skip, self.specials, spaces_between_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What this token adds to a text that goes on, as bytes; none for ids beyond the vocabulary."""
+        """Return the bytes that this token adds to a text that goes on; none for ids beyond the vocabulary."""
         if not 0 <= token_id < self.size:
             return b""
         if self._table is None:
@@ -80,6 +80,7 @@ class Vocabulary:
 
 
 def _load(folder: ModelFolder) -> Tokenizer:
+    """Make the tokenizer from tokenizer.json, without truncation and padding. Raises ConfigError."""
     try:
         tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
     except Exception as error:  # the library raises bare Exception, with the parser's message
@@ -92,10 +93,8 @@ def _load(folder: ModelFolder) -> Tokenizer:
 
 
 def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:
-    """UTF-8 bytes of a text that one token can stand for, or 0 where there may be no bound.
-
-    There is one for byte-level tokenizers that drop nothing: all bytes known, no text removed before the model sees it.
-    """
+    """Return how many UTF-8 bytes of a text one token can stand for, or 0 where there may be no bound. There is one for
+    byte-level tokenizers that drop nothing: all bytes known, no text removed before the model sees it."""
     texts = {*tokens.values()}
     cutters = _flat(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
@@ -112,7 +111,7 @@ def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added:
 
 
 def _flat(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
-    """A part of the tokenizer as a list of steps, each with its `type`."""
+    """Return a part of the tokenizer as a list of steps, each with its `type`."""
 
     def steps(shape: dict[str, Any]) -> list[dict[str, Any]]:
         inner = shape.get("pretokenizers") or shape.get("normalizers")
@@ -122,7 +121,8 @@ def _flat(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
 
 
 def _digest(folder: ModelFolder) -> bytes:
-    """Length-framed, so that no two sets of files look alike."""
+    """Return a hash of tokenizer.json and the chat templates. All are length-framed, so that no two sets of files look
+    alike."""
     digest = hashlib.sha256()
     for part in (folder.tokenizer_json, *(p.encode() for item in sorted(folder.templates.items()) for p in item)):
         digest.update(len(part).to_bytes(8, "little") + part)

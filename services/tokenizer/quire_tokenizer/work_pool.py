@@ -26,7 +26,8 @@ class WorkPool:
         self._under_way = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The function's result or exception."""
+        """Run the function in a thread, and return its result or raise its exception. Raises Overloaded where too many
+        wait. A caller that leaves does not stop the function."""
         if self._under_way >= self._max_waiting:
             raise Overloaded(
                 "TOKENIZER_OVERLOADED",

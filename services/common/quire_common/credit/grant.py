@@ -120,7 +120,7 @@ class Grant:
 
 
 def encode_grant(grant: Grant) -> worker_pb2.Grant:
-    """Domain to wire."""
+    """Encode a Grant. Groups of columns without rows are left out."""
     message = worker_pb2.Grant(
         epoch=epoch_to_pb(grant.epoch),
         seq=grant.seq,
@@ -154,7 +154,8 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
 
 
 def decode_grant(message: worker_pb2.Grant) -> Grant:
-    """Wire to domain; raises InvalidArgument for unequal columns, Unsupported for what no worker does yet."""
+    """Decode a Grant. Raises InvalidArgument for columns of unequal lengths, Unsupported for what no worker does
+    yet."""
     if message.adapter_move:
         raise unsupported("adapter_move")
     if message.control:
@@ -186,8 +187,8 @@ def decode_grant(message: worker_pb2.Grant) -> Grant:
 
 
 def start_bytes(sequence: Sequence, context: RequestContext, pages: int) -> int:
-    """The most bytes that a Start takes in a Grant, with the one move that it may bring along (a load, or an export),
-    which names each of its pages again with its hash. `pages` counts those of all KV groups."""
+    """Return the most bytes that a Start takes in a Grant. The one move that it may bring along (a load, or an export),
+    which names each page again with its hash, is counted too. `pages` counts those of all KV groups."""
     thinking = sequence.thinking
     return (
         _START_BYTES
@@ -213,6 +214,7 @@ def decode_move(data: bytes) -> PageMove:
 
 
 def _start_into_pb(start: Start, message: worker_pb2.Start) -> None:
+    """Write a Start into an empty message."""
     message.slot = start.slot
     message.order_key = start.order_key
     sequence_into_pb(start.sequence, message.sequence)
@@ -225,6 +227,7 @@ def _start_into_pb(start: Start, message: worker_pb2.Start) -> None:
 
 
 def _start_from_pb(message: worker_pb2.Start) -> Start:
+    """Decode a Start. Raises InvalidArgument where its page tables are not of groups 0, 1 and so on."""
     tables = sorted(message.pages, key=lambda table: table.group)
     if [table.group for table in tables] != list(range(len(tables))):
         raise InvalidArgument("BAD_PAGE_TABLES", "Page tables do not name groups 0, 1, ...", "Send one per group.")
@@ -241,6 +244,7 @@ def _start_from_pb(message: worker_pb2.Start) -> Start:
 
 
 def _move_to_pb(move: PageMove) -> worker_pb2.PageMove:
+    """Encode a move."""
     return worker_pb2.PageMove(
         id=move.id,
         kind=worker_pb2.PageMove.Kind.Name(move.kind.value),
@@ -258,6 +262,7 @@ def _move_to_pb(move: PageMove) -> worker_pb2.PageMove:
 
 
 def _move_from_pb(message: worker_pb2.PageMove) -> PageMove:
+    """Decode a move. Raises Unsupported for an unknown kind."""
     try:
         kind = MoveKind(message.kind)
     except ValueError as error:

@@ -136,7 +136,7 @@ def check_hello(message: worker_pb2.Hello) -> None:
 
 
 def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
-    """Domain to wire."""
+    """Encode the worker's hello, with this side's protocol version."""
     return worker_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         capabilities=hello.capabilities,
@@ -153,7 +153,7 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
 
 
 def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
-    """Wire to domain; raises FailedPrecondition for another protocol version."""
+    """Decode a worker's hello. Raises FailedPrecondition for another protocol version."""
     check_hello(message)
     return WorkerHello(
         epoch=epoch_from_pb(message.epoch),
@@ -169,7 +169,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
 
 
 def geometry_to_pb(pages: PageGeometry) -> common_pb2.PageGeometry:
-    """Domain to wire."""
+    """Encode a page geometry. A group's retention follows from its window."""
     groups = [
         common_pb2.KvGroup(
             name=g.name,
@@ -194,6 +194,7 @@ def geometry_from_pb(message: common_pb2.PageGeometry) -> PageGeometry:
 
 
 def _group_from_pb(group: common_pb2.KvGroup) -> KvGroup:
+    """Decode one KV group."""
     return KvGroup(
         group.name,
         group.page_bytes,
@@ -208,7 +209,7 @@ def _group_from_pb(group: common_pb2.KvGroup) -> KvGroup:
 
 
 def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
-    """Domain to wire."""
+    """Encode the model's facts."""
     return common_pb2.ModelInfo(
         name=model.name,
         architecture=model.architecture,
@@ -224,7 +225,7 @@ def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
 
 
 def model_from_pb(message: common_pb2.ModelInfo) -> ModelInfo:
-    """Wire to domain."""
+    """Decode the model's facts."""
     return ModelInfo(
         name=message.name,
         architecture=message.architecture,

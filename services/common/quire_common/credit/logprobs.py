@@ -46,7 +46,7 @@ class LogprobColumns:
         return len(self.logprob)
 
     def slice(self, begin: int, end: int, first_token: int) -> LogprobColumns:
-        """Entries `begin` to `end`, for a column of tokens that begins at token `first_token` of this one's."""
+        """Return entries `begin` to `end`, with token indices counted from token `first_token`."""
         tops = np.concatenate([[0], np.cumsum(self.top_count, dtype=np.int64)])[[begin, end]]
         return LogprobColumns(
             self.token_index[begin:end] - np.int32(first_token),
@@ -58,7 +58,7 @@ class LogprobColumns:
         )
 
     def select(self, tokens: NDArray[np.bool_]) -> LogprobColumns:
-        """Entries of the tokens where the mask holds, for a column of these tokens alone."""
+        """Return the entries of the tokens where the mask holds; their token indices count these tokens alone."""
         kept = tokens[self.token_index]
         tops = np.repeat(kept, self.top_count)
         position = np.cumsum(tokens, dtype=np.int32) - 1
@@ -77,7 +77,8 @@ class LogprobColumns:
 
 
 def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns | None:
-    """One behind the other, each with the index at which its tokens begin in the joined column; None without any."""
+    """Join columns, each given with the index at which its tokens begin in the joined column of tokens. None where
+    there are none."""
     found = [(first, part) for first, part in parts if part is not None]
     if len(found) == 1 and found[0][0] == 0:
         return found[0][1]
@@ -94,7 +95,7 @@ def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> Logprob
 
 
 def check_sum(name: str, counts: NDArray[np.int32], total: int) -> None:
-    """Raise InvalidArgument unless the counts are non-negative and add up to the rows that follow."""
+    """Raise InvalidArgument unless the counts are not negative and add up to `total`; `name` is their column."""
     # A negative count, taken as unsigned, is more than can follow.
     if int(counts.view(np.uint32).sum()) != total:
         raise InvalidArgument(
@@ -103,7 +104,7 @@ def check_sum(name: str, counts: NDArray[np.int32], total: int) -> None:
 
 
 def logprobs_to_pb(logprobs: LogprobColumns) -> common_pb2.LogprobColumns:
-    """Domain to wire."""
+    """Encode the columns."""
     return common_pb2.LogprobColumns(
         token_index=pack_i32(logprobs.token_index),
         logprob=pack_f32(logprobs.logprob),
@@ -115,7 +116,7 @@ def logprobs_to_pb(logprobs: LogprobColumns) -> common_pb2.LogprobColumns:
 
 
 def logprobs_from_pb(message: common_pb2.LogprobColumns) -> LogprobColumns:
-    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
+    """Decode the columns. Raises InvalidArgument where their lengths disagree, or `top_count` does not add up."""
     result = LogprobColumns(
         token_index=i32(message.token_index, "token_index"),
         logprob=f32(message.logprob, "logprob"),

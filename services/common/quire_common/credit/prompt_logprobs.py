@@ -26,7 +26,7 @@ class PromptLogprobs:
 
 
 def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.PromptLogprobColumns:
-    """Domain to wire; there must be one at least."""
+    """Encode the chunks, of which there must be at least one, as columns."""
     joined = join_logprobs((0, chunk.logprobs) for chunk in chunks) or LogprobColumns()
     return common_pb2.PromptLogprobColumns(
         owner=pack_i32([chunk.owner for chunk in chunks]),

@@ -75,7 +75,7 @@ class Report:
         grant_arrival_us: int,
         draining: bool,
     ) -> None:
-        """The worker's counts that every Report carries."""
+        """Set the worker's counts that every Report carries."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 
@@ -90,7 +90,7 @@ class Report:
         pages: NDArray[np.int32],
         us: NDArray[np.int32],
     ) -> None:
-        """Moves that have ended; `status` 0: with all pages."""
+        """Set the moves that have ended; `status` 0: with all pages."""
         self.moved_id, self.moved_status, self.moved_pages, self.moved_us = move_id, status, pages, us
 
     @property
@@ -100,7 +100,7 @@ class Report:
 
 
 def encode_report(report: Report) -> worker_pb2.Report:
-    """Domain to wire."""
+    """Encode a Report. Groups of columns without rows are left out."""
     message = worker_pb2.Report(
         epoch=epoch_to_pb(report.epoch),
         first_step=report.first_step,
@@ -145,7 +145,7 @@ def encode_report(report: Report) -> worker_pb2.Report:
 
 
 def decode_report(message: worker_pb2.Report) -> Report:
-    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
+    """Decode a Report. Raises InvalidArgument where lengths of columns disagree, or counts do not add up."""
     report = Report(
         epoch=epoch_from_pb(message.epoch),
         first_step=message.first_step,

@@ -21,7 +21,7 @@ class Closing:
         self._event.set()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Wait, for ever if None; True if the end came meanwhile."""
+        """Wait so long, or for ever if None, or until the end. Returns whether the end has come."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

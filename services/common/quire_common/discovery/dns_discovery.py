@@ -30,7 +30,8 @@ class DnsDiscovery:
         self._closing = Closing()
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Instances are called by their address; `metadata["host"]` is the name, which certificates carry."""
+        """Yield an endpoint for each address of the service's names, at first and at every change, resolving them every
+        `poll_s`. Instances are called by their address; `metadata["host"]` is the name, which certificates carry."""
         last: dict[str, list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:
@@ -54,6 +55,7 @@ class DnsDiscovery:
 
 
 async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
+    """Resolve a name to one endpoint for each of its addresses. Raises OSError."""
     results = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = {
         f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"

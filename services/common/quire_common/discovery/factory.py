@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def make_discovery(spec: str, static: Static) -> Discovery:
-    """`static` or `dns`, whose entries are those of `static` by service, or a Redis URL. Raises ConfigError."""
+    """Make what `spec` names: `static` or `dns`, with the entries of `static` by service, or a Redis URL. Raises
+    ConfigError."""
     make = _KINDS.get(spec.partition(":")[0])
     if make is None:
         raise ConfigError(

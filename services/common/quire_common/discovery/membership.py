@@ -29,7 +29,8 @@ class Membership:
         self._hold_until = float("inf")
 
     def update(self, found: Mapping[str, Endpoint], life: str | None, now_s: float) -> None:
-        """The source's answer; another `life` means that it has lost its memory since."""
+        """Take the source's answer. Instances that it does not name are dropped, but not until `hold_s` after an
+        outage, or after `life` has changed, which means that the source has lost its memory."""
         if self._hold_until == float("inf") or (self._life is not None and life != self._life):
             self._hold_until = now_s + self._hold_s
         self._life = life if life is not None else self._life
@@ -39,7 +40,7 @@ class Membership:
             self._known = dict(found)
 
     def news(self) -> list[Endpoint] | None:
-        """The list, sorted by instance, if it differs from the one given last."""
+        """Return all endpoints, sorted by instance, if they differ from those returned last; else None."""
         current = [self._known[name] for name in sorted(self._known)]
         if current == self._shown:
             return None

@@ -53,7 +53,7 @@ class RedisSettings:
 
     @classmethod
     def parse(cls, spec: str) -> RedisSettings:
-        """Take our own options out of the URL; raises ConfigError."""
+        """Parse the URL of --discovery, and take our own options out of it. Raises ConfigError."""
         parts = urlsplit(spec)
         options = dict(parse_qsl(parts.query))
         try:
@@ -89,7 +89,8 @@ class RedisDiscovery:
         )
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Polls; yields at changes alone."""
+        """Poll Redis, and yield the service's instances at first and at every change. While Redis is away the last list
+        stays."""
         membership = Membership(self._settings.ttl_s)
         backoff = _Backoff(max(self._settings.poll_s, _FIRST_RETRY_S))
         while not self._closing.done:
@@ -116,7 +117,8 @@ class RedisDiscovery:
             await self._closing.pause(pause_s)
 
     async def register(self, endpoint: Endpoint) -> None:
-        """Write the key once, then keep it alive."""
+        """Write the endpoint's key once, in place of an earlier one, then keep it alive by heartbeats. If Redis is
+        away, the heartbeats go on trying."""
         before = self._heartbeats.pop(_key(endpoint), None)
         if before is not None:
             await _cancel(before[1])
@@ -126,7 +128,8 @@ class RedisDiscovery:
         self._heartbeats[_key(endpoint)] = (endpoint, task)
 
     async def close(self) -> None:
-        """Withdraw at once, so that peers need not wait for the time to live."""
+        """End the watchers and the heartbeats, and delete the keys, so that peers need not wait for the time to
+        live."""
         self._closing.set()
         beats, self._heartbeats = list(self._heartbeats.values()), {}
         for endpoint, task in beats:
@@ -138,6 +141,8 @@ class RedisDiscovery:
         await self._redis.aclose()
 
     async def _read(self, service: str) -> tuple[dict[str, Endpoint], str | None]:
+        """Read the service's instances, and the value that changes when Redis loses its memory. Instances whose key has
+        expired are removed from the index; unreadable ones are logged and skipped."""
         instances = sorted(await self._redis.smembers(_index(service)))
         keys = [f"quire:endpoint:{service}:{instance}" for instance in instances]
         life, *values = await self._redis.mget([LIFE_KEY, *keys])
@@ -160,6 +165,8 @@ class RedisDiscovery:
             raise_if_cancelled()
 
     async def _beat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
+        """Write the endpoint's key with its time to live. A failure is counted, and logged if it is the first in a row,
+        but not raised."""
         value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})
         try:
             async with self._redis.pipeline(transaction=True) as pipe:

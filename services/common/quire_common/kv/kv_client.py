@@ -94,7 +94,8 @@ class KvClient:
         direct: bool = False,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """The longest stored prefix of the run; `direct`: with the access that `attach` gives."""
+        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. `direct`: the
+        result has the access that `attach` gives. Raises QuireError."""
         request = _lookup_request(run, lease_ms, pin, context)
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
@@ -117,7 +118,8 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> Generator[tuple[int, bytes], None, None]:
-        """Index and framed bytes of each page asked for, all of the lease by default, as they arrive."""
+        """Yield index and framed bytes, unchecked, of each page asked for, all of the lease by default, as they arrive.
+        Raises QuireError. A reader that stops early ends the call."""
         if indices is not None and not len(indices):
             return
         request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
@@ -152,12 +154,10 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
-        """Put the run's pages that the store wants. `body(index)` is asked for these alone, in order; what it gave is
-        not looked at any more once it is asked again. `on_wanted` is told of them before. `body` may raise
-        TransferCancelled, which comes out here. `body` is called on a thread of gRPC's.
-
-        On any failure the put is released, so that the store need not wait for its lease to expire.
-        """
+        """Put the run's pages that the store wants, of which `on_wanted` is told first. `body(index)` gives the body of
+        one of these, in order, on a thread of gRPC's; it may be changed once `body` is called again. `body` may raise
+        TransferCancelled, which comes out here. After any failure the put is released, so that the store need not
+        wait."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -169,7 +169,8 @@ class KvClient:
     def begin_put(
         self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
     ) -> StartedPut:
-        """The first phase of a put. To be followed by `committing`, where anything is wanted."""
+        """Ask which of the run's pages the store wants, and get a lease to put them under. To be followed by
+        `committing`, where anything is wanted."""
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
@@ -180,8 +181,8 @@ class KvClient:
     def committing(
         self, begun: StartedPut, context: common_pb2.RequestContext | None = None
     ) -> Iterator[list[PutOutcome]]:
-        """Around the sending of a put's pages: commits them, or releases the put where sending fails. The outcome is in
-        the list afterwards."""
+        """Context in which the caller sends a put's pages. At its end they are committed, and the outcome is in the
+        list; if it raises, the put is released."""
         outcome: list[PutOutcome] = []
         lease = begun.access.lease
         try:
@@ -203,7 +204,8 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> None:
-        """Pages of a put, over gRPC; for `body` see `put_pages`."""
+        """Send pages of a put over gRPC; for `body` see `put_pages`. Raises QuireError, or the TransferCancelled that
+        `body` raised."""
         abandoned = list[TransferCancelled]()
         frames = _frames(lease, run, dtype, indices, body, abandoned)
         self._call(self._stub.Put, frames, context, timeout_s)
@@ -233,6 +235,7 @@ class KvClient:
         context: common_pb2.RequestContext | None,
         timeout_s: float | None = None,
     ) -> T:
+        """Call the method within the request's trace and time limit. Raises QuireError in place of gRPC's errors."""
         try:
             with continued(context):
                 return method(request, timeout=timeout_s or self._timeout_s)
@@ -255,7 +258,8 @@ class AioKvClient:
         pin: bool = True,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """The longest stored prefix of the run."""
+        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. Raises
+        QuireError."""
         try:
             with continued(context):
                 request = _lookup_request(run, lease_ms, pin, context)
@@ -291,6 +295,7 @@ def _access(
     lease: bytes,
     response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
 ) -> LeaseAccess:
+    """Take the lease's access from a response."""
     generations = () if isinstance(response, kvstore_pb2.BeginPutResponse) else tuple(response.generations)
     return LeaseAccess(
         lease, response.lease_key, response.arena, response.data_port, tuple(response.offsets), generations
@@ -298,6 +303,7 @@ def _access(
 
 
 def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
+    """Decode the answer to a lookup."""
     return Lookup(
         response.pages,
         response.lease,
@@ -317,8 +323,8 @@ def _frames(
     body: Callable[[int], PageBytes],
     abandoned: list[TransferCancelled],
 ) -> Iterator[kvstore_pb2.PutFrame]:
-    """Each page's header with the start of its body, then the rest, 1 MiB at a time. An TransferCancelled is noted:
-    raised here it would be gRPC's to log, as a failure with its traceback."""
+    """Yield frames of the wanted pages: each page's header with the start of its body, then the rest, 1 MiB at a time.
+    A TransferCancelled ends them and is noted in `abandoned`: if raised here, gRPC would log it as a failure."""
     for index in wanted:
         try:
             view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on

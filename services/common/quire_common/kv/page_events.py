@@ -20,7 +20,7 @@ _Page = tuple[bytes, int, bytes]
 
 
 def joined(changes: Iterable[pb.PageEvents], most_pages: int = FRAME_PAGES) -> Iterator[pb.PageEvents]:
-    """Consecutive changes of one epoch as fewer frames. A change of more than `most_pages` stays whole."""
+    """Join consecutive changes of one epoch into frames of at most `most_pages` pages. A larger change stays whole."""
     frame, pages, stored, removed = pb.PageEvents(), 0, set[_Page](), set[_Page]()
     for change in changes:
         new_stored, new_removed, more = set(_stored(change)), set(_removed(change)), count_pages(change)
@@ -46,6 +46,7 @@ def count_pages(frame: pb.PageEvents) -> int:
 
 
 def _add(frame: pb.PageEvents, change: pb.PageEvents) -> None:
+    """Append a change to the frame; a chain that continues the frame's last one extends it."""
     frame.first_sequence = frame.first_sequence or frame.sequence
     frame.sequence = change.sequence
     for chain in change.stored:
@@ -64,6 +65,7 @@ def _pool(chain: pb.StoredPages) -> tuple[bytes, int, str]:
 
 
 def _stored(change: pb.PageEvents) -> Iterator[_Page]:
+    """Yield each page that the change stores, as namespace, group and hash, and once more by its hash alone."""
     # Whoever removes by hash alone has one namespace and one group.
     for chain in change.stored:
         for digest in chain.hashes:
@@ -72,6 +74,8 @@ def _stored(change: pb.PageEvents) -> Iterator[_Page]:
 
 
 def _removed(change: pb.PageEvents) -> Iterator[_Page]:
+    """Yield each page that the change removes, as namespace, group and hash; by its hash alone where no more is
+    said."""
     for digest in change.removed:
         yield b"", 0, digest
     for gone in change.removed_pages:

@@ -104,7 +104,7 @@ class DataConnection:
         return bool(self._poll.poll(timeout_s * 1000))
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
-        """One frame; `head.length` is the payload's."""
+        """Send one frame, with tags made by the lease's key; `head.length` is the payload's."""
         number = 2 * self._sent
         self._sent += 1
         payload_tag = seals.outgoing.tag(number + 1, payload) if head.length else _NO_TAG
@@ -113,7 +113,8 @@ class DataConnection:
         self._send([framed, payload] if head.length else [framed], fds)
 
     def receive(self) -> ReceivedFrame | None:
-        """The next head, not yet genuine; None where the peer has ended between frames. `verify_head` before use."""
+        """Receive the next frame's head, and its descriptors; it is not genuine before `verify_head`. None where the
+        peer has ended between frames."""
         fds: list[int] = []
         data = self._head(fds)
         if not data:
@@ -151,6 +152,8 @@ class DataConnection:
         self.sock.close()
 
     def _head(self, fds: list[int]) -> bytes:
+        """Receive a head with its tags; on a Unix socket, its descriptor goes to `fds`. Empty where the peer has
+        ended."""
         if not self.local:
             return self._exactly(FRAME_BYTES, may_end=True)
         # A descriptor comes with the first byte. More than one per frame are cut off, and closed, by the kernel.
@@ -176,6 +179,8 @@ class DataConnection:
         return bytes(data)
 
     def _fill(self, into: memoryview, *, may_end: bool = False) -> bool:
+        """Receive as many bytes as `into` has. Returns False where the peer has ended before the first, if it `may_end`
+        there; otherwise raises DataConnectionError."""
         try:
             got = self.sock.recv_into(into, len(into), self._await(len(into)))
         except OSError as error:
@@ -188,7 +193,7 @@ class DataConnection:
         raise DataConnectionError("slow" if got else "ended", f"{got} of {len(into)} bytes came")
 
     def _await(self, size: int) -> int:
-        """Sleep until so much is there, where that is many packets; returns the flags to receive it with."""
+        """Wait until `size` bytes are there, if that is many packets. Returns the flags to receive them with."""
         if self.local or not _MANY_PACKETS_BYTES <= size <= BODY_BYTES:
             return socket.MSG_WAITALL
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
@@ -197,6 +202,8 @@ class DataConnection:
         return socket.MSG_WAITALL if came else socket.MSG_DONTWAIT
 
     def _send(self, parts: Sequence[memoryview | bytes], fds: Sequence[int] = ()) -> None:
+        """Send all parts, with the descriptors at the first byte. Raises DataConnectionError where the peer has gone,
+        or does not read in time."""
         deadline = time.monotonic() + self._timeout_s
         left = [memoryview(part) for part in parts]
         try:

@@ -108,14 +108,14 @@ class Head:
     page_header: bytes = _NO_HEADER
 
     def pack(self) -> bytes:
-        """The bytes."""
+        """Encode the head."""
         return _HEAD.pack(
             self.kind, _LAST * self.last, 0, self.page, self.offset, self.length, 0, self.handle, self.page_header
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Head:
-        """The inverse; raises DataConnectionError."""
+        """Decode a head. Raises DataConnectionError for what is none, and for too large a payload."""
         kind, flags, zero, page, offset, length, zeros, handle, page_header = _HEAD.unpack(data)
         if zero or zeros or flags & ~_LAST or kind not in _KINDS:
             raise DataConnectionError("garbage", f"no frame: kind {kind}, flags {flags}")
@@ -133,7 +133,7 @@ def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
-    """The inverse; raises DataConnectionError."""
+    """Decode a payload of SHOWN. Raises DataConnectionError."""
     if not payload or len(payload) % _PLACE.size:
         raise DataConnectionError("garbage", f"{len(payload)} bytes are no places of pages")
     return list(_PLACE.iter_unpack(payload))
@@ -145,7 +145,7 @@ def pack_hello(nonce: bytes) -> bytes:
 
 
 def unpack_hello(data: bytes) -> bytes:
-    """The store's nonce; raises DataConnectionError."""
+    """Return the nonce of the store's first bytes. Raises DataConnectionError where they are none of a data port's."""
     magic, version, zero, nonce = _HELLO.unpack(data)
     if (magic, version, zero) != (_MAGIC, VERSION, 0):
         raise DataConnectionError("garbage", "not a data port of version 1")

@@ -53,12 +53,12 @@ class Seals:
 
     @classmethod
     def of_server(cls, lease_key: bytes, server_nonce: bytes, client_nonce: bytes) -> Seals:
-        """The store's."""
+        """Make the seals of the store's end."""
         to_store, from_store = connection_keys(lease_key, server_nonce, client_nonce)
         return cls(Seal(from_store), Seal(to_store))
 
     @classmethod
     def of_client(cls, lease_key: bytes, server_nonce: bytes, client_nonce: bytes) -> Seals:
-        """The transfer agent's."""
+        """Make the seals of the transfer agent's end."""
         to_store, from_store = connection_keys(lease_key, server_nonce, client_nonce)
         return cls(Seal(to_store), Seal(from_store))

@@ -39,7 +39,8 @@ class ServedSession(ABC, Generic[L]):
         """What answers which requests. Handlers may raise QuireError, which is a refusal, and DataConnectionError."""
 
     def run(self) -> None:
-        """Until the peer ends, or does what it must not."""
+        """Serve requests until the peer ends, is idle for too long or does what it must not; then close the connection.
+        Runs in the session's own thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():
@@ -81,7 +82,7 @@ class ServedSession(ABC, Generic[L]):
         self._connection.send(Head(FrameKind.END, head.handle, page), seals)
 
     def _serve_next(self) -> bool:
-        """One request; whether the connection goes on."""
+        """Wait for one request and answer it. Returns whether the connection goes on."""
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):
             return False
@@ -95,6 +96,8 @@ class ServedSession(ABC, Generic[L]):
             frame.close_fds()
 
     def _answer(self, frame: ReceivedFrame) -> bool:
+        """Verify a request and have its handler answer it; a QuireError is sent as a refusal. Returns whether the
+        connection goes on. Raises DataConnectionError for what is not genuine."""
         try:
             seals, lease = self._admit(frame)
         except QuireError as error:

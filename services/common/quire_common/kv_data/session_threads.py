@@ -36,8 +36,9 @@ class SessionThreads:
         return len(self._threads)
 
     def begin(self, session: ServedSession[Any], refused: Refused, on_end: Callable[[], None] = lambda: None) -> None:
-        """Serve it, if there is room and a thread for it. `refused` hears `too_many`, also where another session makes
-        room, or `no_thread`. `on_end` is called once, whatever comes of it."""
+        """Serve the session by a thread of its own. If too many are served, the one that has waited longest without a
+        key is ended, or else this one is refused. `refused` hears `too_many` in both cases, or `no_thread`. `on_end` is
+        called once, in any case."""
         thread = threading.Thread(target=self._run, args=(session, on_end), name=self._name, daemon=True)
         with self._changed:
             is_full = len(self._threads) >= self._most
@@ -62,14 +63,14 @@ class SessionThreads:
             on_end()
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Until no session is at work, or for `timeout_s`."""
+        """Wait until no session is at work, or for `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while any(session.busy for session in self._threads) and time.monotonic() < deadline:
                 self._changed.wait(_LOOK_S)
 
     def close(self, join_s: float) -> None:
-        """End all sessions, waiting so long for each."""
+        """End all sessions, and wait up to `join_s` for each."""
         with self._changed:
             threads = dict(self._threads)
             for session in threads:
@@ -78,6 +79,8 @@ class SessionThreads:
             thread.join(join_s)
 
     def _make_room(self) -> bool:
+        """Stop the session that has waited longest without showing a key; False if there is none. Called with the lock
+        held."""
         oldest = next((each for each in self._threads if not each.authenticated), None)
         if oldest is None:
             return False
@@ -86,6 +89,7 @@ class SessionThreads:
         return True
 
     def _run(self, session: ServedSession[Any], on_end: Callable[[], None]) -> None:
+        """Serve the session, then forget it and call `on_end`. What breaks it is logged."""
         try:
             with contextlib.suppress(OSError):  # it was stopped before it began
                 session.run()

@@ -31,7 +31,7 @@ class AioHealth(health.aio.HealthServicer):  # type: ignore[misc]  # grpc publis
         await self._tell()
 
     def set_serving(self, up: bool) -> None:
-        """What the service thinks of itself; told from now on, or once it is ready."""
+        """Note whether the service still serves. Peers are told at once, or when it is ready."""
         if up == self._up:
             return
         self._up = up

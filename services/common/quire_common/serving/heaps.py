@@ -16,8 +16,8 @@ _M_ARENA_MAX: Final = -8
 
 
 def bound_heaps() -> bool:
-    """Bound them by MOST_HEAPS, before threads have begun; whether it was done. MALLOC_ARENA_MAX of the environment
-    says otherwise, and other C libraries have nothing of the kind."""
+    """Limit the C library to MOST_HEAPS heaps; to be called before threads have begun. Returns whether it was done: not
+    where MALLOC_ARENA_MAX is set, nor by C libraries that have no such limit."""
     if "MALLOC_ARENA_MAX" in os.environ:
         return False
     try:

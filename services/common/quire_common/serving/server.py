@@ -111,10 +111,9 @@ class SyncService(Protocol):
 
 
 def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
-    """The body of every `__main__`: flags to config, then run; a bad flag is a typed error on one line.
-
-    With `--explain-config` nothing runs: every value and where it came from, as JSON.
-    """
+    """Make the config from flags and run the service: the body of every `__main__`. A bad flag is logged as a typed
+    error on one line. With `--explain-config` nothing runs: every value and where it came from is printed. Returns the
+    exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if _EXPLAIN in argv:
@@ -142,7 +141,7 @@ def run_aio(
 
 
 def public_server(limits: PortLimits | None, gate: CallGate) -> grpc.aio.Server:
-    """An asyncio server with the interceptors of all services; a None of `limits` is a port that only peers reach."""
+    """Make an asyncio server with the interceptors of all services. `limits` None: a port that only peers reach."""
     receive_timeout_s = limits.receive_timeout_s if limits else 0.0
     return grpc.aio.server(
         interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s), gate],
@@ -157,6 +156,8 @@ async def _serve_aio(
     metrics_port: bool,
     limits: PortLimits | None,
 ) -> int:
+    """Run the service from binding its port to its end, and return the exit code. It starts, is announced, and serves
+    until a signal or `BoundServer.fail`; then it drains, but not after a failure, and is closed."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     loop, stopped, failures = asyncio.get_running_loop(), asyncio.Event(), list[QuireError]()
@@ -217,7 +218,8 @@ async def _serve_aio(
 
 
 def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
-    """Run a threaded service until a signal; returns the exit code."""
+    """Run a threaded service until a signal or `BoundServer.fail`; returns the exit code. `max_workers` threads answer
+    calls; calls beyond a multiple of that are refused."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     stopped, failures = threading.Event(), list[QuireError]()
@@ -283,6 +285,7 @@ def _start_sync(
     checker: health.HealthServicer,
     names: Sequence[str],
 ) -> None:
+    """Start the service, and then report it as SERVING. Runs in a thread; an error goes to `fail`."""
     try:
         service.start()
     except Exception as error:
@@ -300,6 +303,8 @@ def _start_sync(
 def _bind(
     server: grpc.aio.Server | grpc.Server, config: ServiceConfig, name: str, fail: Callable[[QuireError], None]
 ) -> BoundServer:
+    """Bind the address of --listen, and return what the service may know of it. Raises ConfigError where the port is
+    taken."""
     host, _ = split_address(config.listen, "--listen")
     credentials = server_credentials(config)
     try:
@@ -323,7 +328,8 @@ def _bind(
 
 
 async def _announce(config: ServiceConfig, name: str, bound: BoundServer) -> Discovery | None:
-    """Make the service findable, where discovery is a registry. Withdrawn first thing at the stop."""
+    """Register the service where discovery is a registry; closing the result withdraws it. None where discovery needs
+    no registration. Raises ConfigError."""
     if config.discovery in _PASSIVE:
         return None
     address = config.advertise or bound.address
@@ -350,6 +356,7 @@ def _service_name(config: ServiceConfig) -> str:
 
 
 def _exit_code(failures: Sequence[QuireError]) -> int:
+    """Return 0 where nothing failed; else log the first failure and return EXIT_START_FAILED."""
     if not failures:
         log.info("stopped")
         return 0
@@ -358,7 +365,8 @@ def _exit_code(failures: Sequence[QuireError]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process under a start that goes on: where the interpreter ends first, native code of it calls abort."""
+    """End the process at once, though a start goes on in a thread: if the interpreter ended first, native code of the
+    start would call abort."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

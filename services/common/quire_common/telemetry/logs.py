@@ -127,7 +127,8 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level and identity first, then ids, then the event's own fields."""
+        """Return the JSON line: time, level and identity first, then ids, then the event's own fields, secrets
+        masked."""
         line: dict[str, Any] = {
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),
@@ -151,7 +152,7 @@ class PrettyFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Clock, level, service, message, fields."""
+        """Return the line: clock, level, service, message, fields, with a traceback if there is one."""
         start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"
@@ -166,6 +167,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _ids() -> dict[str, str]:
+    """Return the request, trace and span ids of this context, as far as there are any."""
     ids = {"request_id": request} if (request := request_id.get()) else {}
     span = trace.get_current_span().get_span_context()
     if span.is_valid:

@@ -44,7 +44,7 @@ def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
 def histogram(
     name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
 ) -> Histogram:
-    """A distribution; the unit is in the name."""
+    """Return the metric of this name, a distribution, made at its first use. The unit is in the name."""
     return _metric(
         Histogram, name, labels, lambda: Histogram(name, help_text, labels, buckets=buckets, registry=registry)
     )
@@ -83,6 +83,8 @@ def serve_metrics(address: str) -> MetricsServer:
 
 
 def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:
+    """Return the metric of this name, which is made at first. Raises ValueError for a name without `quire_`, or one
+    that exists with another type or other labels."""
     if not name.startswith("quire_"):
         raise ValueError(f"metric {name!r} does not start with quire_")
     with _lock:

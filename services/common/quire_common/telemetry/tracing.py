@@ -98,7 +98,7 @@ def start_span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
-    """A span that the caller ends, without making it the current one. `parent` None: the current span."""
+    """Start a span that the caller ends, without making it the current one. `parent` None: the current span."""
     if _provider is None:
         return trace.INVALID_SPAN
     return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
@@ -112,7 +112,7 @@ def span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
-    """The current span for the block's duration; an exception marks it and passes through."""
+    """Context: a span that is the current one for the block's duration. An exception marks it and passes through."""
     if _provider is None:
         yield trace.INVALID_SPAN
         return
@@ -138,7 +138,8 @@ def record_span(
     *,
     error_type: str = "",
 ) -> None:
-    """Write down work of a multiplexed stream that has ended. Times are `time.time_ns()`."""
+    """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. Nothing
+    without tracing."""
     if _provider is None:
         return
     ended = _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, start_time=start_ns)
@@ -175,7 +176,7 @@ def extract(context: common_pb2.RequestContext) -> Context:
 
 @contextlib.contextmanager
 def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
-    """Work done for a request by a thread or task that serves many: calls within carry its id and trace."""
+    """Context for work done for a request by a thread or task that serves many: calls within carry its id and trace."""
     if context is None:
         yield
         return
@@ -189,7 +190,7 @@ def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
 
 
 def inject_headers(parent: Span | None = None) -> dict[str, str]:
-    """The W3C headers of the current span (or `parent`); empty without tracing."""
+    """Return the W3C headers of the current span (or `parent`); empty without tracing."""
     headers: dict[str, str] = {}
     if _provider is not None:
         _PROPAGATOR.inject(headers, None if parent is None else context_of(parent))
@@ -204,6 +205,7 @@ def extract_headers(headers: Mapping[str, str]) -> Context:
 
 
 def _otlp_processor(endpoint: str) -> SpanProcessor:
+    """Make the processor that sends spans to the endpoint in batches."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

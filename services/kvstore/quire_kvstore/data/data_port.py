@@ -68,7 +68,7 @@ class DataPort:
         self._sessions.wait_idle(timeout_s)
 
     def close(self) -> None:
-        """End all connections."""
+        """Stop accepting, and end all connections."""
         os.eventfd_write(self._stop, 1)
         if self._thread.ident is not None:
             self._thread.join()
@@ -81,6 +81,7 @@ class DataPort:
         return len(self._sessions)
 
     def _accept(self) -> None:
+        """Accept connections, and serve each by a thread of its own, until `close`. Runs in the port's thread."""
         poll = select.poll()
         for fd in (self._stop, *self._listeners):
             poll.register(fd, select.POLLIN)
@@ -105,6 +106,7 @@ class DataPort:
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:
+    """Open the data port's listening socket. Raises ConfigError where the port cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

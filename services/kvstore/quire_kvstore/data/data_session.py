@@ -60,7 +60,9 @@ class DataSession(ServedSession[bytes]):
             self._client_memory.close()
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, bytes]:
-        """Also of a lease that has ended, where it was known here before: the store refuses it by name."""
+        """Find the lease that the frame's handle names, and verify the frame by the lease's key. Returns its seals and
+        its name; an empty name for a lease that was used here and has ended, which the store refuses. Raises
+        DataConnectionError."""
         handle = frame.head.handle
         found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
@@ -76,6 +78,8 @@ class DataSession(ServedSession[bytes]):
         return seals, b"" if found is None else found[0]
 
     def _get(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        """Send the pages of the lease that the frame asks for, in parts, then an end frame. Raises DataConnectionError
+        where the peer is too slow in taking them."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
@@ -94,7 +98,8 @@ class DataSession(ServedSession[bytes]):
         self._end(frame.head, seals, len(indices))
 
     def _put(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Where a part of a page is refused, the others are received in vain, and the last one is told."""
+        """Receive one part of a page into the store, and confirm the page after its last part. Once a part is refused,
+        the rest of the page is received and dropped, and the error is raised at the last part."""
         head, first = frame.head, frame.head.offset == 0
         prefix = HEADER_BYTES if first else 0
         if first:
@@ -120,6 +125,8 @@ class DataSession(ServedSession[bytes]):
         self._end(frame.head, seals, int(self._store.verify_page(lease, index)))
 
     def _send_arena_fd(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        """Send a descriptor of the arena to a client of this host, which reads pages there. Raises Unsupported where
+        the arena cannot be sealed."""
         self._store.readable_indices(lease, ())
         fd = self._store.shareable_fd()
         if fd is None:
@@ -127,6 +134,7 @@ class DataSession(ServedSession[bytes]):
         self._connection.send(Head(FrameKind.END, frame.head.handle), seals, fds=[fd])
 
     def _attach_memory(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        """Map the memory that the client lends, in place of any that it lent before, and confirm that."""
         if len(frame.fds) != 1:
             raise DataConnectionError("garbage", "nothing was lent")
         if self._client_memory is not None:
@@ -135,6 +143,8 @@ class DataSession(ServedSession[bytes]):
         self._end(frame.head, seals, 0)
 
     def _copy_from_client(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        """Copy a page from the memory that the client lends into the store, and confirm it. Raises DataConnectionError
+        where no memory was lent."""
         head, client_memory = frame.head, self._client_memory
         if client_memory is None:
             raise DataConnectionError("garbage", "a page of no memory")

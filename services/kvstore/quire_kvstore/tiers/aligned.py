@@ -30,7 +30,7 @@ def is_aligned(view: memoryview) -> bool:
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """A copy, without the interpreter's lock where it takes a while."""
+    """Copy the bytes, without the interpreter's lock where there are many."""
     if len(source) < _MIN_WITHOUT_GIL_BYTES:
         target[:] = source
     else:
@@ -45,7 +45,8 @@ class AlignedBuffers:
 
     @contextlib.contextmanager
     def borrow(self, size: int) -> Iterator[memoryview]:
-        """So many bytes, of whatever content. Not to be borrowed twice at once by one thread."""
+        """Context: `size` bytes of this thread's aligned memory, of any content. Not to be borrowed twice at once by
+        one thread."""
         block: mmap.mmap | None = getattr(self._local, "block", None)
         if block is None or len(block) < size:
             block = self._local.block = mmap.mmap(-1, max(size, BLOCK_BYTES))
@@ -54,7 +55,7 @@ class AlignedBuffers:
 
 
 def skip_bytes(parts: list[memoryview], done: int) -> list[memoryview]:
-    """What follows the first `done` bytes of several pieces of memory in a row."""
+    """Return the pieces of memory without the first `done` bytes of them all in a row."""
     rest: list[memoryview] = []
     for part in parts:
         if done < len(part):

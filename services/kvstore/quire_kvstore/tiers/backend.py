@@ -111,9 +111,9 @@ class TierBackend(Protocol):
         """Called several times a second: time to try again what failed."""
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Ask for each job's `place` by the framed page's size, which may be refused: nobody wants it any more, or
-        there is no room. Fill it, and deliver what has come of it, or None. What is delivered has not been checked; a
-        job that was not found may be delivered without a place."""
+        """Ask `allocate_buffer` for memory of each framed page's size, which may be refused: that job is over. Fill it,
+        and `deliver` what has come, unchecked, or None. A page that is not found may be delivered as None without
+        asking."""
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """Keep these framed pages; returns how many were kept, or were there already."""

@@ -89,7 +89,8 @@ class DiskBackend:
         self._index.refresh(keys)
 
     def open(self) -> None:
-        """Claim the folder, and find the pages that are there."""
+        """Claim the folder, and index the pages that are there; those beyond the capacity are removed. A failure is
+        counted and tried again later. Nothing where the disk is open, or it is too early to try."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -128,6 +129,8 @@ class DiskBackend:
         self.open()
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
+        """Read the file of each page into the buffer that the job is given, and deliver it, or None where it cannot be
+        read."""
         for job in jobs:
             size = self._index.size(job.key)
             if size is None:  # it has gone meanwhile
@@ -163,6 +166,8 @@ class DiskBackend:
         assert not missing, "a page of the index has no file"
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
+        """Write one page, evicting others to make room. Returns whether it is kept, or was there already. After a
+        failed write the disk is left alone for a while; if it is full, a few old pages are removed too."""
         if job.key in self._index:
             return True
         if not self._is_open or not self._write_breaker.try_now():
@@ -190,6 +195,7 @@ class DiskBackend:
         return True
 
     def _remove_evicted(self, victims: Sequence[PageKey]) -> None:
+        """Remove the files of evicted pages, count the pages and report that they are gone."""
         if victims:
             self._remove(victims)
             self._index.finish_removal(victims)
@@ -197,6 +203,7 @@ class DiskBackend:
             self._on_pages_removed(victims)
 
     def _remove(self, keys: Sequence[PageKey]) -> None:
+        """Remove the files of these pages; errors are counted and logged."""
         for key in keys:
             try:
                 self._files.remove(key)
@@ -205,7 +212,7 @@ class DiskBackend:
                 log.warning("a page's file cannot be removed", path=self._path, reason=str(error))
 
     def _on_read_error(self, key: PageKey, error: OSError) -> None:
-        """A page cannot be read: now, or, where it is lost, ever."""
+        """Count and log a failed read. A page whose file is lost, or cannot be read ever, is discarded."""
         if error.errno != errno.ENOENT:
             self.counts.add(errors=1)
             log.warning("a page cannot be read", path=self._path, reason=str(error))

@@ -72,7 +72,8 @@ class DiskFiles:
         return self._direct
 
     def open(self) -> None:
-        """Make the folder and claim it for this process; BlockingIOError where another one has it."""
+        """Make the folder if need be, and lock it for this process. Raises BlockingIOError where another process has
+        it."""
         with contextlib.suppress(FileExistsError):
             self._root.mkdir(mode=0o700, parents=True)
         fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
@@ -90,7 +91,7 @@ class DiskFiles:
             self._lock_fd = -1
 
     def require_free(self, size: int) -> None:
-        """Raises the OSError of a full disk where it has less."""
+        """Raise the OSError of a full disk where fewer than `size` bytes are free."""
         try:
             status = os.statvfs(self._root)
         except FileNotFoundError:
@@ -118,8 +119,8 @@ class DiskFiles:
         self.path(key).unlink(missing_ok=True)
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
-        """All pages, by their headers, the one used last at the end. What a dead process left half done is removed, and
-        so is what is not a page of its name and length. Bodies are not read."""
+        """Return all pages by their headers, the one used last at the end; bodies are not read. Temporary files, and
+        files of ours that are no page of their name and length, are removed. Counts go to `figures`."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -139,6 +140,8 @@ class DiskFiles:
         return found
 
     def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
+        """Write the page to a temporary file with `stamp_ns` as its time, then rename it. On failure the temporary file
+        is removed."""
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
         zero_copy = self._zero_copy_bytes(framed)
@@ -160,6 +163,8 @@ class DiskFiles:
                 raise
 
     def _read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
+        """Read the page's file into `into`, and set the file's time to `stamp_ns`. Returns how many bytes came; 0 where
+        the file has another length."""
         fd = self._open(self.path(key), os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != whole_blocks(len(into)):
@@ -176,6 +181,8 @@ class DiskFiles:
             os.close(fd)
 
     def _read_header(self, entry: os.DirEntry[str]) -> FoundPage | None:
+        """Return the page that the file's header describes; None where it cannot be read, or the file's name or length
+        is another."""
         try:
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -191,7 +198,8 @@ class DiskFiles:
         return FoundPage(header.key, size, status.st_mtime_ns)
 
     def _open(self, path: Path, flags: int) -> int:
-        """A file descriptor, direct where possible; missing sub-folders are made for a file to be written."""
+        """Open a regular file, with O_DIRECT where possible, and return its descriptor. Missing folders are made for a
+        file to be written."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         for _ in range(3):
             direct = self._direct
@@ -218,8 +226,8 @@ class DiskFiles:
         return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._zero_copy_works and is_aligned(framed) else 0
 
     def _with_fallback(self, act: Callable[[], T]) -> T:
-        """Straight, or else through memory of our own, which is aligned for every disk. Several threads may find out at
-        once that straight does not work: each of them goes on the other way."""
+        """Run `act`, which transfers straight from or to the caller's memory. If the disk does not take that (EINVAL),
+        switch it off for all and run `act` again, through aligned memory. Threads may find out at the same time."""
         zero_copy = self._zero_copy_works
         try:
             return act()
@@ -230,6 +238,8 @@ class DiskFiles:
             return act()
 
     def _write_all(self, fd: int, zero_copy: memoryview, rest: memoryview) -> None:
+        """Write both parts to the file, in as many calls as it takes. O_DIRECT is switched off where the filesystem
+        refuses it at a write. Raises OSError for a write that is cut short."""
         parts = [zero_copy, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:
@@ -248,6 +258,7 @@ class DiskFiles:
 
 
 def _read_all(fd: int, parts: list[memoryview]) -> int:
+    """Fill the parts from the beginning of the file. Returns how many bytes came before the file ended."""
     got, size = 0, sum(map(len, parts))
     while got < size:
         count = os.preadv(fd, skip_bytes(parts, got), got)

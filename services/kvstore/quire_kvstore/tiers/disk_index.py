@@ -51,22 +51,22 @@ class DiskIndex:
             return list(self._policy)
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """Those of the keys that are here were used, in this order."""
+        """Mark the keys that are here as used, in this order."""
         with self._lock:
             for key in keys:
                 if key in self._sizes:
                     self._policy.use(key)
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """Those of the keys that are here go later than others, in this order, which is no use of them."""
+        """Move the keys that are here to the end of the order, without counting a use."""
         with self._lock:
             for key in keys:
                 if key in self._sizes:
                     self._policy.refresh(key)
 
     def begin_write(self, key: PageKey, size: int) -> list[PageKey] | None:
-        """Take room for a page; returns those that have to make it, which are to be removed and then `left`. None if
-        the page is here, on its way or too big."""
+        """Take room for a page that is about to be written. Returns the pages evicted for it: remove their files, then
+        call `finish_removal`. None if the page is here, is being written or removed, or is too big."""
         with self._lock:
             if key in self._sizes or key in self._being_written or key in self._being_removed:
                 return None
@@ -79,7 +79,7 @@ class DiskIndex:
             return victims
 
     def finish_write(self, key: PageKey, *, written: bool) -> None:
-        """What was announced is there, or is not."""
+        """End a `begin_write`: the page is there if `written`, else its room is free again."""
         with self._lock:
             size = self._being_written.pop(key)
             if written:
@@ -89,7 +89,8 @@ class DiskIndex:
                 self._used_bytes -= whole_blocks(size)
 
     def evict(self, room: int) -> list[PageKey]:
-        """Forget pages that take at least this room in all; they are to be removed and then `left`."""
+        """Evict pages that take at least this room in all. Remove the files of those returned, then call
+        `finish_removal`."""
         with self._lock:
             return self._evict(room)
 
@@ -99,7 +100,7 @@ class DiskIndex:
             self._being_removed.difference_update(keys)
 
     def forget(self, key: PageKey) -> bool:
-        """A page is not there any more; returns whether it was."""
+        """Remove a page that is not on the disk any more. Returns whether it was here."""
         with self._lock:
             size = self._sizes.pop(key, None)
             if size is None:
@@ -109,7 +110,7 @@ class DiskIndex:
             return True
 
     def check_integrity(self) -> None:
-        """Sizes add up, within the capacity, and the policy knows each page once."""
+        """Raise AssertionError unless sizes add up, within the capacity, and the policy knows each page once."""
         with self._lock:
             order = list(self._policy)
             assert len(order) == len(self._sizes) and set(order) == set(self._sizes)
@@ -117,6 +118,8 @@ class DiskIndex:
             assert not self._sizes.keys() & (self._being_written.keys() | self._being_removed)
 
     def _evict(self, room: int) -> list[PageKey]:
+        """Take pages out of the index until they make so much room, or none is left, and return them. They count as
+        being removed."""
         victims: list[PageKey] = []
         while room > 0:
             key = self._policy.evict()

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
-    """Raises ConfigError. Nothing is opened yet."""
+    """Make the configured tiers, without opening them. Raises ConfigError."""
     made = (make(config) for make in (_disk, _redis))
     return tuple(tier for tier in made if tier is not None)
 
 
 def _disk(config: KvstoreConfig) -> Tier | None:
+    """Make the disk tier; None where it is not configured."""
     if not config.disk_path or not config.disk_bytes:
         return None
     backend = DiskBackend(
@@ -34,6 +35,7 @@ def _disk(config: KvstoreConfig) -> Tier | None:
 
 
 def _redis(config: KvstoreConfig) -> Tier | None:
+    """Make the Redis tier; None where it is not configured."""
     if not config.redis_url:
         return None
     backend = RedisBackend(

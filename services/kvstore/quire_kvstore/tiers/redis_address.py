@@ -37,7 +37,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Raises ConfigError for what is none."""
+        """Parse a URL. Raises ConfigError where it is none of a Redis."""
         try:
             return _parse(url)
         except ValueError as error:
@@ -46,10 +46,8 @@ class RedisAddress:
             ) from error
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket with this time limit for each of its operations; raises OSError.
-
-        Where there is no TLS the kernel keeps the limit, so that an operation on a large value is one call to it.
-        """
+        """Return a connected socket with this time limit for each of its operations. Without TLS the kernel keeps the
+        limit, so that an operation on a large value is one call to it. Raises OSError."""
         connection = self._connect(timeout_s)
         try:
             if self.tls:
@@ -65,6 +63,7 @@ class RedisAddress:
         return connection
 
     def _connect(self, timeout_s: float) -> socket.socket:
+        """Open a TCP connection, or one to the Unix socket at `path`. Raises OSError."""
         if not self.path:
             connection = socket.create_connection((self.host, self.port), timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -80,6 +79,7 @@ class RedisAddress:
 
 
 def _parse(url: str) -> RedisAddress:
+    """Parse a URL. Raises ValueError that says what is wrong with it."""
     parts = urlsplit(url)
     options = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
     user, password = unquote(parts.username or ""), unquote(parts.password or "")

@@ -94,7 +94,8 @@ class RedisBackend:
         """The tier's maintenance thread connects."""
 
     def maintain(self) -> None:
-        """The probe of the half-open breaker, and what was left to be deleted while it was open."""
+        """Send the deletes that wait. While Redis counts as away, try to connect now and then; if that works, it is
+        back."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
         if self._breaker.closed or not self._breaker.try_now():
@@ -109,7 +110,8 @@ class RedisBackend:
             log.info("redis answers", redis=str(self._address))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Lengths first: what is not there ends its prefix before the pages after it are fetched."""
+        """Ask for the lengths of all values first, and deliver None for pages that are missing or have a wrong length;
+        the latter are deleted. Then fetch the others."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -125,7 +127,8 @@ class RedisBackend:
         self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """Pages that Redis has already, from any kvstore, get a new time to live."""
+        """Set the pages that Redis does not have. Those that it has, from any kvstore, get a new time to live. Returns
+        how many it has now."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
@@ -135,7 +138,7 @@ class RedisBackend:
         return kept + len(stored)
 
     def discard(self, key: PageKey) -> None:
-        """Not at once: answers to what was asked before may be under way."""
+        """Note a page to be deleted. Not at once: answers to what was asked before may be under way."""
         self._pending_deletes.append(key)
 
     def close(self) -> None:
@@ -149,6 +152,7 @@ class RedisBackend:
         assert len(self._connections) <= threading.active_count()
 
     def _flush_deletes(self) -> None:
+        """Delete the pages that `discard` has noted."""
         keys: list[Argument] = []
         with contextlib.suppress(IndexError):  # other threads take some too
             while True:
@@ -157,14 +161,16 @@ class RedisBackend:
             self._execute([(b"DEL", *keys)])
 
     def _length_commands(self, job: PageJob) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """_COMMANDS_PER_LENGTH commands: its length, and another life, since it is about to be read."""
+        """Return _COMMANDS_PER_LENGTH commands for a page that is about to be read: one asks its length, one prolongs
+        its life."""
         key = redis_key(job.key)
         return (b"STRLEN", key), (b"EXPIRE", key, self._ttl)
 
     def _fetch_values(
         self, found: Iterable[tuple[PageJob, int]], allocate_buffer: AllocateBuffer, deliver: Deliver
     ) -> None:
-        """Values of these sizes into their places. So much is asked for ahead that Redis never waits for us."""
+        """Fetch values of these sizes into the buffers that their jobs are given, and deliver them. Requests are sent
+        ahead, so that Redis never waits. If Redis is lost, the remaining jobs are delivered as None."""
         to_ask, asked_bytes = deque(found), 0
         asked: deque[tuple[PageJob, memoryview]] = deque()
         try:
@@ -197,7 +203,8 @@ class RedisBackend:
             raise
 
     def _execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
-        """The answers, errors of single commands among them; None for all where Redis is away."""
+        """Run the commands and return their answers, errors of single commands among them. If Redis is away or gets
+        lost, each answer is None."""
         if not commands or not self._breaker.closed:
             return [None] * len(commands)
         try:
@@ -215,7 +222,8 @@ class RedisBackend:
             log.warning("redis refuses", redis=str(self._address), reason=str(errors[0]), count=len(errors))
 
     def _connection(self) -> RedisConnection:
-        """The calling thread's connection; raises RedisConnectionLost."""
+        """Return the calling thread's connection; a new one if it has none, or one from before the last outage. Raises
+        RedisConnectionLost."""
         connection: RedisConnection | None = getattr(self._local, "connection", None)
         if connection is None or self._local.generation != self._generation:
             self._disconnect()

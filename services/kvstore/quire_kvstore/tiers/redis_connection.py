@@ -60,7 +60,7 @@ class RedisConnection:
         return [self.read_reply() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
-        """Send commands; as many answers are to be read. Raises RedisConnectionLost."""
+        """Send commands; the caller is to read as many answers. Raises RedisConnectionLost."""
         waiting = bytearray()
         try:
             for arguments in commands:
@@ -79,8 +79,8 @@ class RedisConnection:
             raise RedisConnectionLost(f"sending failed: {error}") from error
 
     def read_reply(self, into: memoryview | None = None) -> Reply:
-        """The next answer. A value goes to `into`, if that is given and exactly of its size, and the answer is its
-        length; a value of another size is read past, and its length is the answer too. Raises RedisConnectionLost."""
+        """Read the next answer. With `into`, a value of exactly that size goes there, one of another size is read past,
+        and its length is returned. A command's error is returned as ErrorReply. Raises RedisConnectionLost."""
         self._deadline_s = time.monotonic() + self._timeout_s
         line = self._read_line()
         kind, rest = line[:1], line[1:]
@@ -115,6 +115,7 @@ class RedisConnection:
             self._socket.close()
 
     def _handshake(self, address: RedisAddress) -> None:
+        """Log in, select the database and ping. Raises RedisConnectionLost where Redis refuses."""
         commands: list[Sequence[Argument]] = []
         if address.password:
             user = [address.user.encode()] if address.user else []
@@ -140,6 +141,7 @@ class RedisConnection:
             self._receive()
 
     def _read_exactly(self, into: memoryview) -> None:
+        """Fill `into` with the next bytes, from the buffer and then from the socket. Raises RedisConnectionLost."""
         got = min(self._end - self._begin, len(into))
         into[:got] = self._buffer[self._begin : self._begin + got]
         self._begin += got
@@ -147,6 +149,7 @@ class RedisConnection:
             got += self._receive_into(into[got:], self._wait_all_flag)
 
     def _skip(self, count: int) -> None:
+        """Read past the next `count` bytes. Raises RedisConnectionLost."""
         while count:
             if self._begin == self._end:
                 self._receive()
@@ -161,7 +164,7 @@ class RedisConnection:
             raise RedisConnectionLost("a value is longer than it said")
 
     def _receive(self) -> None:
-        """More into the buffer."""
+        """Receive more bytes behind those in the buffer that were not read yet. Raises RedisConnectionLost."""
         left = self._end - self._begin
         if left and self._begin:
             self._buffer[:left] = bytes(self._buffer[self._begin : self._end])
@@ -169,6 +172,8 @@ class RedisConnection:
         self._end += self._receive_into(self._buffer[left:])
 
     def _receive_into(self, memory: memoryview, flags: int = 0) -> int:
+        """Receive bytes into the memory, and return how many. Raises RedisConnectionLost for an error, at the end of
+        the connection, or where the answer has taken too long."""
         try:
             count = self._socket.recv_into(memory, len(memory), flags)
         except OSError as error:

@@ -68,7 +68,7 @@ class TierCallbacks(Protocol):
         """The backend has read the page into its buffer, and the page is intact."""
 
     def on_page_missed(self, job: PageJob) -> None:
-        """It was not found here; its place, if it has one, is not used any more."""
+        """The page was not found in this tier. Its buffer, if it has one, is not used any more."""
 
     def borrow_page(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
         """The framed page, kept in memory meanwhile; None if it is not there any more."""
@@ -81,7 +81,7 @@ class TierCallbacks(Protocol):
 
 
 class Tier:
-    """`request`, `offer` and `touch` return at once; other methods are the owner's alone."""
+    """`request_reads`, `offer_pages` and `touch` return at once; other methods are the owner's alone."""
 
     def __init__(self, backend: TierBackend, settings: TierSettings) -> None:
         self.backend = backend
@@ -100,7 +100,7 @@ class Tier:
         self._threads: list[threading.Thread] = []
 
     def start(self, callbacks: TierCallbacks) -> None:
-        """Open the backend and begin."""
+        """Open the backend, and start the threads that read, write and maintain it."""
         self.backend.call_back(callbacks.on_pages_removed, callbacks.on_pages_found)
         self.backend.open()
         name, settings = self.backend.name, self._settings
@@ -120,7 +120,8 @@ class Tier:
         return self.backend.may_have(key)
 
     def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
-        """Read these, and answer by `TierCallbacks`; returns those for which there is no room."""
+        """Queue pages to be read; `TierCallbacks` tells how each read ends. Returns the jobs for which the queue has no
+        room."""
         with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
@@ -130,7 +131,8 @@ class Tier:
         return jobs[room:]
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
-        """Write these pages, a run from its head on, if they are still in memory when their turn comes."""
+        """Queue pages, a run from its head on, to be written if they are still in RAM then. Those for which the queue
+        has no room are dropped and counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
@@ -156,7 +158,8 @@ class Tier:
         self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads; False if one hangs in the backend, which is then left alone."""
+        """Stop the threads, drop what is queued and close the backend. Returns False if a thread hangs in the backend,
+        which is then left alone."""
         with self._lock:
             self._stopping = True
             self._reads.clear()
@@ -172,6 +175,7 @@ class Tier:
         return True
 
     def _read_loop(self, callbacks: TierCallbacks) -> None:
+        """Read what is queued, in batches, until the tier is closed. Writers are woken when no read is left."""
         while True:
             with self._lock:
                 self._to_read.wait_for(lambda: self._reads or self._stopping)
@@ -189,6 +193,8 @@ class Tier:
                         self._to_write.notify_all()
 
     def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
+        """Read a batch from the backend and check each page: intact ones go to `on_page_read`, the others to
+        `on_page_missed`. Damaged pages are removed from the backend. A job that gets no buffer is over."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
@@ -221,6 +227,8 @@ class Tier:
                 callbacks.on_page_missed(job)
 
     def _write_loop(self, callbacks: TierCallbacks) -> None:
+        """Write what is queued, in batches, until the tier is closed. A batch waits for reads to end, but not for
+        long."""
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
@@ -255,6 +263,8 @@ class Tier:
             return [run for run in dict.fromkeys(write.run for write in batch) if not run.unwritten]
 
     def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
+        """Write the batch's pages that are still in RAM. Those that the backend does not keep are counted as
+        dropped."""
         with contextlib.ExitStack() as borrowed:
             views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
             pages = [(job, framed) for job, framed in views if framed is not None]
@@ -263,6 +273,7 @@ class Tier:
             self.backend.counts.add(dropped=len(batch) - kept)
 
     def _intact(self, key: PageKey, framed: memoryview) -> bool:
+        """Whether a framed page is what its key says; if not, that is logged."""
         try:
             check_page(framed, key).release()
         except PageCorrupt as error:
@@ -271,6 +282,7 @@ class Tier:
         return True
 
     def _maintenance_loop(self, callbacks: TierCallbacks) -> None:
+        """Call the backend's `maintain` every `MAINTENANCE_S`, until the tier is closed."""
         while True:
             with self._lock:
                 if self._write_done.wait_for(lambda: self._stopping, MAINTENANCE_S):

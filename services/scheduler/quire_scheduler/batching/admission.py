@@ -36,7 +36,8 @@ class Admission:
         self._policy = policy
 
     def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
-        """Move requests on in the pending queue, then start those that have room; returns their Starts."""
+        """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free.
+        Returns their Starts for the next Grant; without `may_start` none is started."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -44,9 +45,11 @@ class Admission:
         if not may_start:
             return []
         self._replica.pulls.recall_set_aside()
-        return self._start(most, now)
+        return self._start_requests(most, now)
 
     def _most_started(self) -> int:
+        """Return how many sequences may hold a slot now: what the policy allows, given how many are about to end, but
+        no more than there are slots."""
         slots, policy, ending = self._replica.slots, self._policy, 0
         if slots.num_active:
             active = slots.active_slots()
@@ -55,7 +58,8 @@ class Admission:
         return min(policy.most_started(ending), slots.num_slots)
 
     def _make_ready(self, most: int, now: float) -> None:
-        """Move requests on from the queue policy, so far ahead as slots are free."""
+        """Take requests from the queue policy, as many as slots are free, and a few more where there is a kvstore. Each
+        is looked up in the kvstore, or made READY at once where a lookup is not wanted or would find nothing."""
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return
@@ -73,18 +77,21 @@ class Admission:
                     self._replica.stats.lookup_spared()
                 waiting.make_ready(request)
 
-    def _start(self, most: int, now: float) -> list[Start]:
+    def _start_requests(self, most: int, now: float) -> list[Start]:
+        """Start requests from the queue's head until slots, pages, or the bytes and control values of one Grant run
+        out. A head with a ticket takes pages to pull into instead, and one whose pages must be looked up goes back to
+        LOOKUP. Returns the Starts."""
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
             if request.state is State.READY and replica.pulls.has_pull(request):
-                if not self._pull(request, now):
+                if not self._begin_pull(request, now):
                     break
                 continue
             if slots.num_active >= most or not slots.num_free:
                 break
-            hit, ceiling = self._there(request), self._ceiling(request)
-            count = self._pages(request, hit, ceiling, now)
+            hit, ceiling = self._pages_at_hand(request), self._ceiling(request)
+            count = self._pages_to_start(request, hit, ceiling, now)
             if not count:
                 break
             if request.state is State.READY and replica.kv.must_ask(request, hit.pages):
@@ -97,37 +104,40 @@ class Admission:
             if starts and min(left_bytes, left_values) < 0:
                 # The head starts with the next Grant.
                 break
-            begin = self._take_over if request.state is State.PULLED else self._take
+            begin = self._take_pulled_pages if request.state is State.PULLED else self._take_pages
             waiting.pop_head()
             begin(request, hit, count)
-            starts.append(self._begin(request, ceiling, now))
+            starts.append(self._give_slot(request, ceiling, now))
         return starts
 
-    def _pull(self, request: Request, now: float) -> bool:
-        """The queue's head takes its pages, or lets others go on where there are too many that hold some; False
-        where it waits for them, and all others with it."""
+    def _begin_pull(self, request: Request, now: float) -> bool:
+        """Let the queue's head, which has a ticket, take its pages and begin to pull. It is set aside instead where
+        requests without a slot hold too many pages already. Returns False where pages are lacking: then the head and
+        all behind it wait."""
         replica = self._replica
         # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
         hit, pages = replica.cache.match(request).whole(), replica.pulls.pages_needed(request)
         if not replica.pulls.has_share(pages):
             replica.waiting.set_aside(request)
             return True
-        left = self._left(hit.pages, replica.pools.free_beside(hit.tables))
+        left = self._pages_left(hit.pages, replica.pools.free_beside(hit.tables))
         if pages > left:
-            self._stuck(pages - left, request, now)
+            self._note_stuck(pages - left, request, now)
             return False
         replica.pulls.take_pages(request, hit, now)
         replica.holdings.moved_on()
         return True
 
-    def _there(self, request: Request) -> Hit:
-        """What the request need not take: what is found on the device, or its own pages that were pulled."""
+    def _pages_at_hand(self, request: Request) -> Hit:
+        """Return the pages that the request need not take: those found on the device, or its own that were pulled."""
         if request.state is State.PULLED:
             return Hit(request.tables, len(request.tables[0]))
         return self._replica.cache.match(request)
 
-    def _pages(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
-        """Pages to start the request with, those that are there included; 0: not now."""
+    def _pages_to_start(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
+        """Return how many pages to start the request with, those of `hit` included: as many as its lead needs, or fewer
+        where pages are short, but enough for its known tokens. 0: it cannot start now. Tells `holdings` whether the
+        head is stuck."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
@@ -142,15 +152,16 @@ class Admission:
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
         held = hit.pages if request.state is State.PULLED else 0
-        left = max(self._left(hit.pages, pools.free_beside(hit.tables)), held)
+        left = max(self._pages_left(hit.pages, pools.free_beside(hit.tables)), held)
         if least <= left:
             replica.holdings.moved_on()
             return max(min(wanted, left), held)
-        self._stuck(least - left, request, now)
+        self._note_stuck(least - left, request, now)
         return 0
 
-    def _left(self, held: int, free: int) -> int:
-        """Pages that may be held by one that holds some already, while so many are free."""
+    def _pages_left(self, held: int, free: int) -> int:
+        """Return how many pages a request that holds `held` of them may have in all, while `free` are free. Pages that
+        running sequences need soon, and those of requests that are looked up again, are kept back."""
         replica, policy = self._replica, self._policy
         slots = replica.slots
         if not slots.num_active:
@@ -163,15 +174,17 @@ class Admission:
         asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.tokens_of_repeated_lookups())
         return held + free - int(missing.sum()) - asking
 
-    def _stuck(self, lacking: int, head: Request, now: float) -> None:
-        """The head lacks so many pages."""
+    def _note_stuck(self, lacking: int, head: Request, now: float) -> None:
+        """Note that the queue's head lacks `lacking` pages. Where no slot is held, `holdings` may then take pages back
+        from pulls and transfers."""
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
         else:
             self._replica.holdings.unstick(lacking, head, now)
 
-    def _take(self, request: Request, hit: Hit, count: int) -> None:
-        """Pages for the request: those found, and others, to be loaded or computed."""
+    def _take_pages(self, request: Request, hit: Hit, count: int) -> None:
+        """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. Begins to load what
+        the kvstore has of them, and tells the prefix cache."""
         replica = self._replica
         # Shared first, lest the others be made of them.
         replica.pools.share(request, hit.tables)
@@ -181,8 +194,9 @@ class Admission:
         cached = loaded * replica.page_size
         request.took_pages(hit.pages * replica.page_size, cached, cached)
 
-    def _take_over(self, request: Request, hit: Hit, count: int) -> None:
-        """The request has pages; what came into them, it need not compute."""
+    def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
+        """Give a PULLED request, which holds pages, more of them up to `count`. The tokens whose KV was pulled count as
+        cached."""
         replica, size = self._replica, self._replica.page_size
         replica.pools.give(request, count - hit.pages)
         local, came = replica.pulls.hand_over(request)
@@ -192,7 +206,9 @@ class Admission:
         request.took_pages(local * size, came, whole * size)
         replica.kv.offload.skip(request, whole)
 
-    def _begin(self, request: Request, ceiling: int, now: float) -> Start:
+    def _give_slot(self, request: Request, ceiling: int, now: float) -> Start:
+        """Give the request a slot and return its Start. At its first start its session is told that it is admitted; the
+        note carries a ticket if the request is to be prefilled alone."""
         replica = self._replica
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)
@@ -217,7 +233,7 @@ class Admission:
         )
 
     def _ceiling(self, request: Request) -> int:
-        """Positions that may ever be computed here: the last token's KV is never needed."""
+        """Return the number of positions that may ever be computed here. The KV of the last token is never needed."""
         if request.prefill_only:
             return request.known_len
         longest = request.prompt_len + request.sequence.stop.max_tokens

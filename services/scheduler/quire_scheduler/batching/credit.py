@@ -78,6 +78,8 @@ class Credit:
         self._lead.sent(seq)
 
     def reported(self, report: Report) -> None:
+        """Note which Grants the Report retires, measure the lead by it, and update the decaying means of steps and of
+        sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
         if steps := report.steps:

@@ -58,7 +58,8 @@ class GrantPolicy(Protocol):
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """The configured bounds of a step, as far as the worker has room for it. Asked once for each epoch."""
+    """Return the configured bounds of a step, cut to the worker's room, with a warning where they are cut. Without a
+    configured number of tokens it is the worker's room, or else a default for its device."""
     room = hello.max_step_tokens
     if 0 < room < config.max_num_batched_tokens:
         log.warning("steps are smaller than configured", configured=config.max_num_batched_tokens, room=room)

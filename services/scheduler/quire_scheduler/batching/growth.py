@@ -36,7 +36,7 @@ _NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
 
 
 class Growth:
-    """One Grant's growth at a time: `plan`, then `take`."""
+    """One Grant's growth at a time: `plan_growth`, then `take_growth`."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
@@ -50,8 +50,9 @@ class Growth:
         return bool(len(self._slot))
 
     def plan_growth(self, now: float) -> bool:
-        """Give pages to the slots that are near the end of theirs; False where there are too few for the lead: then
-        nothing may be started in this Grant."""
+        """Give pages to the slots that are near the end of theirs. Where pages are short, take spare slots back, give
+        each slot a shorter lead, then preempt the latest sequences. Returns False where pages are too few for the lead:
+        then nothing may start with this Grant."""
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
@@ -79,7 +80,7 @@ class Growth:
         return enough
 
     def take_growth(self) -> Grown:
-        """The planned columns, once."""
+        """Return the planned growth as columns, and clear the plan."""
         if not self:
             return _NOTHING
         slot, count, groups = self._slot.astype(np.int32), self._count, len(self._pages)
@@ -102,7 +103,8 @@ class Growth:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Hand pages out, lowest order key first; returns the slots for which none were left."""
+        """Allocate the `missing` pages of the active slots, those with the lowest order key first, and charge their
+        tenants. Returns the slots for which no pages were left."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]
@@ -120,7 +122,8 @@ class Growth:
         return active[short[~fits]]
 
     def _reclaim(self, active: NDArray[np.intp], lacking: int, now: float) -> bool:
-        """Take back the latest spares that have hardly begun, as far as pages are lacking; whether there were any."""
+        """Preempt the latest of the sequences beyond `rows` that have drawn no more than one token, until `lacking`
+        pages are free or will be. Returns whether any was preempted."""
         slots, pools = self._replica.slots, self._replica.pools
         excess = len(active) - self._policy.rows
         if excess <= 0:
@@ -139,11 +142,9 @@ class Growth:
         return taken > 0
 
     def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
-        """Stop the latest until enough pages will come back for the rest, but first those that hold pages without a
-        slot; never the oldest.
-
-        Growth that this Grant gives to a victim does no harm: the worker ignores it for a slot that it stops.
-        """
+        """Find a page for each starving slot, which has no page for its next position: take back pages that are held
+        without a slot, then preempt the latest sequences, never the oldest. Growth that this Grant gives to a victim
+        does no harm: the worker ignores it."""
         slots, pools = self._replica.slots, self._replica.pools
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()

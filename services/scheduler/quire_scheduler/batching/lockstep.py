@@ -53,6 +53,8 @@ class Lockstep:
         self._progress = False
 
     def reported(self, report: Report) -> None:
+        """Allow the next Grant if the Report tells of the last Grant's step, or that the last Grant was applied and
+        nothing runs."""
         self._progress |= bool(report.steps or len(report.moved_id))
         stepped = report.steps and int(report.step_applied[-1]) >= self._outstanding
         # Applied, and nothing runs. Should its step be about to launch, then sending the next Grant early is harmless.

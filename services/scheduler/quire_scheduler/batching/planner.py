@@ -26,7 +26,8 @@ class Planner:
         self._admission = Admission(replica, policy)
 
     def plan_grant(self, now: float) -> Grant | None:
-        """The next Grant; None where none may be sent, or none would change anything."""
+        """Plan growth, starts and moves, and return them as the next Grant. Returns None where the policy allows no
+        Grant now, or where the Grant would change nothing and is not needed for its step."""
         replica, policy, growth = self._replica, self._policy, self._growth
         if not policy.may_grant():
             return None

@@ -47,7 +47,8 @@ class RunAhead:
         self._sent.append(_Sent(seq, self._completed, self._stalls))
 
     def reported(self, report: Report) -> None:
-        """Steps tell which Grants they had applied."""
+        """Measure each Grant that these steps are the first to apply: the steps from the last one reported when it was
+        sent, to the first one under it. The distance counts twice where slots were stalled meanwhile."""
         self._stalls += bool(len(report.stalled_slot))
         if not report.steps:
             return

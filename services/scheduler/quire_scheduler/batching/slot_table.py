@@ -69,7 +69,8 @@ class SlotTable:
         return len(self._free)
 
     def take_slot(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
-        """Give the request a slot from Grant `seq` on. The caller has checked `num_free`."""
+        """Give the request a slot from Grant `seq` on, and return the slot's number. The caller has checked
+        `num_free`."""
         slot = self._free.pop()
         self.holder[slot] = request
         self.active[slot] = True
@@ -108,7 +109,8 @@ class SlotTable:
         return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
 
     def longest_unnamed(self, least: int) -> int | None:
-        """Of the slots with so many tokens since their pages were named last, the one with most."""
+        """Return the slot with the most tokens since its pages were last named, or None if it has fewer than
+        `least`."""
         tokens = np.where(self.active & ~self.prefilling, self.known_len - 1 - self.named, 0)
         slot = int(tokens.argmax())
         return slot if tokens[slot] >= least else None
@@ -125,7 +127,8 @@ class SlotTable:
         return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
 
     def append_tokens(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
-        """Rows of tokens (step, slot) for the slots, which are distinct and held."""
+        """Append tokens, as rows by step and columns by slot, to the slots, which are distinct and held. Tokens of a
+        slot without room move to its request's output first."""
         for full in self.tokens.full_slots(slot, len(token)).tolist():
             self.settle_output(full)
         self.tokens.put_tokens(slot, token)
@@ -149,7 +152,8 @@ class SlotTable:
         return self.active.nonzero()[0]
 
     def held_at(self, slot: int, applied: int) -> Request | None:
-        """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""
+        """Return the request that a row of the slot belongs to, by the last Grant that its step had applied; None where
+        that sequence had finished."""
         if self.start_seq[slot] <= applied:
             return self.holder[slot]
         for use in self._former.get(slot, ()):
@@ -158,7 +162,8 @@ class SlotTable:
         return None
 
     def retire(self, retired: int) -> list[Request]:
-        """Forget uses whose stop has retired; returns their requests."""
+        """Forget the former uses of slots whose stop the worker has retired, since no late token can come. Returns
+        their requests."""
         if not self._former:
             return []
         done = []
@@ -175,7 +180,7 @@ class SlotTable:
         return [use.request for uses in self._former.values() for use in uses]
 
     def check_integrity(self) -> None:
-        """Columns, holders and the free list agree."""
+        """Raise AssertionError where columns, holders and the free list disagree."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
         require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")
@@ -188,6 +193,7 @@ class SlotTable:
                 require(self.known_len[slot] == known, f"slot {slot} lost count of its tokens")
 
     def _vacate(self, slot: int) -> None:
+        """Move the slot's tokens to its request's output, take the slot from the request, and free it."""
         self.settle_output(slot)
         self.held(slot).leave_slot()
         self.start_seq[slot] = FREE

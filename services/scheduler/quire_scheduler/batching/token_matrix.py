@@ -25,11 +25,11 @@ class TokenMatrix:
 
     @property
     def most(self) -> int:
-        """Tokens of a slot that `put` can take at once."""
+        """Tokens of a slot that `put_tokens` can take at once."""
         return self._width
 
     def full_slots(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
-        """Those of the slots that have no room for so many more tokens: `take` theirs first."""
+        """Those of the slots that have no room for `more` tokens: `take_tokens` theirs first."""
         full = self.count[slot] > self._width - more
         return slot[full]
 

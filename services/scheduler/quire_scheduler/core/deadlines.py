@@ -18,7 +18,7 @@ class Deadlines:
         self._sweep_at = _SWEEP
 
     def watch_deadline(self, request: Request, deadline_s: float) -> None:
-        """Watch the request's deadline, on the core's clock; infinity is none."""
+        """Add the request with its deadline, on the core's clock; infinity is none."""
         if deadline_s < math.inf:
             heapq.heappush(self._heap, (deadline_s, request.uid, request))
             if len(self._heap) > self._sweep_at:
@@ -27,7 +27,7 @@ class Deadlines:
                 self._sweep_at = 2 * len(self._heap) + _SWEEP
 
     def take_expired(self, now: float) -> list[Request]:
-        """Requests that live still though their deadline has passed; each is returned once."""
+        """Remove and return the requests that have not ended though their deadline has passed."""
         found = list[Request]()
         while self._heap and self._heap[0][0] <= now:
             request = heapq.heappop(self._heap)[2]

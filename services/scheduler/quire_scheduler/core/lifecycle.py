@@ -38,14 +38,16 @@ class Lifecycle:
         self._ended = ended
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
-        """The worker finished the sequence; the row that says so is added by the caller."""
+        """End a request whose sequence the worker finished, and tell its session. The caller adds the row with the
+        finish reason."""
         self._replica.transfers.finished(request, now)
         self._leave(request, now, fence)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
         self._count(request, reason.name.lower())
 
     def prefilled(self, request: Request, now: float) -> None:
-        """It was to be prefilled alone and has drawn its token, maybe late: then its pages are gone."""
+        """End a request that was to be prefilled alone and has drawn its token, and tell its session. Its pages stay
+        for the one who pulls them, unless it had lost its slot by then."""
         if request.state is State.STARTED:
             self._replica.transfers.prefilled(request, now)
         self._leave(request, now, None)
@@ -54,13 +56,14 @@ class Lifecycle:
         self._count(request, "prefilled")
 
     def abort(self, request: Request, now: float) -> None:
-        """The session wants no more of it."""
+        """End a request that its session no longer wants; the session gets a row with reason ABORT."""
         self._leave(request, now, None)
         self._replica.outputs.aborted(request.session, self._note(request, now, -1))
         self._count(request, "abort")
 
     def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
-        """It ends by an error; with a `fence`, by one of the worker's."""
+        """End a request by an error, and tell its session. `fence` is given where the worker raised the error and ended
+        the slot by itself: then pages that the error casts doubt on are not kept."""
         suspect = None if fence is None else self._first_suspect_page(request, error)
         self._leave(request, now, fence, suspect)
         request.timing.finished(now)
@@ -68,8 +71,8 @@ class Lifecycle:
         self._count(request, "error", error.code)
 
     def late_error(self, request: Request, error: QuireError, now: float, fence: Fence) -> None:
-        """A step that was launched before the request left its slot ended by an error. The request's pages have long
-        been given up, so the prefix cache forgets by content what the error casts doubt on."""
+        """Handle an error of a step that was launched before the request left its slot. Its pages have been given up,
+        so the caches forget by content those that the error casts doubt on. The request fails if it has not ended."""
         suspect = self._first_suspect_page(request, error)
         if suspect is not None:
             self._replica.cache.distrust_content(request, suspect)
@@ -80,11 +83,9 @@ class Lifecycle:
     def preempt(
         self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
     ) -> None:
-        """Take slot and pages away; it is READY again once the stop has retired and no late token can come.
-
-        `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
-        quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
-        """
+        """Take the request's slot and pages; it is READY again once the stop has retired and no late token can come.
+        `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored, to be loaded when it
+        resumes, if that is quicker than computing. Without `stores` none of its pages are stored now."""
         self._replica.transfers.suspend_transfer(request)
         swapped = self._stop_request(request, swaps=swaps, stores=stores)
         request.preempt(now, counts=not spare)
@@ -94,8 +95,9 @@ class Lifecycle:
             self._replica.stats.preempted(swapped=swapped)
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
-        """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
-        that another was to fill, and that other has left, nothing is wrong with any page."""
+        """Handle that the worker lost the slot's pages and ended it: the request is READY again, or fails after too
+        many times. Where it waited for pages that another request was to fill, nothing is counted and no page is
+        suspect."""
         awaited = self._replica.cache.awaits(request)
         self._replica.stats.lost_pages()
         if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:
@@ -109,8 +111,8 @@ class Lifecycle:
             self._replica.waiting.make_ready(request)
 
     def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
-        """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
-        request is stopped, whether it runs or not, and tried again, but not for ever."""
+        """Handle an error that is either this request's refused start or of the slot's former sequence: the worker does
+        not say which. The request is preempted and tried again, or fails after too many such errors."""
         # Pages are lost by those who wait for others' pages, through nobody's fault.
         if error.code != PAGES_LOST and request.count_doubt() > _MOST_DOUBTS:
             self.fail(request, error, now)
@@ -118,7 +120,8 @@ class Lifecycle:
             self.preempt(request, now)
 
     def retired(self, requests: list[Request]) -> None:
-        """Stops have retired: the preempted among their requests wait again; no late step of the others can come."""
+        """Handle requests whose stop the worker has retired, so that no late step can come: preempted ones are READY
+        again, and the cache forgets those that have finished."""
         for request in requests:
             if request.state is State.PREEMPTED:
                 self._replica.waiting.make_ready(request)
@@ -126,6 +129,9 @@ class Lifecycle:
                 self._replica.cache.forget(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
+        """Remove the request from its slot or queue and from all that was kept for it. With a `fence` the worker has
+        ended the slot by itself, and pages from `suspect` on may be wrong; without one the next Grant stops the
+        slot."""
         replica, late_steps = self._replica, request.state is State.PREEMPTED
         match request.state:
             case State.STARTED:
@@ -173,7 +179,8 @@ class Lifecycle:
         return swapped
 
     def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
-        """The worker ended the sequence. From page `suspect` on its content may be wrong; None: all of it is sound."""
+        """Free the slot of a request that the worker has ended, and its pages after `fence`. Pages from `suspect` on
+        may be wrong and are forgotten; None: all are sound."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)
@@ -187,9 +194,9 @@ class Lifecycle:
         replica.pools.take_back(request, fence)
 
     def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:
-        """The first of the request's pages whose content an error of the worker casts doubt on; None: of none. A
-        client's mistake damages nothing, and a step that raised only what it was about to write. Logits that are no
-        numbers may come from any page that was read."""
+        """Return the first of the request's pages that the worker's error casts doubt on; None: none. A client's
+        mistake damages no page, and a step that raised only those that it was about to write. After other errors, such
+        as logits that are not numbers, all are suspect."""
         if not isinstance(error, Internal):
             return None
         if error.code not in _RAISED:
@@ -199,6 +206,7 @@ class Lifecycle:
         return max(self._replica.cache.ready_pages(request), ready)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
+        """Stamp the request's end, and return the note of it for the session."""
         request.timing.finished(now)
         return FinishedNote(
             request.handle,

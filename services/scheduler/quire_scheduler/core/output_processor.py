@@ -37,24 +37,25 @@ class OutputProcessor:
         self._completed = -1
 
     def update_from_report(self, report: Report, now: float) -> None:
-        """Apply the Report. Late rows go by the Grant that was applied at their step, so stops retire last."""
+        """Apply the Report: moves that ended, prefill progress, new tokens, sequences that ended, and statistics. Late
+        rows go by the Grant that their step had applied, so stops are retired last."""
         replica, steps = self._replica, report.steps
         if steps:
             self._completed = max(self._completed, report.first_step + steps - 1)
         fence = Fence(step=self._completed + report.in_flight)
         if len(report.moved_id):
-            self._moves(report, now)
+            self._settle_moves(report, now)
         # Before rows end sequences: the pages of one that no step uses any more are free at once.
         replica.pools.advance(report.retired, self._completed)
-        self._prefill(report)
+        self._update_prefill(report)
         if report.prompt_logprobs:
             self._prompt_logprobs(report)
         if len(report.slot):
-            self._rows(report, fence, now)
+            self._update_rows(report, fence, now)
         elif report.error:
-            self._errors(report.error, fence, now)
+            self._handle_errors(report.error, fence, now)
         if replica.kv.offload.early:
-            self._publish()
+            self._name_full_pages()
         if replica.kv.enabled:
             replica.kv.cost.steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
@@ -65,14 +66,17 @@ class OutputProcessor:
         if not replica.slots.num_active:
             replica.rates.idle()
 
-    def _moves(self, report: Report, now: float) -> None:
+    def _settle_moves(self, report: Report, now: float) -> None:
+        """Settle the moves that have ended, and measure how fast their pages were carried."""
         failed = report.moved_status.astype(np.bool_).tolist()
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), report.moved_us.tolist())
         for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
             self._replica.kv.cost.moved(carried, now)
             self._replica.pulls.measured(carried, now)
 
-    def _prefill(self, report: Report) -> None:
+    def _update_prefill(self, report: Report) -> None:
+        """Note how far each slot's prefill has come, and give full pages their names. Entries that may be of a slot's
+        former sequence are skipped."""
         slots = self._replica.slots
         first = int(report.step_applied[0]) if report.steps else 0
         for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
@@ -83,9 +87,9 @@ class OutputProcessor:
             slots.computed[slot] = position
             self._replica.cache.computed(request, position)
 
-    def _publish(self) -> None:
-        """Name the full pages of the answer that has most of them without a name, if they are worth a move: one per
-        Report, so that where many are due each carries more."""
+    def _name_full_pages(self) -> None:
+        """Name the full pages of the one sequence that has most unnamed ones, if they are worth a move, and offer them
+        to the kvstore. One sequence per Report, so that each move carries more."""
         slots, cache = self._replica.slots, self._replica.cache
         slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
         if slot is None:
@@ -98,7 +102,8 @@ class OutputProcessor:
         self._replica.kv.offload.filled(request)
 
     def _prompt_logprobs(self, report: Report) -> None:
-        """A Report tells of prefills under one Grant alone, so all are of who held the slots then."""
+        """Give each chunk of prompt logprobs to the request that held its slot when it was computed. A Report tells of
+        prefills under one Grant alone. Raises Internal for a slot that does not exist."""
         slots = self._replica.slots
         for chunk in report.prompt_logprobs:
             if not 0 <= chunk.owner < slots.num_slots:
@@ -107,7 +112,9 @@ class OutputProcessor:
             if request is not None and request.state is not State.FINISHED:
                 self._replica.outputs.prompt_logprobs(request.session, replace(chunk, owner=request.handle))
 
-    def _rows(self, report: Report, fence: Fence, now: float) -> None:
+    def _update_rows(self, report: Report, fence: Fence, now: float) -> None:
+        """Give the Report's tokens to their requests, end the sequences that finished or failed, and pass the rows to
+        the sessions, without those of requests that had ended. Raises Internal for a slot that does not exist."""
         slots = self._replica.slots
         slot, finish = report.slot, report.finish
         if int(slot.view(np.uint32).max()) >= slots.num_slots:
@@ -130,11 +137,11 @@ class OutputProcessor:
         heads: list[int] = slot[first if usual else first & (report.count > 0) & present].tolist()
         self._first_tokens(heads, now)
         if ends:
-            drop += self._finishes(report, rows, owners, fence, now)
+            drop += self._end_finished(report, rows, owners, fence, now)
         elif report.error:
-            self._errors(report.error, fence, now)
+            self._handle_errors(report.error, fence, now)
         if heads or owners:
-            self._prefilled(heads, owners.values(), now)
+            self._end_prefilled(heads, owners.values(), now)
         if drop:
             keep = np.ones(len(slot), np.bool_)
             keep[drop] = False
@@ -142,7 +149,8 @@ class OutputProcessor:
         self._replica.outputs.add_rows(rows)
 
     def _append(self, report: Report) -> None:
-        """The usual case: each row is one token of the slot's present holder."""
+        """Append the tokens in the usual case, where each row is one token of the slot's present holder; at once where
+        all steps have the same slots."""
         slots, steps, rows, at = self._replica.slots, report.steps, int(report.step_rows[0]), 0
         if 1 < steps <= slots.tokens.most and rows * steps == len(report.slot):
             grid = report.slot.reshape(steps, rows)
@@ -154,7 +162,8 @@ class OutputProcessor:
             at += rows
 
     def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
-        """Rows among which are some of former holders (`owners`, by row), or with other than one token."""
+        """Append the tokens row by row, where some rows have other than one token, or belong to former holders:
+        `owners`, by row. Rows of former holders get their own session and handle in `rows`."""
         slots = self._replica.slots
         at, tokens = 0, report.token.tolist()
         for index, (slot, count) in enumerate(zip(report.slot.tolist(), report.count.tolist(), strict=True)):
@@ -172,6 +181,8 @@ class OutputProcessor:
                 rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:
+        """Handle the first token since the start of these slots: note the time, name the pages of the prompt, count the
+        prompt by source, and offer full pages to the kvstore."""
         replica = self._replica
         for slot in first:
             request = replica.slots.holder[slot]
@@ -185,9 +196,9 @@ class OutputProcessor:
             # Not before: what ends in no token may have pages that are not sound.
             replica.kv.offload.filled(request, least=1)
 
-    def _prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
-        """Of sequences that have drawn their first token, in time or after they were stopped, end those that want no
-        more."""
+    def _end_prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
+        """End the requests that were to be prefilled alone and have drawn their token, in their slot (`heads`) or after
+        they had lost it (`late`)."""
         holder = self._replica.slots.holder
         drawn = [request for slot in heads if (request := holder[slot])]
         drawn += [request for request in late if request and request.known_len > request.sequence.known_len]
@@ -195,10 +206,11 @@ class OutputProcessor:
             if request.prefill_only and request.state is not State.FINISHED:
                 self._lifecycle.prefilled(request, now)
 
-    def _finishes(
+    def _end_finished(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float
     ) -> list[int]:
-        """End the sequences whose rows say so; returns the rows that nobody shall hear of."""
+        """End the requests whose rows carry a finish reason or an error, then handle errors of slots without a row.
+        Returns the indices of rows that no session is to see."""
         errors, drop = list(report.error), []
         ends = report.count.cumsum()
         ended = report.finish.nonzero()[0]
@@ -206,12 +218,12 @@ class OutputProcessor:
         for index, slot, code in zip(*columns, strict=True):
             reason = FinishReason(code)
             # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
-            error = _take(errors, slot) if reason is FinishReason.ERROR else None
+            error = _take_error(errors, slot) if reason is FinishReason.ERROR else None
             late = index in owners
             request = owners[index] if late else self._replica.slots.holder[slot]
             if request is not None and reason is FinishReason.ERROR:
                 drop.append(index)
-                self._error(request, error, fence, now, late=late)
+                self._handle_error(request, error, fence, now, late=late)
                 continue
             if request is None or request.state is State.FINISHED:
                 drop.append(index)
@@ -220,11 +232,12 @@ class OutputProcessor:
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
             self._lifecycle.finish(request, reason, now, fence, stop_token)
-        self._errors(errors, fence, now)
+        self._handle_errors(errors, fence, now)
         return drop
 
-    def _errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
-        """Errors of slots without a row: a refused start, or pages that a waiting sequence will not get."""
+    def _handle_errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
+        """Handle errors of slots without a row: a refused start, or pages that a waiting sequence will not get. Where
+        the error may be of the slot's former sequence, the present one is tried again."""
         slots = self._replica.slots
         for slot, error in errors:
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
@@ -234,12 +247,13 @@ class OutputProcessor:
             if slots.in_doubt(slot):
                 self._lifecycle.in_doubt(request, error, now)
             else:
-                self._error(request, error, fence, now)
+                self._handle_error(request, error, fence, now)
 
-    def _error(
+    def _handle_error(
         self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
     ) -> None:
-        """`late`: of a step that was launched before the request left its slot."""
+        """Fail the request by the worker's error; where the worker lost its pages, start it again instead. `late`: the
+        error is of a step that was launched before the request left its slot."""
         lifecycle, finished = self._lifecycle, request.state is State.FINISHED
         error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
         if error.code == PAGES_LOST:
@@ -251,8 +265,8 @@ class OutputProcessor:
             lifecycle.fail(request, error, now, fence)
 
 
-def _take(errors: list[tuple[int, QuireError]], slot: int) -> QuireError | None:
-    """The first of the slot's errors, removed."""
+def _take_error(errors: list[tuple[int, QuireError]], slot: int) -> QuireError | None:
+    """Remove and return the first of the slot's errors; None if it has none."""
     for index, (of, error) in enumerate(errors):
         if of == slot:
             del errors[index]

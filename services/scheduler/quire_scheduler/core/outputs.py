@@ -71,7 +71,8 @@ class FailedNote(NamedTuple):
 
 @dataclass(slots=True)
 class SessionOutputs:
-    """Of one session: rows in order (a handle may have several when a Report told of several steps), then notes."""
+    """Outputs of one session: rows in order (a handle may have several when a Report told of several steps), then
+    notes."""
 
     session: int
     handle: NDArray[np.int32]
@@ -99,7 +100,7 @@ class Rows:
     logprobs: LogprobColumns | None
 
     def select(self, keep: NDArray[np.bool_]) -> Rows:
-        """The rows where `keep` holds, with their tokens and logprobs."""
+        """Return the rows where `keep` holds, with their tokens and logprobs."""
         if keep.all():
             return self
         tokens = np.repeat(keep, self.count)
@@ -115,14 +116,14 @@ class Rows:
 
 
 class OutputBuffer:
-    """Collects until `take`."""
+    """Collects what sessions must be told, until `take_outputs`."""
 
     def __init__(self) -> None:
         self._ends: dict[int, list[tuple[int, int]]] = {}
         self._outputs: dict[int, SessionOutputs] = {}
 
     def add_rows(self, rows: Rows) -> None:
-        """Rows of a Report."""
+        """Add the rows of a Report to the outputs of their sessions."""
         if len(rows.handle):
             for session, part in split(rows):
                 _append(self._of(session), part)
@@ -162,7 +163,8 @@ class OutputBuffer:
         self._ends.pop(session, None)
 
     def take_outputs(self) -> list[SessionOutputs]:
-        """Everything since the last call, session by session."""
+        """Return everything since the last call, one entry per session, and clear the buffer. Rows of aborted requests
+        come last."""
         if not self._outputs:
             return []
         for session, ends in self._ends.items():
@@ -181,7 +183,7 @@ class OutputBuffer:
 
 
 def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
-    """The same without these requests' rows and finished notes."""
+    """Return a copy of the outputs without these requests' rows and finished notes."""
     keep = np.isin(out.handle, list(handles), invert=True)
     rows = Rows(np.zeros(len(keep), np.int32), out.handle, out.count, out.token, out.finish, out.logprobs).select(keep)
     finished = [note for note in out.finished if note.handle not in handles]
@@ -197,7 +199,8 @@ def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
 
 
 def split(rows: Rows) -> list[tuple[int, Rows]]:
-    """By session; the usual case, one session, costs one comparison."""
+    """Return the rows as pairs of session and its rows. Where all are of one session, which is usual, nothing is
+    copied."""
     first = rows.session[0]
     if not np.count_nonzero(rows.session != first):
         return [(int(first), rows)]
@@ -205,6 +208,7 @@ def split(rows: Rows) -> list[tuple[int, Rows]]:
 
 
 def _append(into: SessionOutputs, rows: Rows) -> None:
+    """Append the rows, with their tokens and logprobs, to the session's outputs in place."""
     if not len(into.handle):
         into.handle, into.count, into.token = rows.handle, rows.count, rows.token
         into.finish, into.logprobs = rows.finish, rows.logprobs

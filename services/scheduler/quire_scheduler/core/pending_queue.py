@@ -50,16 +50,16 @@ class PendingQueue:
         return len(self.policy) + len(self._lookups) + self._num_ready + beside
 
     def ahead(self, now: float) -> int:
-        """Requests that have left the policy and wait for a slot, without those whose lookup takes so long that others
-        should go on meanwhile."""
+        """Return how many requests have left the policy and wait for a slot, without those whose lookup takes so long
+        that others should go on meanwhile."""
         slow = 0
         if 0 < len(self._lookups) < _MOST_LOOKING:
             slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
         return len(self._lookups) - slow + self._num_ready
 
     def enter(self, request: Request, *, aside: bool) -> None:
-        """The one way in, for a new request: into the policy, or `aside`, where no other request waits for it until
-        `recall`."""
+        """Add a new request: to the queue policy or, with `aside`, to the parked ones, for which no other request waits
+        until `recall`."""
         if aside:
             request.move_to(State.ASIDE)
             self._parked[request.uid] = request
@@ -67,7 +67,8 @@ class PendingQueue:
             self.policy.push(request)
 
     def recall(self, request: Request) -> None:
-        """A request that is ASIDE enters the policy, or is READY again with the order key that it had."""
+        """Return a request that is ASIDE: one that was parked enters the policy, one that was set aside is READY again
+        with the order key that it had."""
         if self._parked.pop(request.uid, None):
             request.move_to(State.QUEUED)
             self.policy.push(request)
@@ -76,8 +77,8 @@ class PendingQueue:
             self.make_ready(request)
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
-        """The policy's next request, if fewer than `ahead` requests are ahead of it or it precedes every READY
-        request."""
+        """Remove and return the policy's next request, if fewer than `ahead` requests are ahead of it or it precedes
+        every READY request; else None."""
         if self.ahead(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
@@ -85,7 +86,8 @@ class PendingQueue:
         return self.policy.pop()
 
     def look_up(self, request: Request, now: float) -> None:
-        """The request, from the policy or the first of the READY ones, waits for the kvstore's answer."""
+        """Move the request, from the policy or the first of the READY ones, to LOOKUP, where it waits for the kvstore's
+        answer."""
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)
@@ -93,7 +95,7 @@ class PendingQueue:
         self._lookups[request.uid] = request, now
 
     def end_lookup(self, uid: int) -> Request | None:
-        """The kvstore has answered; None if the request has left."""
+        """Take the request out of LOOKUP, since the kvstore has answered; None if the request has left."""
         self._looked_up_again.discard(uid)
         request, _ = self._lookups.pop(uid, (None, 0.0))
         return request
@@ -103,34 +105,34 @@ class PendingQueue:
         return [self._lookups[uid][0].known_len for uid in self._looked_up_again]
 
     def make_ready(self, request: Request) -> None:
-        """The request may start as soon as there is room. A preempted request keeps its order key, a pulled one its
-        pages."""
+        """Put the request among those that may start as soon as there is room: READY, or PULLED if it was PULLING. A
+        preempted request keeps its order key, a pulled one its pages."""
         self._holding.pop(request.uid, None)
         request.move_to(State.PULLED if request.state is State.PULLING else State.READY)
         heapq.heappush(self._ready, (request.order_key, request))
         self._num_ready += 1
 
     def head(self) -> Request | None:
-        """The first request that is READY or PULLED, in the order of their keys."""
+        """Return the READY or PULLED request with the lowest order key, without removing it; None if there is none."""
         while self._ready and self._ready[0][1].state not in _READY:
             heapq.heappop(self._ready)
         return self._ready[0][1] if self._ready else None
 
     def pop_head(self) -> Request:
-        """Remove the head, which starts."""
+        """Remove and return the head, whose state becomes STARTED."""
         request = heapq.heappop(self._ready)[1]
         self._num_ready -= 1
         request.move_to(State.STARTED)
         return request
 
     def hold(self, request: Request) -> None:
-        """The head holds pages now and waits until another engine has filled them."""
+        """Move the head, which holds pages now, to PULLING, where it waits until another engine has filled them."""
         self._remove_ready(request)
         request.move_to(State.PULLING)
         self._holding[request.uid] = request
 
     def set_aside(self, request: Request) -> None:
-        """A READY or PULLING request, which holds no pages, lets later ones go on until `recall`."""
+        """Move a READY or PULLING request, which holds no pages, to ASIDE, so that later ones go on until `recall`."""
         if self._holding.pop(request.uid, None) is None:
             self._remove_ready(request)
         request.move_to(State.ASIDE)
@@ -145,7 +147,8 @@ class PendingQueue:
         return sorted(self._set_aside.values(), key=lambda request: request.order_key)
 
     def discard(self, request: Request) -> None:
-        """A request that waits is gone; called before its state changes."""
+        """Remove a request that ends from the place where it waits, and set its state to FINISHED. Called while its
+        state still names that place."""
         state = request.state
         request.move_to(State.FINISHED)
         match state:
@@ -165,7 +168,7 @@ class PendingQueue:
                 raise AssertionError(f"{state.name} does not wait")
 
     def check_integrity(self) -> None:
-        """Counts agree with what is inside."""
+        """Raise AssertionError where counts and states disagree with the requests inside."""
         require(self._num_ready == sum(r.state in _READY for _, r in self._ready), "READY requests were miscounted")
         require(
             self._looked_up_again <= self._lookups.keys(), "a request that is READY is still awaited from the kvstore"

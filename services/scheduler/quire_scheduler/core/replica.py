@@ -93,7 +93,7 @@ class Replica:
         return sum(request.known_len for request in self.requests.values() if self._waits_for_prefill(request))
 
     def check_integrity(self) -> None:
-        """Every part by itself, and all of them against each other. AssertionError on any difference."""
+        """Check every part by itself, and all of them against each other. Raises AssertionError on any difference."""
         self.slots.check_integrity()
         self.waiting.check_integrity()
         self.moves.check_integrity()

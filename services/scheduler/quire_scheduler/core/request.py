@@ -112,7 +112,7 @@ class Request:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> Request:
-        """A request that has just arrived."""
+        """Make a request that has just arrived; its output begins with the tokens of earlier attempts."""
         output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
         return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 
@@ -132,7 +132,7 @@ class Request:
         return len(self.sequence.prompt_ids) + len(self.output)
 
     def ids(self, first: int, end: int) -> NDArray[np.int32]:
-        """Token ids of positions first..end, prompt and output in a row."""
+        """Return the token ids of positions `first` to `end` (exclusive), prompt and output in a row."""
         prompt, length = self.sequence.prompt_ids, self.prompt_len
         if end <= length:
             return prompt[first:end]
@@ -161,8 +161,9 @@ class Request:
         self.tables = ()
 
     def took_pages(self, local_tokens: int, cached_tokens: int, expected_tokens: int) -> None:
-        """A run begins with so much of the sequence on the device, or there and on its way together; others' and loaded
-        pages are expected to bring the first `expected_tokens`."""
+        """Note that a run begins: how many leading tokens have their KV on the device (`local_tokens`), there or on its
+        way (`cached_tokens`), and how many of them loads and other requests are to bring (`expected_tokens`). Prompt
+        tokens count as saved that no run computes."""
         saved = min(cached_tokens, self.prompt_len)
         self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
         self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
@@ -178,23 +179,23 @@ class Request:
         self.admitted = True
 
     def preempt(self, now: float, *, counts: bool) -> None:
-        """The request has lost its slot, which `counts` where it ran and another one needed pages."""
+        """The request has lost its slot; `counts` says whether that is a preemption, for lack of pages."""
         self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
         self.preemptions += counts
 
     def count_lost_pages(self) -> int:
-        """The worker lost the request's pages; how often it has."""
+        """Count that the worker lost the request's pages. Returns how often it has."""
         self.pages_lost += 1
         return self.pages_lost
 
     def count_doubt(self) -> int:
-        """An error came that may be the request's; how many such came."""
+        """Count an error that may be the request's. Returns how many such came."""
         self.doubts += 1
         return self.doubts
 
     def count_prompt(self) -> bool:
-        """Whether the prompt was not counted before; from now on it was."""
+        """Mark the prompt as counted. Returns whether it was not before."""
         counted, self.counted = self.counted, True
         return not counted
 

@@ -43,7 +43,8 @@ class RequestChecks:
         self.draining = True
 
     def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
-        """Raise what refuses the request; return if it may wait. `deadline_s` is on the clock of `now`."""
+        """Raise the QuireError that refuses the request: it can never run here, has passed its deadline, the queue is
+        full or the replica drains. Returns if it may wait. `deadline_s` is on the clock of `now`."""
         if self.draining:
             raise draining_error()
         self._check_sequence(sequence)
@@ -55,11 +56,13 @@ class RequestChecks:
             raise self._overloaded("TENANT_QUEUE_FULL", "Too many requests of this tenant wait already.")
 
     def check_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Raise what makes the request impossible to go on with after these tokens, which another engine drew."""
+        """Raise InvalidArgument if the request could not go on after these tokens, which another engine drew."""
         output = np.array([*request.output, *tokens], np.int32)
         self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
+        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, or no token left to
+        generate."""
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop
         if not len(prompt):
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one.", param="prompt")
@@ -87,6 +90,8 @@ class RequestChecks:
             )
 
     def _too_long(self, known: int) -> InvalidArgument:
+        """Return the error for a sequence of `known` tokens that exceeds this replica's pages or the model's
+        context."""
         if self._bound_by_pages:
             return InvalidArgument(
                 "PROMPT_EXCEEDS_PAGES",
@@ -105,7 +110,8 @@ class RequestChecks:
         return Overloaded(code, message, "Retry later, or add replicas.", retry_after_s=self.retry_after_s())
 
     def retry_after_s(self) -> float:
-        """When a place should be free: the time to serve a tenth of those who wait, at the recent rate."""
+        """Return in how many seconds a place should be free: the time to serve a tenth of those who wait, at the recent
+        rate and within bounds."""
         rate = self._rates.finishes_per_s
         wait = len(self._waiting) / rate / 10 if rate else _MIN_RETRY_S
         return float(round(min(max(wait, _MIN_RETRY_S), _MAX_RETRY_S), 1))

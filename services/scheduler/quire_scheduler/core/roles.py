@@ -24,7 +24,7 @@ def takes(role: str, transfer: KvTransfer) -> bool:
 
 
 def role_changing() -> Unavailable:
-    """What is answered to requests that the next role does not take."""
+    """Return the error for requests that the next role does not take."""
     return Unavailable(
         "ROLE_CHANGING",
         "This replica is changing its role, and does not take requests of this kind any more.",
@@ -51,9 +51,9 @@ class Roles:
             raise role_changing()
 
     def change(self, role: str) -> AbstractContextManager[None]:
-        """While this is open, requests are refused that the role does not take; then it is the role. One that is left
-        by an error changes nothing. Raises InvalidArgument for a role that there is not, FailedPrecondition while
-        another change is under way."""
+        """Return a context in which requests that the new role does not take are refused. When it is left, the role has
+        changed; when it is left by an error, nothing has. Raises InvalidArgument for an unknown role,
+        FailedPrecondition while another change is under way."""
         if role not in ROLES:
             raise InvalidArgument("BAD_ROLE", f"There is no role {role!r}.", f"Use one of {', '.join(ROLES)}.")
         if self._next:
@@ -64,6 +64,8 @@ class Roles:
 
     @contextmanager
     def _change(self, role: str) -> Iterator[None]:
+        """Refuse what `role` does not take while the context is open; then make it the role, unless the context
+        raised."""
         self._next = role
         try:
             yield

@@ -95,8 +95,8 @@ class Scheduler:
         held_tokens: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Take a request in; raises what refuses it (then nothing more is said of it). `held_tokens`: see Request.
-        `deadline_s` is on the clock of `now`; None: what the context says is."""
+        """Take a request into the queue. Raises the QuireError that refuses it; then no output follows. `held_tokens`:
+        see Request. `deadline_s` is on the clock of `now`; None: the context's deadline, if it has one."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -115,12 +115,13 @@ class Scheduler:
         replica.deadlines.watch_deadline(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
-        """To a request that awaits it: a ticket, tokens, or that there is nothing to wait for. Others need none."""
+        """Give a request that awaits it a ticket, tokens, or the news that nothing will come; other requests ignore
+        it."""
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
     def abort(self, session: int, handle: int, now: float) -> bool:
-        """End a request; False where it has ended already. Its session is told by a row with reason ABORT."""
+        """End a request; its session is told by a row with reason ABORT. Returns False where it has ended already."""
         request = self._replica.requests.get((session, handle))
         if request is None:
             return False
@@ -128,7 +129,7 @@ class Scheduler:
         return True
 
     def fail(self, session: int, handle: int, error: QuireError, now: float) -> bool:
-        """End a request by an error; False where it has ended already."""
+        """End a request by an error, which its session is told. Returns False where it has ended already."""
         request = self._replica.requests.get((session, handle))
         if request is None:
             return False
@@ -136,7 +137,8 @@ class Scheduler:
         return True
 
     def abort_session(self, session: int, now: float) -> int:
-        """End all requests and transfers of a session that nobody listens to any more; returns how many requests."""
+        """End all requests and transfers of a session that nobody listens to any more, and drop its outputs. Returns
+        how many requests were ended."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)
@@ -145,8 +147,8 @@ class Scheduler:
         return len(handles)
 
     def on_report(self, report: Report, now: float) -> list[SessionOutputs]:
-        """Apply a Report and return what sessions must be told; one of another epoch is dropped, and a heartbeat says
-        nothing new."""
+        """Apply a Report, and return what sessions must be told. A heartbeat, or a Report of another epoch, is not
+        applied."""
         if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
             self._output_processor.update_from_report(report, now)
@@ -158,7 +160,8 @@ class Scheduler:
         return self._planner.plan_grant(now)
 
     def on_lookup(self, uid: int, result: LookupResult) -> None:
-        """The kvstore's answer to a Lookup; a failure is a result without pages."""
+        """Take the kvstore's answer to a Lookup and make its request READY. A failure is a result without pages; the
+        leases of a request that has left are released."""
         request = self._replica.waiting.end_lookup(uid)
         self._replica.kv.take_answer(request, result)
         if request is not None:
@@ -169,15 +172,15 @@ class Scheduler:
         return self._replica.transfers.find_ticket(transfer_id)
 
     def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Somebody waits still to pull these; unknown ones are of no concern."""
+        """Renew the leases of these transfers, which somebody still waits to pull; unknown ones are ignored."""
         self._replica.transfers.renew_leases(transfer_ids, now)
 
     def release(self, transfer_ids: Iterable[bytes]) -> None:
-        """Nobody will pull these any more; unknown ones are of no concern."""
+        """End these transfers, which nobody will pull any more; unknown ones are ignored."""
         self._replica.transfers.release_transfers(transfer_ids)
 
     def expire(self, now: float) -> None:
-        """Fail what has passed its deadline, and end transfers that nobody renews."""
+        """Fail requests that have passed their deadline, and end transfers whose lease nobody has renewed."""
         self._replica.transfers.expire_leases(now)
         for request in self._replica.deadlines.take_expired(now):
             self._lifecycle.fail(request, deadline_error(), now)
@@ -195,7 +198,8 @@ class Scheduler:
         self._replica.admission.drain()
 
     def end_all(self, error: QuireError | None, now: float) -> int:
-        """Fail every request, by default because the replica stops, and all transfers; returns how many requests."""
+        """Fail every request with the error, or as draining where it is None, and end all transfers. Returns how many
+        requests."""
         requests = list(self._replica.requests.values())
         for request in requests:
             self._lifecycle.fail(request, error or draining_error(), now)
@@ -203,12 +207,13 @@ class Scheduler:
         return len(requests)
 
     def is_fit(self, role: str) -> bool:
-        """Nothing is admitted that a replica of the role is not meant for."""
+        """Whether no request and no transfer is here that a replica of the role is not meant for."""
         exports = len(self._replica.transfers) and not takes(role, PREFILL_ONLY)
         return not exports and all(takes(role, request.transfer) for request in self._replica.requests.values())
 
     def make_fit(self, role: str, error: QuireError, now: float) -> int:
-        """Fail what a replica of the role is not meant for, and its transfers; returns how many requests."""
+        """Fail the requests that a replica of the role is not meant for, and end all transfers if it does not prefill
+        for others. Returns how many requests."""
         requests = [r for r in self._replica.requests.values() if not takes(role, r.transfer)]
         for request in requests:
             self._lifecycle.fail(request, error, now)
@@ -217,7 +222,8 @@ class Scheduler:
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
-        """The epoch is over: fail every request and give up leases. Only `take_effects` is of use afterwards."""
+        """End the epoch: fail every request, and release the leases held in the kvstore. Returns what sessions must be
+        told. Only `take_effects` is of use afterwards."""
         self.end_all(error, now)
         self._replica.kv.lost()
         self._replica.pulls.lost()
@@ -263,7 +269,8 @@ class Scheduler:
         return self._replica.hello
 
     def load(self) -> LoadFigures:
-        """How busy it is."""
+        """Return how busy the replica is. Sequences that were started ahead count as waiting; pages are those of the KV
+        group with the fewest free."""
         replica, rates = self._replica, self._replica.rates
         pool = min(replica.pools.pools, key=lambda p: p.free)
         # What was started ahead waits still, if in a slot.

@@ -130,8 +130,8 @@ class Stats:
         self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
 
     def served_prompt(self, request: Request, *, pulled: bool) -> None:
-        """A run of the request yielded its first token; of the first such run the prompt counts. `pulled`: the cached
-        tokens beyond the local ones came from another engine, not from the kvstore."""
+        """Count the request's prompt tokens, once, by where their KV came from: computed, device, kvstore or another
+        engine. `pulled`: cached tokens beyond the local ones came from another engine, not from the kvstore."""
         if not request.count_prompt():
             return
         saved = min(request.cached_tokens, request.prompt_len)
@@ -165,7 +165,8 @@ class Rates:
         self._last_s = 0.0
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
-        """A Report told of steps."""
+        """Add the steps and tokens that a Report tells of; earlier ones fade with the time since the last Report. The
+        first Report after idleness only starts the clock."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)

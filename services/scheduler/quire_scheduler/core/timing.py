@@ -69,13 +69,15 @@ class Timing:
         self._run_s, self._run_token_s = now, 0.0
 
     def first_token(self, now: float, computed: int, output: int) -> None:
-        """The first token since the start came, after `computed` tokens of prefill; `output` tokens with it."""
+        """The first token since the start came, after `computed` tokens of prefill; the output has `output` tokens
+        then."""
         self._add("prefill", now - self._run_s, computed)
         self.first_token_s = self.first_token_s or now
         self._run_token_s, self._run_output = now, output
 
     def stopped(self, now: float, output: int) -> None:
-        """Lost or left its slot."""
+        """The request lost or left its slot: count the time as decode, or as prefill where no token had come. It waits
+        from now."""
         if self._run_token_s:
             self._add("decode", now - self._run_token_s, output - self._run_output)
         elif self._run_s:
@@ -84,13 +86,13 @@ class Timing:
         self.waiting_since_s = now
 
     def finished(self, now: float) -> None:
-        """Left for good."""
+        """The request ended; where it never started, its whole wait counts as queue."""
         if not self.first_start_s:
             self._add("queue", now - self.waiting_since_s, 1)
         self.finished_s = now
 
     def hops(self) -> list[Hop]:
-        """The phases that took place."""
+        """Return the phases that took place, in the order of a request's life."""
         found = list[Hop]()
         for phase, service in _SERVICES.items():
             seconds, operations = self._spent.get(phase, _NOTHING)

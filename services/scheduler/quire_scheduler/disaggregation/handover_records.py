@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HandoverRecords:
-    """One core's, of requests that have not ended."""
+    """What requests of one core that have not ended still await."""
 
     def __init__(self) -> None:
         self._lack_ticket: set[int] = set()
@@ -58,7 +58,7 @@ class HandoverRecords:
         self._lack_token.discard(request.uid)
 
     def give_up(self, request: Request) -> None:
-        """Nothing more will come."""
+        """Note that nothing more will come for the request."""
         self._lack_ticket.discard(request.uid)
         self._lack_token.discard(request.uid)
         self._ticketed.add(request.uid)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Handovers:
-    """One core's. A request is in the queue once its pages may be pulled, or nothing more will come of them."""
+    """Handovers of one core. A request is in the queue once its pages may be pulled, or nothing more will come of
+    them."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica
@@ -24,8 +25,8 @@ class Handovers:
         self._lifecycle = lifecycle
 
     def submitted(self, request: Request) -> bool:
-        """Note what a new request awaits; whether others need not wait for it yet, since pages or tokens that it cannot
-        do without are to come."""
+        """Note which ticket or tokens a new request awaits, and take the ticket that came with it. Returns whether it
+        is to be parked, so that nobody waits for it: something must come from another engine before it can go on."""
         asked = request.transfer
         if asked.await_handover:
             self._records.expect(request)
@@ -33,7 +34,9 @@ class Handovers:
         return self._records.is_awaited(request) and not self._replica.pulls.has_pull(request)
 
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
-        """What the other side has is handed over. One that has gone on by itself needs it no more."""
+        """Take the tokens, the ticket or the end of waiting that a handover brings, and let the request go on. Ignored
+        where the request does not await it or runs by now. Tokens that it could not go on after make the request
+        fail."""
         if not request.transfer.await_handover or not request.waits:
             return
         # Later ones are of an attempt that this side did not wait for.
@@ -51,7 +54,8 @@ class Handovers:
         self._go_on(request)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """The first ticket of a request counts, be it of use or not, and none after all was given up."""
+        """Take the request's first ticket, or its refusal; later ones, and those after a give-up, are ignored. The
+        session is told of a ticket that is of no use."""
         if ticket is None and refusal is None:
             return
         if self._records.had_ticket(request):
@@ -65,6 +69,7 @@ class Handovers:
             self._replica.pulls.accept_ticket(request, ticket)
 
     def _go_on(self, request: Request) -> None:
+        """Let the request go on if what it waited for has come: settle its pull, or return it to the queue."""
         waiting = self._replica.waiting
         if request.state is State.PULLING:
             self._replica.pulls.settle_pull(request)

@@ -19,7 +19,7 @@ PATIENCE_S = 1.0
 
 
 class Holdings:
-    """One core's."""
+    """Pages that one core's pulls and transfers hold, and how long the queue's head has lacked pages."""
 
     def __init__(self, pools: PagePools, pulls: Pulls, transfers: Transfers, lease_s: float) -> None:
         self._pools = pools
@@ -29,14 +29,16 @@ class Holdings:
         self._stuck_since_s: float | None = None
 
     def coming(self, *, late: bool) -> int:
-        """Pages that are free or will be before long: once fences pass and moves end, but for those that wait for
-        others to pull them. `late`: stores are not waited for."""
+        """Return how many pages are free or will be soon, once fences pass, moves end and cancelled pulls are reported.
+        Pages that wait for other engines to pull them do not count. `late`: nor do those that only the end of a move
+        frees."""
         pools = self._pools
         coming = pools.coming_by_steps if late else pools.coming - self._kept()
         return coming + self._pulls.returning
 
     def give_back(self, lacking: int, sparing: Request | None = None) -> int:
-        """Free so many pages before long, if possible; returns how many."""
+        """Make `lacking` pages free soon, if possible: the latest pulling requests but `sparing` lose their pages, then
+        the latest transfers end. Returns how many pages that frees."""
         freed = 0
         while freed < lacking and (request := self._pulls.newest_holder(sparing)):
             freed += self._pulls.give_back(request)
@@ -46,11 +48,9 @@ class Holdings:
         return freed
 
     def unstick(self, lacking: int, head: Request, now: float) -> None:
-        """The head of the queue lacks pages beside those that are free, and nothing runs that could free them.
-
-        What is to be prefilled for others waits as long as a lease lasts: to throw away for it what was prefilled
-        before is work for nothing.
-        """
+        """Note that the queue's head lacks pages and nothing runs that could free them. When that has lasted too long,
+        take pages back from pulls and transfers. A head that is prefilled for others waits as long as a lease, since
+        ending earlier prefills for it would waste them."""
         patience_s = self._lease_s if head.prefill_only else PATIENCE_S
         if self._stuck_since_s is None:
             self._stuck_since_s = now

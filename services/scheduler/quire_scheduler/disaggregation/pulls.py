@@ -65,7 +65,7 @@ class Pull:
 
 
 class Pulls:
-    """One core's."""
+    """All pulls of one core."""
 
     def __init__(
         self,
@@ -112,22 +112,23 @@ class Pulls:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of recent pulls from other hosts; 0.0 before the first."""
+        """Speed of recent pulls from other hosts; 0.0 before the first."""
         return self._lanes[False].rate.per_s()
 
     @property
     def near_bytes_per_s(self) -> float:
-        """Of recent pulls from this host; 0.0 before the first."""
+        """Speed of recent pulls from this host; 0.0 before the first."""
         return self._lanes[True].rate.per_s()
 
     def measured(self, carried: Carried, now: float) -> None:
-        """Moves have ended."""
+        """Measure how fast pulled pages came, by moves that have ended."""
         if carried.kind is MoveKind.PULL:
             self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
             self._stats.pulled(carried.amount)
 
     def ticket_refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
-        """Why the ticket's pages are of no use to the request, if they are not."""
+        """Return the error that says why the ticket's pages are of no use to the request (other layout, no source,
+        other tokens), or None."""
         try:
             check_compatible(ticket.geometry, self._geometry)
         except FailedPrecondition as error:
@@ -170,8 +171,8 @@ class Pulls:
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
-        """The request, the queue's head, takes its pages: those found, all of which are whole, and others to be
-        pulled. The caller has checked that there are so many."""
+        """Give the queue's head its pages and begin to pull: it shares the whole pages of `hit`, and one move per KV
+        group fills new ones. The caller has checked that enough pages are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
@@ -190,8 +191,9 @@ class Pulls:
         self.settle_pull(request)
 
     def settle_pull(self, request: Request) -> None:
-        """Something came for a request that holds pages: if all moves have ended it is told of, and if its tokens are
-        there too it waits for a slot alone."""
+        """Go on with a request that holds pages, after a move has ended or tokens have come. When all moves have ended,
+        its session is told; when its tokens are there too, it waits for a slot, or is looked up in the kvstore for
+        missing pages."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return
@@ -212,7 +214,8 @@ class Pulls:
             self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
-        """Nothing (more) is to be pulled for a request that waits."""
+        """End the pull of a request that waits, if it has one: cancel its moves or, before it holds pages, drop its
+        ticket and tell its session."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return
@@ -222,7 +225,8 @@ class Pulls:
         self._forget(request, pull)
 
     def hand_over(self, request: Request) -> tuple[int, int]:
-        """The request starts on its pages: how many of them were here, and how many of its positions are there."""
+        """End the pull of a request that starts on its pages. Returns how many of its pages were here before, and the
+        KV of how many of its positions is there."""
         pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
         self._delivered.add(request.uid)
@@ -234,8 +238,8 @@ class Pulls:
         return max(held, key=lambda request: request.order_key, default=None)
 
     def give_back(self, request: Request) -> int:
-        """The request, which holds pages, lets go of them, and pulls them again later if nobody was told of them yet.
-        Returns how many pages that frees."""
+        """Take back the pages of a request that holds some without a slot, and set it aside. It pulls again later,
+        unless its session was told already how its pull went. Returns how many pages that frees."""
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
@@ -247,7 +251,7 @@ class Pulls:
         return freed
 
     def abandon_pull(self, request: Request) -> None:
-        """The request leaves."""
+        """End the pull of a request that leaves, and drop the pages that it holds for it."""
         pull = self._pulls.pop(request.uid, None)
         if pull is not None and request.uid in self._holding:
             self._let_go(request, pull)
@@ -265,7 +269,8 @@ class Pulls:
         self._dropped.clear()
 
     def recall_set_aside(self) -> None:
-        """Requests that were set aside are READY again, as far as they may hold pages."""
+        """Make requests that were set aside READY again, as far as they may hold pages and their cancelled moves were
+        reported."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages_needed(request)):
@@ -275,7 +280,8 @@ class Pulls:
                 self._waiting.recall(request)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Who holds pages without a slot waits for what fills them, for tokens, or for a slot."""
+        """Raise AssertionError unless each request that holds pages without a slot waits for moves, tokens or a slot,
+        and each pull is of a request that lives."""
         living = {request.uid: request for request in requests}
         holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")
@@ -291,6 +297,8 @@ class Pulls:
             require(pull.told == (not pull.flying), "a pull is over and nobody was told")
 
     def _pulled(self, move: Move, moved: MoveEnd, now: float) -> None:
+        """Take the end of a pull's move: note how many pages arrived, and settle the request's pull. A move that its
+        request no longer waits for is only dropped."""
         self._dropped.pop(moved.id, None)
         request = move.request
         pull = None if request is None else self._pulls.get(request.uid)
@@ -301,6 +309,8 @@ class Pulls:
         self.settle_pull(request)
 
     def _let_go(self, request: Request, pull: Pull) -> None:
+        """Cancel the request's moves and drop its pages. Pages that these moves still write are free once they are
+        reported."""
         self._dropped |= dict.fromkeys(pull.flying, pull.wanted)
         self._moves.cancel_moves(pull.flying)
         self._pools.take_back(request, NO_FENCE)
@@ -308,12 +318,13 @@ class Pulls:
         del self._holding[request.uid]
 
     def _forget(self, request: Request, pull: Pull) -> None:
-        """Nothing was pulled, and nothing will be."""
+        """Drop a ticket by which nothing was pulled, and tell the session if it was not told."""
         del self._pulls[request.uid]
         if not pull.told:
             self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
 
     def _tell(self, request: Request, pull: Pull) -> None:
+        """Tell the session how many pages the request got, and why not all."""
         pull.told = True
         error = None if pull.arrived == pull.wanted else _partly(pull)
         near = self._is_near(pull.ticket)
@@ -326,6 +337,7 @@ class Pulls:
 
 
 def _partly(pull: Pull) -> Unavailable:
+    """Return the error of a pull that did not bring all pages."""
     return Unavailable(
         "PULL_INCOMPLETE",
         f"{pull.arrived} of {pull.wanted} pages came.",

@@ -45,7 +45,7 @@ class End(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One that has not ended. `detached`: by its lease alone, not by its session."""
+    """A transfer that has not ended. `detached`: it ends by its lease alone, not with its session."""
 
     ticket: Ticket
     session: int
@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Transfers:
-    """One core's."""
+    """All transfers of one core that have not ended."""
 
     def __init__(self, moves: PageMoves, stats: Stats, hello: WorkerHello, instance: str, lease_s: float) -> None:
         self._moves = moves
@@ -81,8 +81,9 @@ class Transfers:
         return len(self._open)
 
     def begin_transfer(self, request: Request, now: float) -> Ticket | None:
-        """The request has taken its pages and will fill them: let them be pulled. None where the worker serves none, or
-        its last export is not over yet."""
+        """Export the pages of a request that starts, under a new ticket or, at a later start, its own. Returns the
+        ticket; None where the worker serves no pages, or the transfer is over. It fails where its last export has not
+        ended yet."""
         transfer = self._computing.get(request.uid)
         if transfer is None:
             if request.admitted or not self._hello.data_address:
@@ -101,14 +102,15 @@ class Transfers:
         return ticket
 
     def prefilled(self, request: Request, now: float) -> None:
-        """The request has drawn its token and is about to leave; its pages stay."""
+        """The request has drawn its token and is about to leave; its pages stay, and its lease begins."""
         if transfer := self._computing.pop(request.uid, None):
             transfer.request = None
             transfer.expires_s = now + transfer.lease_s
             self._next_expiry_s = min(self._next_expiry_s, transfer.expires_s)
 
     def finished(self, request: Request, now: float) -> None:
-        """The request has ended by its token: nobody will go on with it, but a client may ask for its pages."""
+        """Handle a request that ended by its first token, so that nobody will decode it: its pages stay only if a
+        client asked for a lease on them."""
         if transfer := self._computing.get(request.uid):
             if transfer.detached:
                 self.prefilled(request, now)
@@ -116,52 +118,52 @@ class Transfers:
                 self._end(transfer, End.RELEASED)
 
     def suspend_transfer(self, request: Request) -> None:
-        """The request loses its slot and pages, and will start again."""
+        """Cancel the exports of a request that loses its slot and pages, and will start again."""
         if transfer := self._computing.get(request.uid):
             transfer.suspended = True
             self._moves.cancel_moves(transfer.exports)
 
     def abandon_transfer(self, request: Request) -> None:
-        """The request leaves. What it has not filled by now nobody will."""
+        """End the transfer of a request that leaves before its pages are filled."""
         if transfer := self._computing.get(request.uid):
             self._end(transfer, End.FAILED)
 
     def find_ticket(self, transfer_id: bytes) -> Ticket | None:
-        """The ticket of one that is open."""
+        """The ticket of a transfer that is open; None for others."""
         transfer = self._open.get(transfer_id)
         return None if transfer is None else transfer.ticket
 
     def renew_leases(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Somebody waits still to pull these."""
+        """Renew the leases of these transfers, which somebody still waits to pull."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 transfer.expires_s = max(transfer.expires_s, now + transfer.lease_s)
 
     def release_transfers(self, transfer_ids: Iterable[bytes]) -> None:
-        """Nobody will pull these (any more)."""
+        """End these transfers, which nobody will pull any more."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 self._end(transfer, End.RELEASED)
 
     def end_session(self, session: int) -> None:
-        """The session has ended: nobody renews what it asked for."""
+        """End the session's transfers, whose leases nobody renews now, but not the detached ones."""
         for transfer in [t for t in self._open.values() if t.session == session and not t.detached]:
             self._end(transfer, End.RELEASED)
 
     def finished_prefills(self) -> list[Transfer]:
-        """Those whose request is gone, the earliest first."""
+        """Transfers whose request is gone, the earliest first."""
         return [transfer for transfer in self._open.values() if transfer.request is None]
 
     def newest_prefill(self) -> Transfer | None:
-        """The last of these."""
+        """The latest transfer whose request is gone; None if there is none."""
         return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
 
     def give_back(self, transfer: Transfer) -> None:
-        """Its pages are needed here."""
+        """End a transfer whose pages are needed here."""
         self._end(transfer, End.FAILED)
 
     def expire_leases(self, now: float) -> None:
-        """End those whose lease is over. One whose request still computes is not waited for yet."""
+        """End the transfers whose lease is over, but not those whose request still computes."""
         if now < self._next_expiry_s:
             return
         waiting = self.finished_prefills()
@@ -171,12 +173,12 @@ class Transfers:
         self._next_expiry_s = min((t.expires_s for t in waiting if t.expires_s > now), default=float("inf"))
 
     def end_all(self) -> None:
-        """The replica stops, or has lost its worker."""
+        """End all transfers, since the replica stops or has lost its worker."""
         for transfer in list(self._open.values()):
             self._end(transfer, End.FAILED)
 
     def check_integrity(self) -> None:
-        """Every transfer has what is exported, or somebody who will have it exported again."""
+        """Raise AssertionError unless every transfer has exports, or a request that will be exported again."""
         exports = {export for transfer in self._open.values() for export in transfer.exports}
         require(exports == self._by_export.keys(), "an export is of no transfer")
         flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.EXPORT}
@@ -188,6 +190,8 @@ class Transfers:
             require(started != transfer.suspended and (bool(transfer.exports) or not started), "nothing is exported")
 
     def _add(self, request: Request) -> Transfer:
+        """Open a transfer for the request, with a new ticket and the lease that the request asks for, or else the
+        default."""
         asked_s = min(request.transfer.lease_ms / 1000, _MOST_LEASE_S)
         lease_s = asked_s or self._lease_s
         ticket = self._ticket(request, lease_s)
@@ -196,6 +200,8 @@ class Transfers:
         return transfer
 
     def _ticket(self, request: Request, lease_s: float) -> Ticket:
+        """Make a ticket for the request's pages: their names, that of a last page that is not full, the worker's
+        address, a new key and the lease."""
         geometry, known = self._hello.model.pages, request.known_len
         identify(request, geometry.page_size)
         whole = known // geometry.page_size
@@ -216,6 +222,8 @@ class Transfers:
         )
 
     def _exported(self, move: Move, moved: MoveEnd, now: float) -> None:
+        """Take the end of an export: the transfer fails if the move did, and counts as pulled when its last export has
+        ended. A suspended one goes on."""
         transfer = self._by_export.pop(moved.id, None)
         if transfer is None:
             return
@@ -228,6 +236,7 @@ class Transfers:
             self._end(transfer, End.PULLED)
 
     def _end(self, transfer: Transfer, end: End) -> None:
+        """Remove the transfer, cancel its exports and count how it ended."""
         del self._open[transfer.ticket.transfer_id]
         if transfer.request is not None:
             del self._computing[transfer.request.uid]

@@ -74,7 +74,7 @@ class Effects:
 
 @dataclass(slots=True)
 class _Search:
-    """For the pages of one request in the kvstore."""
+    """How the pages of one request were looked for in the kvstore."""
 
     # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
     lookups: int = 0
@@ -142,8 +142,9 @@ class KvTraffic:
         self.offload.look_ahead(now)
 
     def wants_lookup(self, request: Request, local: int) -> bool:
-        """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
-        the last token, not for ever, not who does not answer, and not for pages that may be damaged there."""
+        """Whether to ask the kvstore, before a start, for the pages after the `local` ones that the device has. Not
+        where only the page of the last token follows, after too many lookups or a failed one, nor for pages that may be
+        damaged there."""
         search = self._search_of(request)
         return (
             self.enabled
@@ -157,8 +158,9 @@ class KvTraffic:
         )
 
     def is_spared(self, request: Request, local: int) -> bool:
-        """Whether a new request that wants a lookup would find nothing: its router follows the kvstore, and knew of
-        nobody with more than the local pages. What was given to the kvstore from here the router may not know yet."""
+        """Whether a new request's lookup would find nothing: its router follows the kvstore, and a moment ago knew of
+        nobody with more than the local pages. False where this scheduler itself has stored the next page, as the router
+        may not know yet."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
@@ -168,7 +170,7 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Look up what follows the local pages."""
+        """Ask the kvstore, by way of `effects`, for the request's pages after the first `local`."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
@@ -201,9 +203,9 @@ class KvTraffic:
                 self.offload.forget(asked[result.pages :])
 
     def must_ask(self, request: Request, local: int) -> bool:
-        """Whether to ask, for the first time since it was swapped or anew, before a request with a seat starts. What
-        was found is abandoned where the lease would end before its pages are read, or where they no longer follow the
-        local ones."""
+        """Whether to look up a READY request before it starts: after a swap or an incomplete pull, or where the last
+        answer is of no use. Drops an answer whose lease ends too soon, or whose pages no longer follow the local
+        ones."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
@@ -223,8 +225,8 @@ class KvTraffic:
         self.offload.forget_request(request)
 
     def load_pages(self, request: Request, local: int) -> int:
-        """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
-        many pages it need not compute."""
+        """Begin to load what the kvstore was found to have after the `local` pages, as the request takes its slot.
+        Returns how many leading pages it need not compute."""
         if search := self._searches.get(request.uid):
             search.lookups, search.due = 0, False
         self.offload.skip(request, 0)
@@ -240,8 +242,8 @@ class KvTraffic:
         return end
 
     def swap_pages(self, request: Request) -> bool:
-        """A request is preempted and still holds its pages: whether they are loaded when it resumes, rather than
-        computed. If so, what the kvstore lacks of them is stored now."""
+        """Decide whether a preempted request's pages are loaded when it resumes, rather than computed. If so, returns
+        True, stores those that the kvstore lacks and has the request looked up before its next start."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False
@@ -255,7 +257,7 @@ class KvTraffic:
         return True
 
     def lost(self) -> None:
-        """The worker is gone: no move will be reported, no request will start."""
+        """Release all leases, since the worker is gone: no move will be reported, no request will start."""
         for found in self._found.values():
             self._effects.releases += found.leases
         self._found.clear()
@@ -276,7 +278,8 @@ class KvTraffic:
         return not self._found
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Answers are of requests that wait with a seat, records of requests that live; every lease is held once."""
+        """Raise AssertionError unless answers are of READY requests, records are of requests that live, and every lease
+        is held once."""
         requests = list(requests)
         seated = {request.uid for request in requests if request.state is State.READY}
         require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")
@@ -288,7 +291,7 @@ class KvTraffic:
         require(not set(leases) & set(self._effects.releases), "a lease is held and released")
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
-        """What was asked for last."""
+        """The hashes of the pages that the request's last lookup asked for."""
         first = self._search_of(request).first_page
         most = min(most_hits(request, self._page_size), first + _MOST_ASKED)
         return tuple(request.hashes[first:most])
@@ -303,6 +306,8 @@ class KvTraffic:
             self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
+        """Take the end of a load: release its lease, name the pages that arrived, and note that the kvstore lacks the
+        others. If the request still has these pages, it computes what did not arrive."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])

@@ -52,7 +52,7 @@ class _Chain(NamedTuple):
     hashes: tuple[bytes, ...]
 
     def tail(self, pages: int) -> _Chain:
-        """The last so many."""
+        """The chain's last so many pages."""
         first = max(len(self.hashes) - pages, 0)
         return _Chain(tuple(table[first:] for table in self.tables), self.hashes[first:])
 
@@ -99,8 +99,8 @@ class Offload:
         self._crowded = False
 
     def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
-        """The first pages of the request hold what they should: store those that wait if they are `least` or more.
-        False where there is no room for all of them now: the rest waits on."""
+        """Store the request's computed pages that the kvstore lacks, if at least `least` are new. Returns False where
+        there is no room to store all of them now; the rest is offered again later."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
@@ -120,15 +120,15 @@ class Offload:
         return span <= room
 
     def leaves(self, request: Request, *, stores: bool = True) -> None:
-        """The request gives its pages up: what is left of them is stored now as far as there is room, if it `stores`,
-        and the rest is dropped."""
+        """Handle that the request gives its pages up: with `stores`, store now what was not, as far as there is room.
+        Pages that are not stored are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.filled(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
             self._stats.store_dropped(len(self._lacking(request, first, end)))
 
     def skip(self, request: Request, pages: int) -> None:
-        """A run of the request begins, of which the first pages need not be offered."""
+        """Note that a run of the request begins, of which the first `pages` pages need not be offered."""
         if pages:
             self._offered[request.uid] = pages
         else:
@@ -139,7 +139,7 @@ class Offload:
         self._offered.pop(request.uid, None)
 
     def unstored(self, request: Request) -> int:
-        """Of the request's full pages, those that the kvstore has not been given."""
+        """How many of the request's full pages the kvstore has not been given."""
         return len(self._lacking(request, 0, self._cache.ready_pages(request)))
 
     def may_save(self, pages: int) -> bool:
@@ -152,7 +152,8 @@ class Offload:
             self._store_pages(request, lacking[0], lacking[-1] + 1)
 
     def look_ahead(self, now: float) -> None:
-        """Before pages are handed out: store what is about to be evicted. Costs nothing while pages are free."""
+        """Store pages that will be evicted soon and that the kvstore lacks, as far as there is room. Called before
+        pages are handed out; costs nothing while pages are free."""
         self._now = now
         if not self.enabled or self._selective:
             return
@@ -169,12 +170,13 @@ class Offload:
                         self._store(chain, None, 0)
 
     def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
-        """Pages with these names are lost to the device: count those that nobody has now."""
+        """Count the pages with these names, which the device has lost, as far as the kvstore lacks them."""
         if self.enabled and not self._selective and not group:
             self._stats.store_missed(sum(digest not in self._known for digest in hashes))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """A store has ended; its first pages are there."""
+        """Take the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. The
+        result feeds the circuit breaker."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after one that had no room: it would be tried again and again while nothing else happens.
@@ -187,7 +189,8 @@ class Offload:
         self.forget(move.hashes[arrived:])
 
     def remember(self, hashes: Sequence[bytes]) -> None:
-        """The kvstore has these."""
+        """Note that the kvstore has the pages with these hashes; the least recently used hashes are dropped beyond the
+        bound."""
         known = self._known
         for digest in hashes:
             known[digest] = None
@@ -196,7 +199,8 @@ class Offload:
             known.popitem(last=False)
 
     def met(self, boot_id: int) -> None:
-        """The kvstore said which life of its it lives: what an earlier one was given it may have lost."""
+        """Note the boot id of the kvstore. Where it has changed, forget which pages the kvstore was given: it may have
+        lost them."""
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
@@ -204,7 +208,7 @@ class Offload:
             self._boot_id = boot_id
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """The kvstore has these not: they may be stored anew."""
+        """Note that the kvstore lacks these pages: they may be stored anew."""
         for digest in hashes:
             self._known.pop(digest, None)
 
@@ -213,8 +217,8 @@ class Offload:
         return digest in self._known
 
     def distrust(self, hashes: Sequence[bytes]) -> None:
-        """The pages of one that ended by an error: what the kvstore has of them is not to be loaded, until they are
-        stored anew."""
+        """Note that the kvstore's pages with these hashes may be damaged, since their sequence ended by an error: they
+        are not loaded until they are stored anew."""
         if not self.enabled:
             return
         self.forget(hashes)
@@ -239,7 +243,7 @@ class Offload:
         return [index for index in range(first, end) if hashes[index] not in known]
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
-        """Up to which page others had use of the request's pages, or have now."""
+        """Return up to which page, at most `end`, a second request has had use of the request's pages or has now."""
         local = request.local_tokens // self._pools.page_size
         pool, table = self._pools.pools[0], request.tables[0]
         while end > max(first, local) and pool.references(table[end - 1]) < 2:
@@ -247,8 +251,9 @@ class Offload:
         return end
 
     def _room(self, share: int) -> int:
-        """How many more pages may be on their way. Where it is tried whether stores work again, no more than one move
-        carries: its pages, and the parent of the first."""
+        """Return how many more pages may be on their way to the kvstore: up to one `share`-th of all. 0 where too many
+        stores are in flight or stores fail; while it is tried whether they work again, no more than one move
+        carries."""
         moves, pools = self._moves, self._pools
         if moves.stores + pools.groups > self._max_stores or not self._breaker.can_try():
             return 0
@@ -258,6 +263,8 @@ class Offload:
         return max(most - moves.storing_pages // pools.groups, 0)
 
     def _store_pages(self, request: Request, first: int, end: int) -> None:
+        """Store the request's pages from `first` to `end`, and with them the page before, since the kvstore tells
+        watchers each page's parent."""
         # The kvstore tells watchers of each page's parent, the one before it in the same put: what it has it does not
         # want again.
         first = max(first - 1, 0)
@@ -265,6 +272,8 @@ class Offload:
         self._store(_Chain(tables, tuple(request.hashes[first:end])), request, first)
 
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
+        """Begin the moves that store the chain, which begins at the request's page `first`, and note that the kvstore
+        has it."""
         self._breaker.begin_try()
         context = _NOBODY if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -277,7 +286,8 @@ class Offload:
             self._doubted.pop(digest, None)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
-        """What of these, in the order of their eviction, the kvstore lacks, as chains. A prefix's tail goes first."""
+        """Return, as chains, the pages of these that the kvstore lacks, in the order of their eviction: a prefix's tail
+        goes first. Pages that are not on the device in every KV group are left out."""
         names, known = self._names, self._known
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):

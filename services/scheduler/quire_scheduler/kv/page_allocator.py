@@ -83,7 +83,7 @@ class PageAllocator:
 
     @property
     def awaited(self) -> int:
-        """Of these, those that wait for a move alone."""
+        """Pages without a reference that wait for the end of a move alone."""
         return len(self._awaited)
 
     @property
@@ -92,7 +92,8 @@ class PageAllocator:
         return self.capacity - self.free - self.fenced
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, each with one reference, idle ones last. The caller has checked `free`."""
+        """Take `count` pages, each with one reference; idle pages are evicted where no free ones are left. The caller
+        has checked `free`."""
         require(0 <= count <= self.free, "more pages than are free")
         if not count:
             return []
@@ -109,7 +110,8 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """One more reference for each, of pages that are kept or have one already."""
+        """Add one reference to each page. Pages without a reference must be kept ones; they stop being idle or
+        waiting."""
         if not len(pages):
             return
         references = self._references[pages]
@@ -126,7 +128,8 @@ class PageAllocator:
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """One reference less for each, in the order of their sequence: of kept pages the last will be evicted first."""
+        """Drop one reference of each page. Once the fence has passed, pages without a reference are free or, if kept,
+        idle; of these the last in the list is evicted first."""
         if not pages:
             return
         at = np.array(pages)
@@ -149,7 +152,8 @@ class PageAllocator:
                 self._num_fenced += len(gone)
 
     def lend(self, pages: Sequence[int]) -> None:
-        """A move reads these, which are referenced or idle, until `take_back`."""
+        """Note that a move reads these pages, which are referenced or idle. They are not used anew until
+        `take_back`."""
         for page in pages:
             self._lent[page] = self._lent.get(page, 0) + 1
             if page in self._idle:
@@ -157,7 +161,8 @@ class PageAllocator:
                 self._awaited[page] = True
 
     def take_back(self, pages: Sequence[int]) -> None:
-        """A move has ended. What was about to be evicted when it was lent is so again; the last of the pages first."""
+        """End a move's loan of these pages. Those without a reference are free or, if kept, idle; pages that were idle
+        when they were lent are evicted next, the last of them first."""
         front = list[int]()
         for page in reversed(pages):
             left = self._lent[page] - 1
@@ -179,7 +184,7 @@ class PageAllocator:
             self._idle.move_to_end(page, last=False)
 
     def next_evicted(self, most: int) -> list[int]:
-        """Of the idle pages those that will be evicted within the next `most` pages that are allocated, first first."""
+        """Return the idle pages that will be evicted when `most` more pages are allocated, in that order."""
         return list(islice(self._idle, max(most - len(self._free), 0)))
 
     def keep(self, pages: Sequence[int]) -> None:
@@ -187,7 +192,7 @@ class PageAllocator:
         self._kept[pages] = True
 
     def drop(self, pages: Sequence[int]) -> None:
-        """What these hold is of no use any more."""
+        """Keep these pages no longer; idle ones become free."""
         self._kept[pages] = False
         for page in pages:
             if page in self._idle:
@@ -195,7 +200,8 @@ class PageAllocator:
                 self._free.append(page)
 
     def advance(self, retired: int, completed: int) -> None:
-        """All steps before Grant `retired`, and all up to step `completed`, are done."""
+        """Note that all steps before Grant `retired`, and all up to step `completed`, are done. Pages whose fence has
+        passed by that become free or, if kept, idle."""
         self._retired = max(self._retired, retired)
         self._completed = max(self._completed, completed)
         if self._fenced:
@@ -228,7 +234,8 @@ class PageAllocator:
         return set(np.flatnonzero(self._kept).tolist())
 
     def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
-        """Compare with all references and loans that the callers know of; AssertionError on any difference."""
+        """Compare with all references (`held`) and loans (`lent`) that the callers know of. Raises AssertionError on
+        any difference."""
         expected = np.zeros_like(self._references)
         for pages in held:
             np.add.at(expected, list(pages), 1)
@@ -252,7 +259,8 @@ class PageAllocator:
         require(bool(self._kept[list(self._idle)].all()), "a page is idle for nothing")
 
     def _settle(self, pages: NDArray[np.intp]) -> None:
-        """The fence of these has passed."""
+        """Make these pages, whose fence has passed, free or, if kept, idle. Pages that a move reads wait for its
+        end."""
         last_first = pages[::-1]
         for page, kept in zip(last_first.tolist(), self._kept[last_first].tolist(), strict=True):
             if page in self._lent:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def identify(request: Request, page_size: int) -> None:
-    """Bring the hashes of the request's full pages up to date with its tokens, of which none is hashed twice."""
+    """Extend the hashes of the request's full pages to all of its tokens; no token is hashed twice."""
     hashes = request.hashes
     first, end = len(hashes) * page_size, request.known_len // page_size * page_size
     if first < end:
@@ -22,5 +22,5 @@ def identify(request: Request, page_size: int) -> None:
 
 
 def most_hits(request: Request, page_size: int) -> int:
-    """Pages that need not be computed at most: the last token always is."""
+    """The most pages of the request that need not be computed: the last token always is."""
     return min((request.known_len - 1) // page_size, len(request.hashes))

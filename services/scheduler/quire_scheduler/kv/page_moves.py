@@ -64,7 +64,7 @@ class Carried(NamedTuple):
 
 
 class PageMoves:
-    """One core's. `page_bytes` by group."""
+    """All moves of one core. `page_bytes` by group."""
 
     def __init__(self, pools: PagePools, page_bytes: Sequence[int]) -> None:
         self.storing_pages = 0
@@ -89,7 +89,7 @@ class PageMoves:
 
     @property
     def stores(self) -> int:
-        """Of these, to the kvstore."""
+        """How many of the moves in flight are stores to the kvstore."""
         return len(self._began_s)
 
     def are_late(self, now: float) -> bool:
@@ -97,7 +97,7 @@ class PageMoves:
         return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
 
     def begin_move(self, move: Move, context: RequestContext, now: float) -> int:
-        """With the next Grant; returns the move's id."""
+        """Put the move into the next Grant, and hold its pages until it ends. Returns the move's id."""
         move_id, self._next = self._next, self._next + 1
         if move.kind in _WRITES:
             self._pools.retain(move.group, move.pages)
@@ -125,8 +125,8 @@ class PageMoves:
         return cancelled
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
-        """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no
-        concern."""
+        """Settle the moves that the worker reported: tell their owners, then let go of their pages. Unknown ones are
+        ignored. Returns the bytes and the longest time of each kind."""
         carried = dict[tuple[MoveKind, bool], Carried]()
         for end in ends:
             move = self._moves.pop(end.id, None)
@@ -141,7 +141,7 @@ class PageMoves:
         return list(carried.values())
 
     def lost(self) -> list[Move]:
-        """The worker is gone, no move will be reported: returns those that were in flight."""
+        """Forget all moves, since the worker is gone, and let go of their pages. Returns those that were in flight."""
         moves, self._moves = self._moves, {}
         for move_id, move in moves.items():
             self._release(move_id, move)
@@ -150,15 +150,15 @@ class PageMoves:
         return list(moves.values())
 
     def items(self) -> list[tuple[int, Move]]:
-        """Those in flight, by id."""
+        """The moves in flight, with their ids."""
         return list(self._moves.items())
 
     def all(self) -> list[Move]:
-        """Those in flight."""
+        """The moves in flight."""
         return list(self._moves.values())
 
     def check_integrity(self) -> None:
-        """Counts agree with what is in flight."""
+        """Raise AssertionError where counts disagree with the moves in flight."""
         stores = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.STORE}
         require(stores == self._began_s.keys(), "stores were miscounted")
         pages = sum(len(self._moves[move_id].pages) for move_id in stores)
@@ -166,10 +166,11 @@ class PageMoves:
         require({move.id for move in self._outgoing} <= self._moves.keys(), "a move goes out that has ended")
 
     def pages(self, *, written: bool) -> list[tuple[int, Sequence[int]]]:
-        """Of the moves in flight that write their pages, or of the others, by group."""
+        """The pages, with their group, of the moves in flight that write them or, not `written`, read them."""
         return [(move.group, move.pages) for move in self._moves.values() if (move.kind in _WRITES) == written]
 
     def _release(self, move_id: int, move: Move) -> None:
+        """Let go of the pages of a move that has ended: drop its references, or end its loan."""
         if move.kind in _WRITES:
             self._pools.release(move.group, move.pages)
         else:
@@ -179,6 +180,8 @@ class PageMoves:
 
 
 def _to_carry(move_id: int, move: Move, context: RequestContext) -> PageMove:
+    """Return the move as a Grant carries it: with the ticket's id and key for an export, and with its sources too for a
+    pull."""
     pages, ticket, pulls = np.array(move.pages, np.int32), move.ticket, move.kind is MoveKind.PULL
     if ticket is None:
         return PageMove(move_id, move.kind, move.group, pages, move.hashes, move.lease, context=context)

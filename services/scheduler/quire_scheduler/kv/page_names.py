@@ -66,7 +66,8 @@ class PageNames:
     def name(
         self, group: int, pages: Sequence[int], parent: bytes, hashes: Sequence[bytes], tokens: bytes
     ) -> list[int]:
-        """The pages, which follow the one called `parent`, hold what the hashes say; returns those that got a name."""
+        """Name the pages by their hashes, the first being the child of `parent`, and tell listeners. A content that
+        another page holds already is not named twice. Returns the pages that got a name."""
         page_bytes = len(tokens) // max(len(pages), 1)
         page_of, new, stored = self._page_of[group], list[int](), list[Stored]()
         for index, (page, digest) in enumerate(zip(pages, hashes, strict=True)):
@@ -83,7 +84,8 @@ class PageNames:
         return new
 
     def forget(self, group: int, pages: Iterable[int]) -> list[int]:
-        """The pages are to hold something else; returns those that had a name."""
+        """Remove the names of pages that will hold something else, and tell listeners. Returns the pages that had
+        one."""
         had, removed = list[int](), list[bytes]()
         for page in pages:
             digest = self._hash_of[group].pop(page, None)
@@ -101,8 +103,8 @@ class PageNames:
         return [(digest, self._named[group][digest].parent) for digest in digests if digest is not None]
 
     def snapshot(self, piece: int = 1024) -> Iterator[list[Stored]]:
-        """All that is held, in pieces of so many pages. What changes meanwhile may be in it or not: events after the
-        `sequence` at the beginning tell."""
+        """Yield all named pages as chains, `piece` pages at a time. Pages that change meanwhile may be missing or
+        outdated; the events after the `sequence` at the beginning correct that."""
         for group, named in enumerate(self._named):
             digests = list(named)
             for start in range(0, len(digests), piece):
@@ -110,7 +112,8 @@ class PageNames:
                 yield join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in held if n is not None)
 
     def after(self, sequence: int) -> list[PageEvent]:
-        """Events later than `sequence`; raises FailedPrecondition where the tail no longer reaches back to it."""
+        """Return the events later than `sequence`. Raises FailedPrecondition where the tail no longer reaches back to
+        it."""
         if sequence == self.sequence:
             return []
         if sequence > self.sequence or not self._events or self._events[0].sequence > sequence + 1:
@@ -120,7 +123,7 @@ class PageNames:
         return list(islice(self._events, sequence + 1 - self._events[0].sequence, None))
 
     def check_integrity(self) -> None:
-        """Pages and names are each other's."""
+        """Raise AssertionError where pages and names disagree."""
         for hash_of, page_of, named in zip(self._hash_of, self._page_of, self._named, strict=True):
             require({digest: page for page, digest in hash_of.items()} == page_of, "a page and its name disagree")
             require(page_of.keys() == named.keys(), "a name without content, or content without a name")
@@ -138,7 +141,7 @@ class PageNames:
 
 
 def join(stored: Iterable[Stored]) -> list[Stored]:
-    """Chains out of single pages: neighbours where one is the other's parent become one entry."""
+    """Join single pages into chains: neighbours where one is the other's parent become one entry."""
     chains: list[tuple[int, bytes, list[bytes], list[bytes]]] = []
     for one in stored:
         if chains and chains[-1][0] == one.group and one.parent and chains[-1][2][-1] == one.parent:

@@ -57,7 +57,7 @@ class PagePools:
         return min(pool.free - pool.idle_among(table) for pool, table in zip(self.pools, tables, strict=True))
 
     def share(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
-        """Begin the request's tables with pages that hold, or will hold, how it begins."""
+        """Begin the request's tables with these pages, which hold, or will hold, the beginning of its sequence."""
         request.hold_pages(tuple(list(table) for table in tables))
         for pool, table in zip(self.pools, tables, strict=True):
             pool.share(table)
@@ -68,7 +68,8 @@ class PagePools:
             table += pool.allocate(count)
 
     def give_each(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
-        """Append pages to the tables of several that hold some: per group, the new ones in the requests' order."""
+        """Allocate `counts` pages in every group and append them to the requests' tables. Returns the new pages by
+        group, in the requests' order."""
         given = [pool.allocate(sum(counts)) for pool in self.pools]
         for group, pages in enumerate(given):
             at = 0
@@ -100,15 +101,15 @@ class PagePools:
         self.pools[group].take_back(pages)
 
     def freed_by(self, request: Request, *, lent: bool = True) -> int:
-        """Pages that would be left without a reference if the request gave back its own; with those that a move reads,
-        or without."""
+        """Return how many pages would be left without a reference in every group if the request gave up its own. Pages
+        that a move reads count only with `lent`."""
         return min(
             sum(pool.references(page) == 1 and (lent or not pool.is_lent(page)) for page in table)
             for pool, table in zip(self.pools, request.tables, strict=True)
         )
 
     def unheld(self, tables: Sequence[Sequence[int]]) -> int:
-        """Of pages that moves read, those that nobody references: they are free when the moves end."""
+        """How many of these pages, which moves read, nobody references: they are free when the moves end."""
         return max(
             sum(pool.references(page) == 0 for page in table) for pool, table in zip(self.pools, tables, strict=True)
         )
@@ -123,8 +124,8 @@ class PagePools:
         written: Iterable[tuple[int, Sequence[int]]],
         read: Iterable[tuple[int, Sequence[int]]],
     ) -> None:
-        """All references are those of the requests' tables and of moves that write, all loans those of moves that read
-        (group, pages)."""
+        """Check that all references are those of the requests' tables and of moves that write, and all loans those of
+        moves that read; both as (group, pages). Raises AssertionError."""
         requests, written, read = list(requests), list(written), list(read)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]

@@ -66,7 +66,8 @@ class PrefixCache:
         self._changes = 0
 
     def match(self, request: Request) -> Hit:
-        """The longest prefix of the request that is there or promised in every group."""
+        """Return the longest prefix of the request whose pages are named, or promised by another request, in every
+        group."""
         if not self.enabled or not request.sequence.reads_cache:
             return self._miss
         key = (request.uid, request.known_len, self._names.sequence, self._changes)
@@ -87,7 +88,8 @@ class PrefixCache:
         self._ready_pages.pop(request.uid, None)
 
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
-        """The request starts on `hit` and pages of its own after it, of which those before page `loaded` are loaded."""
+        """Note that the request starts on `hit` and pages of its own after it, of which those before page `loaded` are
+        loaded. Its own full pages are promised, so that others may start on them."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return
@@ -105,7 +107,8 @@ class PrefixCache:
         self._changes += 1
 
     def computed(self, request: Request, positions: int) -> None:
-        """The KV of so many of the request's positions is in its pages: the full ones get their names."""
+        """Note that the KV of the request's first `positions` is in its pages; the full pages that are new get their
+        names."""
         end = min(positions // self._pools.page_size, len(request.hashes))
         first = self.ready_pages(request)
         if end <= first:
@@ -117,7 +120,8 @@ class PrefixCache:
                 self._name(request, group, first, table[first:end])
 
     def loaded(self, request: Request, group: int, first: int, pages: Sequence[int], arrived: int) -> None:
-        """A load for the request, which may have left since, has ended: the first `arrived` of its pages are whole."""
+        """Take the end of a load for the request, which may have left: name the first `arrived` pages. Of the others,
+        each is promised by the oldest request that holds it and so computes it, or no longer promised."""
         if not self.enabled:
             return
         self._loading[group].difference_update(pages)
@@ -137,7 +141,8 @@ class PrefixCache:
                 del promised[digest]
 
     def leave(self, request: Request, positions: int) -> None:
-        """The request gives up its pages, of which so many positions are computed; its unkept promises are void."""
+        """Name the request's pages that `positions` computed tokens fill, as it gives its pages up. Its unkept promises
+        are withdrawn, with those of requests that count on them."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)
@@ -152,12 +157,13 @@ class PrefixCache:
             broken = {page for other in doomed for page in self._withdraw(other)}
 
     def distrust(self, request: Request, first: int) -> None:
-        """The request's pages from page `first` on may hold wrong content: the index forgets them."""
+        """Forget the names of the request's pages from page `first` on, which may hold wrong content."""
         for group, table in enumerate(request.tables):
             self._pools.pools[group].drop(self._names.forget(group, table[first:]))
 
     def distrust_content(self, request: Request, first: int) -> None:
-        """The request has given its pages up: the index forgets whichever pages hold the same content."""
+        """Forget the names of whichever pages hold the content of the request's pages from `first` on; it has given its
+        own up."""
         for group, pool in enumerate(self._pools.pools):
             named = self._names.pages(group)
             pages = [named[digest] for digest in request.hashes[first:] if digest in named]
@@ -169,8 +175,8 @@ class PrefixCache:
         return ready < request.expected_tokens and ready <= request.cached_tokens
 
     def check_integrity(self, requests: Iterable[Request], stopping: Iterable[Request]) -> None:
-        """Names, promises and tables agree; what more than one request holds is whole for all but its writer.
-        `stopping`: requests of which a step may still be reported."""
+        """Raise AssertionError where names, promises and tables disagree, or where a shared page is not whole for all
+        but its writer. `stopping`: requests of which a step may still be reported."""
         requests = list(requests)
         uids = {request.uid for request in (*requests, *stopping)}
         require(self._ready_pages.keys() <= uids, "pages are ready for nobody")
@@ -187,6 +193,7 @@ class PrefixCache:
         self._check_shared([request for request in requests if request.tables])
 
     def _check_shared(self, requests: Sequence[Request]) -> None:
+        """Raise AssertionError where a page has different places in two tables, or two requests that still write it."""
         size = self._pools.page_size
         for group in range(self._pools.groups):
             writers: dict[int, Request] = {}
@@ -198,6 +205,8 @@ class PrefixCache:
                         require(writers.setdefault(page, request) is request, f"page {page} has two writers")
 
     def _find(self, request: Request) -> Hit:
+        """Return the longest prefix whose pages are named or promised in every group; the page of the last token is
+        never in it."""
         identify(request, self._pools.page_size)
         most = ready = most_hits(request, self._pools.page_size)
         tables = list[list[int]]()
@@ -216,7 +225,8 @@ class PrefixCache:
         return Hit(tuple(table[:most] for table in tables), min(ready, most))
 
     def _name(self, request: Request, group: int, first: int, pages: Sequence[int]) -> None:
-        """The pages, from the request's page `first` on, hold what they should."""
+        """Name the pages, which begin at the request's page `first` and hold their content; keep those that got a name,
+        and remove their promises."""
         if not pages:
             return
         size, end = self._pools.page_size, first + len(pages)
@@ -230,7 +240,8 @@ class PrefixCache:
                 del promised[digest]
 
     def _withdraw(self, request: Request) -> set[tuple[int, int]]:
-        """Promises that the request has not kept and nobody else will keep, out of the index; as (group, page)."""
+        """Remove the promises that the request has not kept and no load will keep. Returns their pages as (group,
+        page)."""
         broken = set[tuple[int, int]]()
         for group, promised in enumerate(self._promised):
             for digest in request.hashes[self.ready_pages(request) :]:

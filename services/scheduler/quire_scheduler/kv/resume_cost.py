@@ -31,7 +31,7 @@ class Rate:
         self._seconds = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """`amount` took `seconds`."""
+        """Add a measurement: `amount` took `seconds`, which are cut where they exceed the expected time far."""
         expected_s = self.seconds(amount)
         if expected_s:
             seconds = min(seconds, _MAX_SURPRISE * expected_s)
@@ -55,7 +55,8 @@ class Lane:
         self._last_s = 0.0
 
     def ended(self, amount: int, longest_us: int, now: float) -> None:
-        """A batch has ended that was reported together."""
+        """Add a batch of moves that were reported together. It took as long as its longest move, but no longer than
+        since the last batch."""
         seconds = longest_us / 1e6
         if self._last_s:
             seconds = min(seconds, now - self._last_s)
@@ -76,7 +77,8 @@ class ResumeCost:
         self._lookup = Rate()
 
     def steps(self, report: Report) -> None:
-        """Learn from steps that were reported with their times how long prefill takes beside decoders."""
+        """Learn the speed of prefill from steps that were reported with their times. What decoding alone takes is
+        subtracted from steps that do both."""
         if len(report.timing) != report.steps:
             return
         columns = (report.timing, report.step_prefill_tokens.tolist(), report.step_rows.tolist())
@@ -103,7 +105,8 @@ class ResumeCost:
         return self._prefill.seconds(pages * self._page_size)
 
     def swap_pays(self, pages: int, unstored: int) -> bool:
-        """Whether it is quicker to store so many of the pages and load them all than to compute them."""
+        """Whether storing `unstored` pages and loading all `pages` is quicker than computing them; False where that was
+        not measured yet."""
         computing = self.compute_s(pages)
         storing = self._lanes[MoveKind.STORE].rate.seconds(unstored * self._page_bytes)
         loading = self._lanes[MoveKind.LOAD].rate.seconds(pages * self._page_bytes)

@@ -100,7 +100,7 @@ class Engine:
             self.phase_changed.set()
 
     def attach(self, hello: WorkerHello) -> None:
-        """The worker is there: a new epoch begins."""
+        """Begin a new epoch with a new core for the worker that said hello. The phase becomes ready."""
         with_store = self._kvstore is not None
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.pages_changed.set)
@@ -112,7 +112,8 @@ class Engine:
         self.pages_changed.set()
 
     def detach(self, error: QuireError, phase: str, detail: str) -> None:
-        """The worker is gone: its requests fail with the error, its leases are released."""
+        """End the epoch, since the worker is gone: its requests fail with the error, its leases are released, and
+        watchers see the new phase."""
         core, self.core = self.core, None
         self.set_phase(phase, 0.0, detail)
         if core is not None:
@@ -123,7 +124,7 @@ class Engine:
             self.pages_changed.set()
 
     def open_session(self, sink: OutputSink) -> int:
-        """A session begins; its number names it in `submit` and `abort`."""
+        """Open a session that delivers to the sink. Returns its number, which names it in `submit` and `abort`."""
         session = self._next_session
         while session in self._sinks:
             session = _after(session)
@@ -132,7 +133,7 @@ class Engine:
         return session
 
     def close_session(self, session: int) -> None:
-        """Nobody listens any more: what still runs is aborted. Idempotent."""
+        """Forget the session, which nobody listens to any more, and abort its requests. Idempotent."""
         self._sinks.pop(session, None)
         if self.core is not None:
             self.core.abort_session(session, now_s())
@@ -147,7 +148,8 @@ class Engine:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> None:
-        """Take a request in; raises the QuireError that refuses it."""
+        """Pass a request to the core, with a span for it. Raises the QuireError that refuses it; Unavailable without a
+        worker."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
@@ -162,13 +164,13 @@ class Engine:
         self._changed()
 
     def hand_over(self, session: int, handle: int, handover: Handover) -> None:
-        """To a request that awaits it; others need none."""
+        """Pass a handover to the request that awaits it; others ignore it."""
         if self.core is not None:
             self.core.hand_over(session, handle, handover, now_s())
             self._changed()
 
     def abort(self, session: int, handles: Sequence[int]) -> None:
-        """End requests; those that have ended already are of no concern."""
+        """End requests of the session; those that have ended already are ignored."""
         if self.core is not None:
             now = now_s()
             for handle in handles:
@@ -176,21 +178,21 @@ class Engine:
             self._changed()
 
     def fail(self, session: int, handle: int, error: QuireError) -> bool:
-        """End a request by an error that its session is told of; False where it has ended already."""
+        """End a request by an error, which its session is told. Returns False where it has ended already."""
         failed = self.core is not None and self.core.fail(session, handle, error, now_s())
         if failed:
             self._changed()
         return failed
 
     def keep_transfers(self, renewed: Sequence[bytes], released: Sequence[bytes]) -> None:
-        """Leases that begin anew, and transfers that are over; unknown ones are of no concern."""
+        """Renew the leases of some transfers and end others; unknown ones are ignored."""
         if self.core is not None and (renewed or released):
             self.core.renew(renewed, now_s())
             self.core.release(released)
             self._changed()
 
     def ticket(self, transfer_id: bytes) -> Ticket:
-        """The ticket of an open transfer; raises NotFound for any other."""
+        """Return the ticket of an open transfer. Raises NotFound for any other."""
         ticket = None if self.core is None else self.core.ticket(transfer_id)
         if ticket is None:
             raise NotFound(
@@ -214,7 +216,7 @@ class Engine:
         return replace(self.core.hello.model, max_model_len=self.core.max_len)
 
     def not_ready(self) -> Unavailable:
-        """What is answered while there is no worker."""
+        """Return the error for requests while there is no worker."""
         return Unavailable(
             "WORKER_NOT_READY",
             "This replica's worker is not ready.",
@@ -223,7 +225,8 @@ class Engine:
         )
 
     def on_report(self, report: Report) -> None:
-        """Apply a Report; what sessions must hear waits for `flush`."""
+        """Apply a Report; what sessions must be told waits for `flush`. Where the worker drains, the core refuses new
+        requests from now on."""
         if self.core is not None:
             if report.draining and not self._worker_drains:
                 self._worker_drains = True
@@ -232,7 +235,7 @@ class Engine:
             self._outputs += self.core.on_report(report, now_s())
 
     def next_grant(self) -> Grant | None:
-        """The next Grant to send, if any."""
+        """Return the core's next Grant, or None, and carry out the lookups and releases that the core asks for."""
         if self.core is None:
             return None
         grant = self.core.next_grant(now_s())
@@ -240,7 +243,8 @@ class Engine:
         return grant
 
     def flush(self) -> None:
-        """Deliver what sessions must hear; sessions that cannot keep up are ended."""
+        """Deliver to sessions what they must be told; sessions that cannot keep up are ended. Wakes whoever waits for
+        the core to be idle."""
         if self.core is not None:
             self._outputs += self.core.take_outputs()
         outputs, self._outputs = self._outputs, []
@@ -253,7 +257,8 @@ class Engine:
             self._idle.set()
 
     async def tick(self) -> None:
-        """Run for ever: deadlines of what waits while no Report comes, and gauges."""
+        """Run for ever: every 0.1 s sinks may send a heartbeat, a Grant is asked for, which fails requests past their
+        deadline, and metrics are updated."""
         while True:
             await asyncio.sleep(_TICK_S)
             for sink in self._sinks.values():
@@ -265,7 +270,8 @@ class Engine:
                 self._meter.count(self.core.stats)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
+        """Refuse new requests, and return when none is left. After `timeout_s` (None: never) those that still run are
+        failed. Returns how many were."""
         self.draining = True
         self.phase_changed.set()
         if self.core is not None:
@@ -273,8 +279,9 @@ class Engine:
         return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
 
     async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
-        """Refuse what the role does not take, and return when such requests have ended, or were ended when the time is
-        over: the former role, and how many were. Raises what Roles.change does."""
+        """Refuse requests that the role does not take, wait until those that are here have ended, then change the role.
+        After `timeout_s` (None: never) they are failed. Returns the former role and how many were failed; raises as
+        Roles.change."""
         former = self.roles.role
         with self.roles.change(role):
             ended = await self._until(
@@ -285,7 +292,7 @@ class Engine:
         return former, ended
 
     async def close(self) -> None:
-        """End lookups; leases that are held still are given back."""
+        """Cancel lookups, end the core, and return when all its leases were given back."""
         for task in list(self._lookups):
             task.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
@@ -298,7 +305,8 @@ class Engine:
     async def _until(
         self, done: Callable[[Scheduler], bool], end: Callable[[Scheduler], int], timeout_s: float | None
     ) -> int:
-        """Return when the core, if there is one, is done; after `end` when the time is over: what that returns."""
+        """Wait until the core is done, or there is none, and return 0. When the time is over, call `end` and return its
+        result."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while self.core is not None and not done(self.core):
@@ -318,6 +326,7 @@ class Engine:
         self._kick()
 
     def _carry_out(self, core: Scheduler) -> None:
+        """Start the lookups and releases that the core asks for, as tasks; without a kvstore do nothing."""
         effects = core.take_effects()
         if not effects or self._kvstore is None:
             return
@@ -327,6 +336,8 @@ class Engine:
             _spawn(self._kvstore.release(effects.releases), self._releases)
 
     async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
+        """Ask the kvstore and give its answer to the core; a call that raises or is cancelled counts as failed. Where
+        the core's epoch is over, only the leases found are released."""
         result = LookupResult(0, (), 0, 0.0, failed=True)
         try:
             result = await kvstore.look_up(lookup, core.hello)

@@ -45,6 +45,8 @@ class KvstoreClient:
         self._lease_ms = config.kvstore_lease_ms
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
+        """Look up and pin the pages in every KV group at once. Returns no pages where a group has none or a call fails;
+        leases that were granted all the same are in the result, to be released."""
         started = time.perf_counter()
         context = context_to_pb(lookup.context)
         with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):
@@ -66,7 +68,7 @@ class KvstoreClient:
         return LookupResult(pages, leases, us, expires_s, complete[0].medium, boot_id=boot_id, watched=watched)
 
     async def release(self, leases: Sequence[bytes]) -> None:
-        """See engine.KvStore. A lease whose release is lost ends by its time."""
+        """Release leases. A failed call is only logged: a lease that is not released ends by its time."""
         try:
             await self._stub.Release(kvstore_pb2.ReleaseRequest(leases=leases), timeout=_RELEASE_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -77,7 +79,8 @@ class KvstoreClient:
         await self._channel.close()
 
     def _patience_s(self, lookup: Lookup) -> float:
-        """How long the answer is worth waiting for."""
+        """Return how many seconds to wait for the lookup's answer: a share of the time that computing the pages would
+        take."""
         if self._fixed_s or lookup.compute_s is None:
             return self._fixed_s or _UNMEASURED_S
         return min(max(_PATIENCE * lookup.compute_s, _LEAST_S), _MOST_S)
@@ -85,6 +88,7 @@ class KvstoreClient:
     async def _look_up_group(
         self, lookup: Lookup, context: common_pb2.RequestContext, hello: WorkerHello, group: int, patience_s: float
     ) -> kvstore_pb2.LookupAndPinResponse | None:
+        """Look up and pin the pages in one KV group; None where the call fails or takes longer than `patience_s`."""
         request = kvstore_pb2.LookupAndPinRequest(
             context=context,
             keys=kvstore_pb2.PageKeys(namespace=hello.model.pages.namespace, group=group, hashes=lookup.hashes),

@@ -23,8 +23,8 @@ class LivenessMonitor:
         self._sent = seq
 
     def frame_received(self, now: float, retired: int, *, heartbeat: bool) -> None:
-        """A frame came. A frame that the worker sent before a Grant arrived is progress, but does not answer that
-        Grant."""
+        """Note that a frame came; only one that is no heartbeat is progress. A frame that the worker sent before a
+        Grant arrived does not answer that Grant."""
         self._heard = now
         if not heartbeat:
             self._progressed = now
@@ -35,7 +35,7 @@ class LivenessMonitor:
         self._heard = self._progressed = now
 
     def failure(self, now: float, *, busy: bool) -> str:
-        """Why the worker counts as lost, or an empty string. `busy`: slots are held, so the worker should report
+        """Return why the worker counts as lost, or an empty string. `busy`: slots are held, so the worker should report
         steps."""
         if now - self._heard > self._silence_s:
             return "it is silent"

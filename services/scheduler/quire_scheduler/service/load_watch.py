@@ -23,7 +23,8 @@ _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field
 
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
-    """Messages for one watcher, for ever."""
+    """Yield load messages to one watcher, for ever: at once when the phase changes, else when the load has changed, at
+    most once per interval, and every 2 s as a heartbeat."""
     wanted = interval_ms or engine.config.load_interval_ms
     interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
     loop = asyncio.get_running_loop()
@@ -37,7 +38,7 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
 
 
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
-    """The present load."""
+    """Build the message of the present load; without a worker it has the phase alone."""
     load = scheduler_pb2.Load(
         instance=instance,
         phase=engine.phase,

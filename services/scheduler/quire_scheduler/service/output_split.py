@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 def split_outputs(out: SessionOutputs, most_bytes: int) -> list[SessionOutputs]:
-    """Pieces of about `most_bytes` at most, in order; a single row, note or entry may be larger. The usual step is one
-    piece, itself."""
+    """Cut the outputs into pieces of about `most_bytes` at most, in order; a single row, note or entry may be larger.
+    The usual step is one piece, itself."""
     if _bytes_of(out) <= most_bytes:
         return [out]
     return [
@@ -47,6 +47,7 @@ def split_outputs(out: SessionOutputs, most_bytes: int) -> list[SessionOutputs]:
 
 
 def _bytes_of(out: SessionOutputs) -> int:
+    """Return about how many bytes the outputs take on the wire."""
     notes = len(out.finished) + len(out.failed) + len(out.prefilled) + len(out.pulled)
     total = _ROW * len(out.handle) + _TOKEN * len(out.token) + _NOTE * notes
     if out.logprobs is not None:
@@ -75,7 +76,7 @@ def _nothing(out: SessionOutputs) -> SessionOutputs:
 
 
 def _cut(items: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Groups of neighbours of at most `most` bytes; an item that is larger is a group of its own."""
+    """Yield neighbouring items in groups of at most `most` bytes; an item that is larger is a group of its own."""
     group, total = list[T](), 0
     for item in items:
         total += size(item)
@@ -99,7 +100,8 @@ def _split_chunk(chunk: PromptLogprobs, most: int) -> Iterator[PromptLogprobs]:
 
 
 def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
-    """Rows with their tokens and logprobs; finished notes go with the last row of their handle."""
+    """Yield the rows in pieces of at most `most` bytes, with their tokens and logprobs. A finished note goes with the
+    last row of its handle."""
     last = {handle: row for row, handle in enumerate(out.handle.tolist())}
     finished = sorted(out.finished, key=lambda note: last.get(note.handle, -1))
     ends, done = np.concatenate([[0], np.cumsum(out.count, dtype=np.int64)]), 0
@@ -123,7 +125,8 @@ def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
 
 
 def _row_bytes(out: SessionOutputs, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes by row, its logprobs included."""
+    """Return the bytes of each row on the wire, with its tokens and logprobs. `ends`: the number of tokens before each
+    row."""
     sizes: NDArray[np.int64] = _ROW + _TOKEN * out.count.astype(np.int64)
     if out.logprobs is not None:
         rows = np.searchsorted(ends, out.logprobs.token_index, side="right") - 1
@@ -132,7 +135,8 @@ def _row_bytes(out: SessionOutputs, ends: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def _logprobs_of(logprobs: LogprobColumns | None, first: int, after: int) -> LogprobColumns | None:
-    """Entries of tokens `first` to `after`, of which the first counts as 0."""
+    """Return the entries of tokens `first` to `after` (exclusive), with token indices counted from `first`; None if
+    there are none."""
     if logprobs is None:
         return None
     begin, end = np.searchsorted(logprobs.token_index, [first, after]).tolist()
@@ -140,7 +144,8 @@ def _logprobs_of(logprobs: LogprobColumns | None, first: int, after: int) -> Log
 
 
 def _ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of neighbours that add up to `most` bytes at most; one that is larger is a range of its own."""
+    """Yield (begin, end) of neighbouring items whose sizes add up to `most` at most; an item that is larger is
+    alone."""
     ends, begin = np.cumsum(sizes), 0
     while begin < len(sizes):
         before = int(ends[begin - 1]) if begin else 0

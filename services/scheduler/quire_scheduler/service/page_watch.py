@@ -35,7 +35,7 @@ class PageWatches:
         self._open = 0
 
     async def watch(self, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
-        """Frames for one watcher, for ever; raises Overloaded."""
+        """Yield frames to one watcher, for ever. Raises Overloaded where too many watch already."""
         most = self._engine.config.max_page_watchers
         if self._open >= most:
             raise Overloaded(
@@ -67,7 +67,8 @@ class _Watch:
         self._resumed = False
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
-        """While there is no worker, there are no pages."""
+        """Yield a snapshot of the worker's named pages and then their changes, at most once per interval; after a gap,
+        a snapshot again. When an epoch ends, a frame says that nothing is held. Without a worker nothing is yielded."""
         clock = asyncio.get_running_loop().time
         changed_s = sent_s = clock()
         while True:
@@ -102,13 +103,15 @@ class _Watch:
             changed_s = sent_s = clock()
 
     def _attach(self, core: Scheduler | None) -> None:
-        """Only who names the very epoch goes on from where it was."""
+        """Follow the core from now on. A request that names this core's epoch resumes after its sequence; others get a
+        snapshot."""
         request = self._request
         resumes = core is not None and request.HasField("epoch") and epoch_from_pb(request.epoch) == core.hello.epoch
         self._core, self._at, self._resumed = core, request.after_sequence if resumes else -1, resumes
 
     async def _snapshot(self, core: Scheduler) -> AsyncIterator[common_pb2.PageEvents]:
-        """At least one frame; the last says that it is, unless the epoch ends meanwhile."""
+        """Yield all named pages as one or more frames, the last of which is marked complete. Stops without that mark if
+        the epoch ends meanwhile."""
         metrics.page_snapshots.labels("new" if self._at < 0 else "gap").inc()
         self._at = core.names.sequence
         wire, held = _Wire(core, self._request.with_token_ids), list[Stored]()
@@ -134,7 +137,7 @@ class _Wire:
         self._age_us = min(max(int(age_s * 1e6), 0), _MOST_AGE_US)
 
     def event(self, event: PageEvent) -> common_pb2.PageEvents:
-        """One change."""
+        """Build the frame of one change."""
         frame = self.frame(event.sequence, stored=event.stored)
         for removed in event.removed:
             if self._one_group:
@@ -146,7 +149,7 @@ class _Wire:
     def frame(
         self, sequence: int, *, snapshot: bool = False, snapshot_complete: bool = False, stored: Iterable[Stored] = ()
     ) -> common_pb2.PageEvents:
-        """A frame of stored pages."""
+        """Build a frame that tells of stored pages."""
         return common_pb2.PageEvents(
             epoch=self._epoch,
             sequence=sequence,
@@ -157,6 +160,7 @@ class _Wire:
         )
 
     def _stored(self, chain: Stored) -> common_pb2.StoredPages:
+        """Convert a chain of named pages to the wire; without token ids unless the watcher wants them."""
         return common_pb2.StoredPages(
             namespace=self._namespace,
             group=chain.group,

@@ -36,7 +36,8 @@ class RequestSpans:
             span.end()
 
     def end(self, request: Request, reason: str, code: str) -> None:
-        """The request has left."""
+        """End the request's span, with its time in the queue as a child span, its first token as an event and its usage
+        as attributes."""
         span = self._spans.pop((request.session, request.handle), None)
         if span is None:
             return

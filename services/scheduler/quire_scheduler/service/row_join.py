@@ -23,8 +23,9 @@ MOST_JOINED_TOKENS = 1 << 14
 
 
 def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None:
-    """Both as one, rows in the order of their handles; None where they are too much for one message, where prompts'
-    logprobs come, or where a handle that the first speaks of has another owner in the second."""
+    """Join two outputs into one that has a single row per handle, in the order of the handles. Returns None where they
+    are too large for one message, where the second has prompt logprobs, or where it admits a handle that the first
+    speaks of."""
     if len(first.token) + len(second.token) > MOST_JOINED_TOKENS or second.prompt_logprobs:
         return None
     if second.admitted and not _handles(first).isdisjoint(note.handle for note in second.admitted):
@@ -51,6 +52,7 @@ def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None
 
 
 def _handles(outputs: SessionOutputs) -> set[int]:
+    """Return all handles that rows and notes of the outputs name."""
     found: set[int] = set(outputs.handle.tolist())
     found.update(note.handle for note in outputs.admitted)
     found.update(note.handle for note in outputs.finished)
@@ -61,13 +63,13 @@ def _handles(outputs: SessionOutputs) -> set[int]:
 
 
 def _moved(count: NDArray[np.int32], order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Groups of `count` items, taken in another order: where each item comes from."""
+    """Reorder groups of `count` items, and return the index that each item had before."""
     begin, counts = np.cumsum(count) - count, count[order]
     return np.repeat(begin[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
 def _reordered(logprobs: LogprobColumns, source: NDArray[np.intp]) -> LogprobColumns:
-    """Of tokens that now come from `source`."""
+    """Return the logprobs of tokens that were reordered; `source` is the index that each token had before."""
     place = np.empty(len(source), np.int32)
     place[source] = np.arange(len(source))
     index = place[logprobs.token_index]

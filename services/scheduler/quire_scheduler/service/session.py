@@ -43,7 +43,7 @@ _TURN_S = 0.005
 
 
 class Session:
-    """A Sink of the engine for one stream."""
+    """An OutputSink of the engine for one stream."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -62,7 +62,9 @@ class Session:
     async def run(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        """The stream's life."""
+        """Open a session by the stream's first message, and yield what the router must be told until it wants no more
+        and all its requests have ended. Raises the error that ends the session. Requests that still run at the end are
+        aborted."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -81,6 +83,8 @@ class Session:
             self._engine.close_session(self._number)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
+        """Queue a step's outputs for the router. Returns False where the queue is full; the session ends by an error
+        then."""
         if not self._take_step(outputs):
             return False
         if self._half_closed:
@@ -95,6 +99,7 @@ class Session:
     async def _read(
         self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> None:
+        """Apply the router's messages until it closes its side. An error ends the session."""
         try:
             await self._apply(first)
             async for message in requests:
@@ -111,6 +116,8 @@ class Session:
             self._end_if_done()
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
+        """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
+        answered by a failed note. Lets other tasks run in between."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
@@ -131,6 +138,7 @@ class Session:
         self._engine.keep_transfers(message.renew_transfer, message.release_transfer)
 
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
+        """Decode a submit and pass it to the engine. Raises the QuireError that refuses it."""
         self._engine.submit(
             self._number,
             submit.handle,
@@ -147,6 +155,8 @@ class Session:
         return self._waiting.popleft()
 
     def _take_step(self, outputs: SessionOutputs) -> bool:
+        """Queue a step: joined to the last message if possible, else as one or several. Where prompt logprobs fill the
+        queue, their requests are failed instead. Returns False where the router is too slow, which ends the session."""
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
         if len(messages) == 1 and self._join_last_message(outputs, messages[0]):
@@ -160,7 +170,8 @@ class Session:
         return True
 
     def _without_prompt_logprobs(self, outputs: SessionOutputs) -> SessionOutputs:
-        """Fail the requests whose prompt logprobs the step brings, for their size; return the rest of the step."""
+        """Fail the requests whose prompt logprobs the step brings, for their size, and return the rest of the step.
+        Where such a request ends in this step, a failed note takes the place of its rows and finished note."""
         owners = {chunk.owner for chunk in outputs.prompt_logprobs}
         ended = {owner for owner in owners if not self._engine.fail(self._number, owner, _too_large(self._bound_bytes))}
         rest = replace(outputs, prompt_logprobs=[])
@@ -188,13 +199,15 @@ class Session:
         return True
 
     def _has_room(self, messages: Sequence[scheduler_pb2.SessionResponse]) -> bool:
-        """An empty queue takes one step, however large."""
+        """Whether the queue takes these messages. An empty queue takes one step, however large."""
         if not self._waiting:
             return True
         size = sum(message.ByteSize() for message in messages)
         return len(self._waiting) + len(messages) <= self._bound and self._bytes + size <= self._bound_bytes
 
     def _put(self, *messages: scheduler_pb2.SessionResponse) -> bool:
+        """Queue the messages. Returns False where they have no room, which ends the session, or where it has ended
+        before."""
         if self._error is not None:
             return False
         if self._has_room(messages):
@@ -213,7 +226,7 @@ class Session:
         return False
 
     def _end(self, error: QuireError) -> None:
-        """What waits in the queue is not worth sending any more."""
+        """End the session by an error; messages in the queue are dropped."""
         self._error, self._bytes = error, 0
         self._waiting.clear()
         self._add(None)
@@ -228,6 +241,7 @@ class Session:
         self._wake.set()
 
     def _welcome(self) -> scheduler_pb2.SessionWelcome:
+        """Build the session's first message, with the worker's epoch and capabilities if there is one."""
         welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION, heartbeat_ms=HEARTBEAT_MS)
         if self._engine.core is not None:
             hello = self._engine.core.hello
@@ -237,6 +251,7 @@ class Session:
 
 
 def _too_large(bound_bytes: int) -> TooLarge:
+    """Return the error for a request whose prompt logprobs fill the queue."""
     return TooLarge(
         "PROMPT_LOGPROBS_TOO_LARGE",
         f"The logprobs of this request's prompt fill the {bound_bytes} bytes that may wait for its router.",
@@ -246,6 +261,7 @@ def _too_large(bound_bytes: int) -> TooLarge:
 
 
 def _check_hello(first: scheduler_pb2.SessionRequest) -> None:
+    """Raise FailedPrecondition unless the session's first message has a hello of this protocol version."""
     if not first.HasField("hello"):
         raise FailedPrecondition("HELLO_MISSING", "The session's first frame has no hello.", "Send hello first.")
     if first.hello.protocol_version != PROTOCOL_VERSION:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
-    """Domain to wire."""
+    """Encode a session's outputs as one message."""
     message = scheduler_pb2.SessionResponse()
     put_columns(out, message)
     if out.prompt_logprobs:
@@ -49,7 +49,7 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
 
 
 def put_columns(out: SessionOutputs, into: scheduler_pb2.SessionResponse) -> None:
-    """Rows and their logprobs, in the place of what the message has."""
+    """Write the outputs' rows and logprobs into the message, in the place of those that it has."""
     into.handle, into.count = out.handle.tobytes(), out.count.tobytes()
     into.token, into.finish = out.token.tobytes(), out.finish.tobytes()
     if out.logprobs is not None:
@@ -69,7 +69,7 @@ def handover_from_pb(message: scheduler_pb2.Handover) -> Handover:
 
 
 def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
-    """The same for a stream of one request."""
+    """Encode the outputs of one request as a message of the GenerateTokens stream."""
     message = scheduler_pb2.GenerateTokensResponse(token=out.token.tobytes())
     if len(out.finish) and out.finish[-1]:
         message.finish_reason = common_pb2.FinishReason.Name(int(out.finish[-1]))  # type: ignore[assignment]  # names are accepted
@@ -83,7 +83,7 @@ def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensRes
 
 
 def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
-    """Domain to wire."""
+    """Encode a finished note: usage, timings, and the stop token if there is one."""
     message = scheduler_pb2.Finished(
         handle=note.handle,
         usage=common_pb2.Usage(
@@ -101,6 +101,8 @@ def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
 def _ticket_of(
     message: scheduler_pb2.KvTransfer | scheduler_pb2.Handover,
 ) -> tuple[Ticket | None, InvalidArgument | None]:
+    """Decode the message's ticket. Returns it, or the error of one that contradicts itself; neither where there is
+    none."""
     if not message.HasField("ticket"):
         return None, None
     try:

@@ -20,7 +20,7 @@ _HANDLE = 0
 
 
 class SingleStream:
-    """A Sink of the engine. Its queue is bounded by the request's tokens."""
+    """An OutputSink of the engine. Its queue is bounded by the request's tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -29,7 +29,8 @@ class SingleStream:
     async def run(
         self, context: RequestContext, sequence: Sequence
     ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
-        """The request's life; raises what it failed by. Ending the stream early aborts it."""
+        """Submit the request and yield its outputs until it has finished. Raises the error that refuses it or by which
+        it fails. Closing the stream early aborts the request."""
         session = self._engine.open_session(self)
         try:
             self._engine.submit(session, _HANDLE, context, sequence)

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
-_STAND_ASIDE_S, _STATUS_S = 1.0, 5.0
+_FREE_POLL_S, _STATUS_S = 1.0, 5.0
 # What a worker tells the scheduler that another has taken over from.
 _REPLACED = "SCHEDULER_REPLACED"
 # A watchdog that wakes so late was not listening meanwhile.
@@ -63,7 +63,8 @@ class WorkerLink:
         engine.call_for_grants(self._kick)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the worker's loading, then serve an epoch; after each loss try again with a backoff, until cancelled.
+        Where another scheduler has taken the worker, wait until it is free."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -79,7 +80,7 @@ class WorkerLink:
                 was_attached, reason = True, _lost("its frames could not be understood")
                 self._detach(reason)
             if reason.code == _REPLACED:
-                await self._stand_aside()
+                await self._wait_until_free()
             backoff_s = _FIRST_BACKOFF_S if was_attached else min(backoff_s * 2, _LAST_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
 
@@ -93,15 +94,16 @@ class WorkerLink:
             self._kicked.cancel()
         await self._channel.close()
 
-    async def _stand_aside(self) -> None:
-        """Another scheduler has the worker: two that take it from each other would serve nobody. Return when nobody
-        has it, or it cannot be asked. Its epoch would not tell: it changes late in a takeover."""
+    async def _wait_until_free(self) -> None:
+        """Wait until no scheduler has the worker, or the worker cannot be asked: two that take it from each other would
+        serve nobody. The worker's epoch would not tell, as it changes late in a takeover."""
         with contextlib.suppress(grpc.RpcError):
             while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
-                await asyncio.sleep(_STAND_ASIDE_S)
+                await asyncio.sleep(_FREE_POLL_S)
 
     async def _follow_load(self) -> None:
-        """Tell the engine how the worker's loading goes; return when its model is ready."""
+        """Pass the worker's loading progress to the engine, and return when its model is ready. Raises the error by
+        which loading fails, Unavailable where it stops."""
         loaded = False
         async for progress in self._stub.Load(worker_pb2.LoadRequest()):
             if progress.HasField("error"):
@@ -115,7 +117,8 @@ class WorkerLink:
             raise _lost("it stopped loading")
 
     async def _serve(self) -> None:
-        """One epoch."""
+        """Serve one epoch: open Run, attach the engine, then apply Reports and send Grants until the worker ends the
+        stream. Raises QuireError or grpc.RpcError where the worker is lost."""
         out = self._out = asyncio.Queue()
         out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
         self._gave_up = ""
@@ -172,6 +175,7 @@ class WorkerLink:
             self._kicked = asyncio.get_running_loop().call_soon(self._pump_and_flush)
 
     def _pump_and_flush(self) -> None:
+        """Send Grants and deliver what sessions must be told. If that raises, the worker is given up."""
         self._kicked = None
         try:
             self._pump()
@@ -181,12 +185,14 @@ class WorkerLink:
             self._give_up("its scheduler failed")
 
     def _give_up(self, why: str) -> None:
+        """Cancel the stream to the worker, for the reason given."""
         if self._call is not None:
             self._gave_up = why
             self._call.cancel()
 
     async def _watch(self) -> None:
-        """Hung is dead: a worker that answers pings but sends no frames, or makes no progress, is given up."""
+        """Check every so often whether the worker is silent or hangs, and give it up if so. A check that comes late,
+        since this process did not run, starts the measurement anew."""
         loop = asyncio.get_running_loop()
         pause_s = min(_WATCHDOG_S, *(timeout_s / 4 for timeout_s in self._timeouts_s))
         while True:
@@ -201,6 +207,8 @@ class WorkerLink:
                 return
 
     def _detach(self, reason: QuireError) -> None:
+        """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase is failed where
+        loading failed or another scheduler has the worker, else loading."""
         detail = f"{reason.code}: {reason.message}"
         if self._engine.core is not None:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
@@ -210,7 +218,8 @@ class WorkerLink:
 
 
 async def _frames(out: asyncio.Queue[worker_pb2.Grant | None]) -> AsyncIterator[worker_pb2.Grant]:
-    """Until None: a call that its peer has ended leaves who waits for the next one waiting."""
+    """Yield the queue's Grants until a None. The None is needed, since a call that its peer ends leaves this
+    waiting."""
     while (grant := await out.get()) is not None:
         yield grant
 
@@ -227,7 +236,7 @@ def _lost(how: str) -> Unavailable:
 
 
 async def _failure(call: Any) -> QuireError:
-    """The status of a stream that ended instead of answering."""
+    """Return the error of a stream that ended instead of answering."""
     try:
         await call
     except grpc.RpcError as error:

@@ -68,7 +68,9 @@ class ChatRenderer:
             self._provenance(source)
 
     async def render(self, request: ChatRequest) -> Rendering:
-        """The prompt's text and its special tokens. Raises typed errors of this request alone."""
+        """Render the conversation by its template. Returns the text, and where the special tokens are that the template
+        wrote. Where the user's text could hold some, it is rendered twice, plain and disguised. Raises typed errors of
+        this request alone."""
         self._check(request)
         # Work on a long conversation would hold up the event loop.
         chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
@@ -85,7 +87,8 @@ class ChatRenderer:
         return _cut(rendering) if conversation.continued else rendering
 
     def _read(self, request: ChatRequest) -> tuple[Conversation, str]:
-        """What is to be rendered, by which template."""
+        """Parse the conversation and choose its template. Where its last message is to be continued, its end is
+        marked."""
         conversation = parse_conversation(request.messages_json, request.tools_json, request.kwargs_json)
         source = self._source(request, conversation)
         if request.continue_final_message:
@@ -93,6 +96,8 @@ class ChatRenderer:
         return conversation, source
 
     def _check(self, request: ChatRequest) -> None:
+        """Raise the error of a request whose options exclude each other, that brings a template against the rules, or
+        is too large."""
         if request.add_generation_prompt and request.continue_final_message:
             raise InvalidArgument(
                 "CONFLICTING_PROMPT_END",
@@ -118,6 +123,8 @@ class ChatRenderer:
             )
 
     def _source(self, request: ChatRequest, conversation: Conversation) -> str:
+        """Return the template's source: the request's own, else the model's for tools if there are tools, else its
+        default. Raises FailedPrecondition where there is none."""
         templates = self._vocabulary.templates
         source = request.template
         if not source and conversation.tools:
@@ -132,6 +139,8 @@ class ChatRenderer:
         return source
 
     def _variables(self, request: ChatRequest, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the template's variables: the user's values, the model's special tokens, and the request's two
+        switches."""
         ours = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -153,6 +162,7 @@ def _disguised(provenance: Provenance, values: dict[str, Any]) -> tuple[Disguise
 
 
 def _compile(name: str, source: str) -> None:
+    """Raise ConfigError if this template of the model is no valid one."""
     try:
         ChatTemplate(source)
     except TemplateSyntaxError as error:
@@ -165,7 +175,8 @@ def _compile(name: str, source: str) -> None:
 
 
 def _cut(rendering: Rendering) -> Rendering:
-    """End the text where the last message's text ended, as if the model had written it so far."""
+    """End the text where the last message's text ended, as if the model had written it so far. Raises InvalidArgument
+    where the template does not show that text."""
     end = rendering.text.rfind(CONTINUATION_MARK)
     if end < 0:
         raise InvalidArgument(

@@ -47,7 +47,7 @@ class ChatTemplate:
         return self._generate(variables, max_chars)
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Content in the form that the template reads: most want a string, some a list of parts."""
+        """Return the message with its content as the template reads it: most want a string, some a list of parts."""
         content = message.get("content")
         if isinstance(content, list) and not self.takes_parts:
             return message | {"content": "\n".join(part["text"] for part in content)}
@@ -57,7 +57,8 @@ class ChatTemplate:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the template drops content that is a string, but not a list of parts: found by trying."""
+        """Whether the template shows content that is a list of parts, and drops a string. Found by rendering both,
+        once."""
         if self._takes_parts is None:
             as_string = self._try(_PROBE)
             as_parts = self._try([{"type": "text", "text": _PROBE}])
@@ -67,6 +68,7 @@ class ChatTemplate:
         return self._takes_parts
 
     def _try(self, content: str | list[dict[str, str]]) -> str:
+        """Render one message with this content; an empty text if the template raises."""
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
         try:
             return self._generate(variables, max_chars=_PROBE_CHARS)
@@ -74,6 +76,8 @@ class ChatTemplate:
             return ""
 
     def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
+        """Render piece by piece. Raises OutputTooLarge as soon as there are more than `max_chars`, and whatever the
+        template raises."""
         pieces, chars = [], 0
         for piece in self._template.generate(variables):
             chars += len(piece)
@@ -95,6 +99,7 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    """Make the sandbox that templates are compiled in, with the functions, filters and tags that they may use."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -111,7 +116,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not jinja2's own, which escapes HTML."""
+    """Write JSON without escaping HTML, unlike jinja2's filter. With `ensure_ascii` all but ASCII is escaped, except
+    for the stand-in symbols of a disguise."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _ESCAPABLE.sub(lambda m: json.dumps(m[0])[1:-1], text) if ensure_ascii else text
 

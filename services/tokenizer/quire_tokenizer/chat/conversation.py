@@ -42,7 +42,8 @@ class Conversation:
         return {"messages": self.messages, "tools": self.tools, **self.kwargs}
 
     def marked_for_continuation(self) -> Conversation:
-        """The same with a mark (and a space, which shows whether the template trims) after the last message's text."""
+        """Return a copy with a mark after the last message's text, and a space, which shows whether the template trims.
+        Raises InvalidArgument where the message has no text."""
         *before, last = self.messages
         mark, content = CONTINUATION_MARK + " ", last.get("content")
         if isinstance(content, list) and content:
@@ -60,7 +61,8 @@ class Conversation:
 
 
 def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
-    """Raises InvalidArgument or Unsupported that says which message is wrong, and why."""
+    """Parse and check the messages, the tools and the template's arguments. Raises InvalidArgument or Unsupported that
+    says which message is wrong, and why."""
     messages = _load(messages_json, "messages", list)
     tools = _load(tools_json, "tools", list) if tools_json else None
     kwargs = _load(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
@@ -84,6 +86,8 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
 
 
 def _load(text: str, param: str, kind: type) -> Any:
+    """Parse JSON that must be of this kind, a list or an object. Raises InvalidArgument, also for JSON that is nested
+    too deeply."""
     if len(text) > MAX_STRUCTURE:
         check_structure(text.encode(errors="surrogatepass"), param)
     try:
@@ -99,6 +103,7 @@ def _load(text: str, param: str, kind: type) -> Any:
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
+    """Return a checked copy of a message; `where` names it in errors. Raises InvalidArgument or Unsupported."""
     if not isinstance(message, dict):
         raise _bad("BAD_MESSAGE", f"{where} is no object.", 'Send {"role": ..., "content": ...}.')
     role = message.get("role")
@@ -119,6 +124,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
+    """Return a content part, which must be text. Raises InvalidArgument, or Unsupported for a part of another type."""
     if not isinstance(part, dict):
         raise _bad("BAD_CONTENT", f"{where} is no object.", 'Send {"type": "text", "text": ...}.')
     kind = part.get("type")
@@ -135,7 +141,8 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI writes arguments as JSON in a string; templates expect the object."""
+    """Check the tool calls, and parse their arguments: OpenAI writes these as JSON in a string, templates expect the
+    object. Raises InvalidArgument."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _bad("BAD_TOOL_CALLS", f"{where} is no list of objects.", "Send OpenAI's tool_calls.")
     results = []
@@ -151,6 +158,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_depth(value: Any, left: int) -> None:
+    """Raise InvalidArgument where lists and objects are nested more than `left` levels deep."""
     if not left:
         raise _too_deep("messages")
     if isinstance(value, list):

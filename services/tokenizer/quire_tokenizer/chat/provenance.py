@@ -71,7 +71,8 @@ class Provenance:
         self._characters = _choose_characters(guarded)
 
     def disguise_for(self, values: Any) -> Disguise | None:
-        """How to disguise the user's data; None where nothing in it could become a special token."""
+        """Choose how to disguise the user's data; None where nothing in it could become a special token. Raises
+        InvalidArgument where the data itself uses all symbols."""
         text = "\0".join(strings_of(values))
         present = [c for c in self._characters if c in text]
         if not present:
@@ -94,7 +95,8 @@ class Provenance:
         return Rendering(text, self._spans(text))
 
     def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:
-        """The rendering, given the texts that the template made of the user's data as it is and in disguise."""
+        """Choose between the texts that the template made of the user's data as it is and in disguise. The plain one is
+        taken if its special tokens are surely the template's, else the disguised one, with the disguise taken off."""
         spans = self._spans(disguised)
         revealed = _translated(disguised, disguise.to_plain)
         if revealed == plain:
@@ -112,7 +114,7 @@ class Provenance:
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """All strings within JSON-like data, keys included."""
+    """Yield all strings within JSON-like data, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -125,7 +127,7 @@ def strings_of(value: Any) -> Iterator[str]:
 
 
 def _choose_characters(specials: Collection[str]) -> tuple[str, ...]:
-    """Few characters, of which every special token has at least one."""
+    """Choose few characters, of which every special token has at least one."""
     left, chosen = set(specials), list[str]()
     while left:
         candidates = sorted({c for s in left for c in _punctuation(s)})

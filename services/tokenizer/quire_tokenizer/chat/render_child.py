@@ -26,7 +26,8 @@ _RECURSION_LIMIT = 1000
 
 
 def main() -> int:
-    """Arguments: memory limit in bytes, seconds after which a single job is fatal."""
+    """Answer the jobs that come on stdin, one by one, until it ends. The process's arguments are its memory limit in
+    bytes, and the seconds after which a single job kills it."""
     memory_bytes, alarm_s = int(sys.argv[1]), float(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent says when to end
     sys.setrecursionlimit(_RECURSION_LIMIT)
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
-    """{"text": ...}, or {"error": kind, "message": ...}."""
+    """Render one job. Returns {"text": ...}, or {"error": kind, "message": ...}; never raises."""
     try:
         return {"text": _template(job["source"]).render(job["variables"], job["max_chars"])}
     except TemplateRefused as error:
@@ -64,7 +65,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """None at the end of the stream."""
+    """Read one length-framed message; None at the end of the stream."""
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
         return None
@@ -85,7 +86,8 @@ def _template(source: str) -> ChatTemplate:
 
 
 def _error(kind: str, error: Exception) -> dict[str, Any]:
-    """What went wrong, without the conversation: only errors that speak of the template alone are quoted."""
+    """Return the answer for an error, without the conversation: only errors that speak of the template alone are
+    quoted."""
     if isinstance(error, TemplateSyntaxError):
         message = f"line {error.lineno}: {error}"
     elif isinstance(error, TemplateRefused | UndefinedError):

@@ -47,7 +47,8 @@ class RenderPool:
         self._idle: list[_Child] = []
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """The template's text. Raises InvalidArgument and the like with what is wrong with template or conversation."""
+        """Render the template in a child process, waiting for a free one. Raises Overloaded where too many wait, and
+        InvalidArgument and the like with what is wrong with template or conversation."""
         if self._waiting >= self._max_waiting:
             raise Overloaded(
                 "TOKENIZER_OVERLOADED",
@@ -73,6 +74,8 @@ class RenderPool:
             await self._idle.pop().kill()
 
     async def _run(self, job: bytes) -> dict[str, Any]:
+        """Have an idle child, or a new one, do the job, and return its answer. If it is too slow or dies, or the caller
+        leaves, the child is killed and the error raised."""
         child = self._idle.pop() if self._idle else await _Child.start(self._limits)
         try:
             answer = await asyncio.wait_for(child.ask(job), self._limits.timeout_s)
@@ -96,6 +99,7 @@ class _Child:
 
     @classmethod
     async def start(cls, limits: RenderLimits) -> _Child:
+        """Start a rendering process with a bare environment, and wait until it is ready. Raises Unavailable."""
         # Of the environment, only what Python needs: no keys, no addresses.
         environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
@@ -121,6 +125,8 @@ class _Child:
         return child
 
     async def ask(self, job: bytes) -> dict[str, Any]:
+        """Send a job and wait for its answer. Raises OSError or EOFError where the process has died, ValueError for an
+        answer that is too long."""
         stdin = self._process.stdin
         if stdin is None:
             raise EOFError
@@ -134,6 +140,8 @@ class _Child:
         await self._process.wait()
 
     async def _read(self) -> dict[str, Any]:
+        """Read one message from the process. Raises EOFError where it has ended, ValueError for a message that is too
+        long."""
         stdout = self._process.stdout
         if stdout is None:
             raise EOFError

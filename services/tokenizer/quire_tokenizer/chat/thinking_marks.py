@@ -33,7 +33,8 @@ class ThinkingMarks:
 
 
 def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMarks:
-    """Of a tokenizer. `reasoning_config` is JSON of the strings that the model itself writes. Raises ConfigError."""
+    """Find the tokens between which the model thinks: as `reasoning_config` says (JSON of the two strings), or else a
+    known pair among the added tokens; both empty where there is none. Raises ConfigError."""
     if reasoning_config:
         return _configured(tokenizer, reasoning_config)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
@@ -44,6 +45,7 @@ def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMark
 
 
 def _configured(tokenizer: Tokenizer, text: str) -> ThinkingMarks:
+    """Return the marks that --reasoning-config gives, as token ids. Raises ConfigError."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -61,6 +63,7 @@ def _ids(tokenizer: Tokenizer, text: object) -> tuple[int, ...]:
 
 
 def _bad(what: str) -> ConfigError:
+    """Return the ConfigError that says what is wrong with the option."""
     return ConfigError(
         "BAD_REASONING_CONFIG",
         f"--reasoning-config {what}.",

@@ -85,7 +85,7 @@ class StepText:
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
 
     def add_row(self, handle: int, text: str, stop_index: int, used: int) -> None:
-        """Of one request."""
+        """Append one request's row."""
         self.handle.append(handle)
         self.text.append(text)
         self.stop_index.append(stop_index)
@@ -138,11 +138,9 @@ class Detokenizer:
         return len(self._open) + len(self._replaying)
 
     def open(self, request: OpenRequest) -> Iterator[None]:
-        """Start a request, or take it up from its prior tokens, of which more may follow in further opens.
-
-        A pause is offered where so much was done that others should have their turn. Raises typed errors of this
-        request alone, which is then not open.
-        """
+        """Start a request, or take it up from its prior tokens, of which more may follow in further opens. Yields where
+        so much was done that others should have their turn. Raises typed errors of this request alone, which is then
+        not open."""
         opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
         if opening is None:
             return
@@ -164,6 +162,7 @@ class Detokenizer:
         self._open[request.handle] = opening
 
     def _start(self, request: OpenRequest) -> _Open:
+        """Check a new request, and make its text stream. It is not open yet."""
         self._check(request)
         stream = TextStream(
             self._vocabulary.decoder(
@@ -182,7 +181,9 @@ class Detokenizer:
         return _Open(stream, request.trace, time.time_ns())
 
     def step(self, rows: TokenRows, answer: StepText) -> None:
-        """Advance the requests of these rows, adding to `answer`. Raises BAD_COLUMN for columns that do not fit."""
+        """Advance the requests of these rows, and append a row for each to `answer`; those that finish or match a stop
+        string are closed. Rows of handles that are not open are skipped. Raises BAD_COLUMN for columns that do not
+        agree."""
         counts, tokens = rows.count.tolist(), rows.token.tolist()
         if sum(counts) != len(tokens) or (counts and min(counts) < 0):
             raise bad_rows(sum(counts), len(tokens))
@@ -221,13 +222,14 @@ class Detokenizer:
         self._owing.difference_update(answer.handle)
 
     def close(self, handles: Sequence[int]) -> None:
-        """Forget these, if they are open."""
+        """Forget these requests, if they are open or being replayed; `on_end` does not hear of them."""
         self._owing.difference_update(handles)
         for handle in handles:
             self._open.pop(handle, None)
             self._replaying.pop(handle, None)
 
     def _ended(self, request: _Open, *, stopped_by_string: bool) -> None:
+        """Tell `on_end` of a request that has ended."""
         stream = request.stream
         self._on_end(
             EndedRequest(
@@ -236,6 +238,8 @@ class Detokenizer:
         )
 
     def _check(self, request: OpenRequest) -> None:
+        """Raise the error that refuses a new request: the process drains, the handle is in use, or there are too many
+        handles, stop strings or stop ids."""
         limits = self._limits
         if self._draining:
             raise Unavailable(

@@ -63,6 +63,7 @@ class TableDecoder:
         self._started = not table.first_pieces and not table.strip_start
 
     def feed(self, token_id: int) -> str:
+        """Return the characters that this token completed; bytes of an incomplete one are kept."""
         if token_id in self._skip:
             return ""
         if token_id > self._last:
@@ -79,6 +80,7 @@ class TableDecoder:
         return self._stripped(codecs.utf_8_decode(pending, self._errors, True)[0])
 
     def _feed_start(self, token_id: int) -> str:
+        """Feed a token at the text's start, where its piece may be another and leading spaces are stripped."""
         if token_id == self._last:
             return ""
         piece = self._first.get(token_id, self._pieces[token_id])
@@ -93,7 +95,7 @@ class TableDecoder:
         return text
 
     def _stripped(self, text: str) -> str:
-        """Takes away up to `strip_start` spaces, which may come from several tokens."""
+        """Remove up to `strip_start` spaces from the text's start; they may come from several tokens."""
         while self._strip and text.startswith(" "):
             text = text[1:]
             self._strip -= 1
@@ -127,6 +129,7 @@ class WindowDecoder:
         self._last_special = False
 
     def feed(self, token_id: int) -> str:
+        """Return the text that this token adds. Unless spaces are wanted, none is put between two special tokens."""
         if token_id in self._skip:
             return ""
         self._window.append(token_id)
@@ -142,6 +145,8 @@ class WindowDecoder:
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
+        """Return the text that the new tokens add, and move the window on. Text that ends in an incomplete character
+        waits for more tokens, unless `final` or too many tokens wait."""
         before = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False) if self._read else ""
         after = self._tokenizer.decode(self._window, skip_special_tokens=False)
         final = final or len(self._window) - self._read >= _MAX_UNREAD

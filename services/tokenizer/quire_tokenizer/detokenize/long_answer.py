@@ -12,7 +12,8 @@ MOST_CHARS = 64 * 1024
 
 
 def in_parts(answer: StepText) -> list[tuple[StepText, bool]]:
-    """The parts, each with whether its last row's text goes on in the next one."""
+    """Cut the answer into parts of at most MOST_CHARS characters. Returns each with whether its last row's text goes on
+    in the next one."""
     parts: list[tuple[StepText, bool]] = []
     part, chars, offsets_told, asked = StepText(errors=answer.errors), 0, 0, set(answer.offset_handles)
     for handle, text, stop_index, used in zip(answer.handle, answer.text, answer.stop_index, answer.used, strict=True):

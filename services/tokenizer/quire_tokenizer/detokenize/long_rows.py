@@ -18,7 +18,8 @@ TURN_TOKENS = 2048
 
 
 def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
-    """Calls `step` for one turn after the other, with a pause offered after each. Raises BAD_COLUMN."""
+    """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. A row that is cut between two
+    calls is one row in `answer` again. Raises BAD_COLUMN."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
         raise bad_rows(counted, len(rows.token))
@@ -35,7 +36,8 @@ def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, 
 
 
 def _turns(rows: TokenRows) -> Iterator[tuple[TokenRows, bool]]:
-    """Rows with TURN_TOKENS tokens at most, each with whether the first goes on from the turn before."""
+    """Cut the rows into turns of at most TURN_TOKENS tokens. Yields each with whether its first row continues the last
+    one of the turn before."""
     handles, counts, finishes = list[int](), list[int](), list[int]()
     start = at = 0
     goes_on = False
@@ -56,6 +58,7 @@ def _turns(rows: TokenRows) -> Iterator[tuple[TokenRows, bool]]:
 def _rows(
     handles: list[int], counts: list[int], finishes: list[int], rows: TokenRows, start: int, end: int
 ) -> TokenRows:
+    """Make a turn of these columns, with the step's tokens from `start` to `end`."""
     return TokenRows(
         np.array(handles, np.int32), np.array(counts, np.int32), rows.token[start:end], np.array(finishes, np.uint8)
     )

@@ -43,7 +43,8 @@ class StopStrings:
         self.lasts = frozenset(ending)
 
     def ending_at(self, text: str, end: int) -> tuple[int, int]:
-        """(index, length) of the longest stop string that ends there, (-1, 0) where none does."""
+        """Return index and length of the longest stop string that ends at position `end` of the text; (-1, 0) where
+        none does."""
         group = self._ending.get(text[end - 1], ())
         if text.endswith(group, 0, end):
             for stop in group:
@@ -52,7 +53,7 @@ class StopStrings:
         return -1, 0
 
     def beginning(self, text: str) -> str:
-        """The longest end of the text that is a beginning of a stop string, but not the whole of it."""
+        """Return the longest end of the text that begins a stop string, but is not the whole of it."""
         if len(text) > self._reach:
             text = text[len(text) - self._reach :]
         ordered, firsts = self._sorted, self.firsts
@@ -98,7 +99,8 @@ class StopMatcher:
         return held
 
     def feed(self, text: str, armed: bool = True) -> int:
-        """Characters of `text` up to the end of the first match, or -1. Unarmed, a match that ends here is no match."""
+        """Search text that has come. Returns how many of its characters go up to the end of the first match, or -1;
+        then `held` is the end of the text that may become a match. Unless `armed`, a match does not count."""
         stops, held = self._stops, self.held
         if not held and stops.firsts.isdisjoint(text):
             return -1

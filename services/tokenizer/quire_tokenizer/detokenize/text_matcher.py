@@ -25,7 +25,7 @@ class TextMatcher:
         self._longest = max(map(len, texts), default=0)
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Of all, in order; they do not overlap."""
+        """Yield begin and end of each place where one of the texts stands, in order; they do not overlap."""
         at = 0
         while at < len(text):
             end = at + _PIECE_CHARS
@@ -42,7 +42,7 @@ class TextMatcher:
 
 
 def _any_of(texts: set[str]) -> str:
-    """A pattern that looks at each character once, and prefers the longest."""
+    """Return a regular expression for any of the texts that looks at each character once, and prefers the longest."""
     by_head: dict[str, set[str]] = {}
     for text in texts - {""}:
         by_head.setdefault(text[0], set()).add(text)

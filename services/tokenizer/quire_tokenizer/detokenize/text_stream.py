@@ -75,7 +75,8 @@ class TextStream:
         self._unseen = chars_sent
 
     def replay(self, prior_ids: Sequence[int]) -> None:
-        """Some of the tokens that were seen elsewhere."""
+        """Feed some of the prior tokens, which were seen elsewhere. Text beyond the characters that were sent joins the
+        backlog."""
         backlog, self._backlog = self._backlog, []
         text, _, _ = self.advance(prior_ids, FINISH_NONE)
         seen = min(self._unseen, len(text))
@@ -83,7 +84,7 @@ class TextStream:
         self._backlog = [*backlog, text[seen:]] if seen < len(text) else backlog
 
     def end_replay(self) -> None:
-        """All of them have come. Raises RESUME_MISMATCH where they do not make as much text as was sent."""
+        """End the replay. Raises RESUME_MISMATCH where the prior tokens make less text than was sent."""
         if self._unseen:
             raise InvalidArgument(
                 "RESUME_MISMATCH",
@@ -105,7 +106,8 @@ class TextStream:
         return self._count
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
-        """(text to send, index of the stop string that matched or -1, tokens of `ids` that count)."""
+        """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send, the index of the
+        stop string that matched or -1, and how many of `ids` count. Sets `offsets` if these are wanted."""
         if self._matched:  # within the prior tokens
             return self._take_backlog(""), self._stop_index, 0
         hidden = finish == FINISH_STOP and len(ids) > 0 and self._hides(ids[-1])
@@ -149,6 +151,8 @@ class TextStream:
         return self._matcher.stop_index if self._matched and self._matcher is not None else -1
 
     def _feed_all(self, ids: Sequence[int], ends: list[int] | None) -> tuple[str, int]:
+        """Feed tokens until a stop string matches. Returns the text to send and how many were fed; appends to `ends`,
+        after each, how many characters were decoded."""
         texts = []
         for used, token_id in enumerate(ids, 1):
             self._count += 1
@@ -163,7 +167,8 @@ class TextStream:
         return "".join(texts), len(ids)
 
     def _release(self, text: str) -> str:
-        """What may be sent now that `text` has come: up to the match, or all but the beginning of a possible one."""
+        """Search new text for stop strings. Returns what may be sent now: up to the match, or all but what may become
+        one."""
         matcher = self._matcher
         if matcher is None:
             return text
@@ -177,7 +182,7 @@ class TextStream:
         return whole[: len(whole) - len(matcher.held)]
 
     def _finish(self) -> str:
-        """Everything that was kept: an incomplete character, and what might have become a stop string."""
+        """Return everything that was kept: an incomplete character, and what might have become a stop string."""
         text = self._decoder.flush()
         self._seen += len(text)
         if self._matcher is None:

@@ -36,7 +36,8 @@ class TokenPieces:
 
 
 def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces | None:
-    """The table for this tokenizer; None if its decoder looks further than one token."""
+    """Make the table of this tokenizer, whose tokens are given by id; None if its decoder looks further than one
+    token."""
     if tokenizer.decoder is None:
         return None
     shape = json.loads(tokenizer.decoder.__getstate__())
@@ -50,7 +51,8 @@ def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Byte-level tokens spell bytes as visible characters; a token that does not is taken as it stands."""
+    """Return the bytes that a byte-level token spells as visible characters; one that does not is taken as it
+    stands."""
     try:
         return bytes(_BYTE_OF[c] for c in token)
     except KeyError:
@@ -65,6 +67,7 @@ def _steps(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPieces:
+    """Make the table for a Metaspace decoder: its mark is a space, but for nothing in the text's first token."""
     mark = step["replacement"]
     first: dict[int, Piece] = {}
     if step.get("prepend_scheme", "always") != "never":
@@ -73,7 +76,8 @@ def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPiece
 
 
 def _byte_fallback(tokens: Mapping[int, str], steps: list[dict[str, Any]]) -> TokenPieces | None:
-    """The SentencePiece way: Replace..., ByteFallback, Fuse, and perhaps one Strip at the start of the whole."""
+    """Make the table for SentencePiece's decoder: Replace..., ByteFallback, Fuse, and perhaps one Strip at the start of
+    the whole. None where the steps are others."""
     steps = list(steps)
     replacements = []
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
@@ -103,6 +107,7 @@ def _table(
     first: Mapping[int, Piece] | None = None,
     strip_start: int = 0,
 ) -> TokenPieces:
+    """Make the table from each token's bytes: a text where they are whole characters, else the bytes."""
     pieces: list[Piece] = [""] * (max(tokens, default=-1) + 2)
     for i, token in tokens.items():
         raw = token_bytes(token)

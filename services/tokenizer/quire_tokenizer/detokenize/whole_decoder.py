@@ -31,7 +31,8 @@ class WholeDecoder:
         self._max_token_ids = max_token_ids
 
     async def decode(self, columns: Sequence[Ids], *, skip_special_tokens: bool) -> list[str]:
-        """One text per column. Ids beyond the vocabulary add nothing."""
+        """Decode each column of ids to a text. Ids beyond the vocabulary add nothing. Raises TooLarge,
+        InvalidArgument."""
         if len(columns) > self._max_texts:
             message = f"{len(columns)} texts; at most {self._max_texts} are taken."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
@@ -43,7 +44,7 @@ class WholeDecoder:
         return await self._run(columns, work)
 
     async def token_bytes(self, column: Ids) -> list[bytes]:
-        """What each token adds to a text that goes on."""
+        """Return the bytes that each token adds to a text that goes on. Raises TooLarge, InvalidArgument."""
 
         def work() -> list[bytes]:
             return [self._vocabulary.token_bytes(i) for i in column.tolist()]
@@ -51,6 +52,8 @@ class WholeDecoder:
         return await self._run([column], work)
 
     async def _run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
+        """Check the columns, then run `work`, in a thread where there are many ids. Raises TooLarge,
+        InvalidArgument."""
         total = sum(map(len, columns))
         if total > self._max_token_ids:
             message = f"{total} token ids; at most {self._max_token_ids} are taken."

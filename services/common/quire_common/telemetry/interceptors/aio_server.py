@@ -61,6 +61,8 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float) -> Handler:
+    """Return the handler with its behaviour guarded. With a time limit, the one request of a call is read as a
+    stream."""
     read = reading(receive_timeout_s) if receive_timeout_s and not handler.request_streaming else None
     wrapped: Handler = wrap_handler(
         handler,
@@ -72,6 +74,8 @@ def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float) -> H
 
 
 def _unary(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
+    """Wrap a behaviour that returns one response: read and check the request, then run it guarded."""
+
     async def unary(request: Any, context: Any) -> Any:
         return await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
@@ -85,6 +89,9 @@ def _unary(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
 
 
 def _streaming(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
+    """Wrap a behaviour that streams: read and check the request, then run it guarded. Responses of a generator are
+    written here."""
+
     async def stream(request: Any, context: Any) -> None:
         await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
@@ -105,6 +112,8 @@ async def _write_all(responses: AsyncIterator[Any], context: Any) -> None:
 
 
 async def _guarded(call: ServerCall, work: Awaitable[Any], context: Any) -> Any:
+    """Await the handler's work, and end the call once, with its status. An exception aborts the call with a typed
+    error; only a cancellation of the call itself, or an abort by the handler, is raised again."""
     try:
         result = await work
     except grpc.aio.AbortError:

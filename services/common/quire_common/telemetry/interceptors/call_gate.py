@@ -36,7 +36,7 @@ class CallGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The method's own handler, or one that refuses the call and reads nothing."""
+        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing."""
         handler = await continuation(handler_call_details)
         if handler is None or self.check is None:
             return handler
@@ -48,8 +48,8 @@ class CallGate(grpc.aio.ServerInterceptor):
         return handler
 
     def _refuse(self, path: str) -> Handler:
-        """Once per method: only registered methods have one, so the table is bounded. gRPC reads the message of a
-        call with one request by itself; of a call with a stream of them the handler reads, and this one does not."""
+        """Return the handler that refuses calls of this method; made once per method. It takes a stream of requests and
+        reads none, whereas gRPC by itself would read the message of a call with one request."""
         refusing = self._refusing.get(path)
         if refusing is None:
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def with_context(
     metadata: Iterable[tuple[str, Any]] | None, parent: tracing.Span | None = None
 ) -> list[tuple[str, Any]]:
-    """The call's metadata and ours; what the caller set itself stays."""
+    """Return the call's metadata with the request id and the trace added; what the caller has set itself stays."""
     pairs = list(metadata or ())
     given = {key for key, _ in pairs}
     ours = tracing.inject_headers(parent)
@@ -27,7 +27,7 @@ def with_context(
 
 
 def start_client_span(method: str | bytes, target: str) -> tracing.Span | None:
-    """The span of a unary call, or None without tracing."""
+    """Start the span of a unary call; None without tracing."""
     if not tracing.enabled():
         return None
     name = (method.decode() if isinstance(method, bytes) else method).lstrip("/")
@@ -41,7 +41,7 @@ def start_client_span(method: str | bytes, target: str) -> tracing.Span | None:
 
 
 def end_client_span(span: tracing.Span, code: grpc.StatusCode | None) -> None:
-    """End it with the call's status; every status but OK is an error to the client."""
+    """End the span with the call's status; every status but OK is an error to the client."""
     name = code.name if code is not None else "UNKNOWN"
     span.set_attribute("rpc.response.status_code", name)
     if code is not grpc.StatusCode.OK:

@@ -13,8 +13,9 @@ Wrap = Callable[[Any], Any]
 
 
 def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap, *, streamed: bool = False) -> Any:
-    """`unary` and `streaming` wrap behaviours by the kind of their response; unreadable unary requests reach them.
-    `streamed`: of a handler of one request, they get the stream that it comes by instead."""
+    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. Requests
+    that cannot be read reach the behaviour as `Unreadable`. `streamed`: a behaviour of one request gets the stream that
+    the request comes by."""
     read = handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
     codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
     if streamed and handler.response_streaming:

@@ -82,7 +82,8 @@ class ServerCall:
             otel_context.attach(tracing.context_of(self._span))
 
     def failed(self, error: BaseException) -> QuireError:
-        """Log what clients must not see, and return what they may."""
+        """Return the typed error that the client is told, and log what the client must not see. Does not end the
+        call."""
         typed = as_quire_error(error)
         if typed is not error and not isinstance(error, grpc.RpcError):
             log.exception("the handler raised", method=self._method.name)

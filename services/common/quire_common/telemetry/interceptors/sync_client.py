@@ -29,6 +29,7 @@ class _Details(grpc.ClientCallDetails):
 
 
 def _with_context(details: Any, parent: tracing.Span | None = None) -> _Details:
+    """Return the call's details with our metadata added."""
     return _Details(
         details.method,
         details.timeout,
@@ -49,6 +50,7 @@ class _ClientInterceptor(
         self._target = target
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Make the call with our metadata, in a span that ends when the call is done."""
         span = start_client_span(client_call_details.method, self._target)
         if span is None:
             return continuation(_with_context(client_call_details), request)

@@ -52,6 +52,8 @@ def _wrap(handler: Handler, method: ServerMethod) -> Handler:
 
 
 def _unary(behaviour: Any, method: ServerMethod) -> Any:
+    """Wrap a behaviour that returns one response: check the request, then run it guarded."""
+
     def unary(request: Any, context: grpc.ServicerContext) -> Any:
         with _guard(method, context):
             require_readable(request)
@@ -61,6 +63,8 @@ def _unary(behaviour: Any, method: ServerMethod) -> Any:
 
 
 def _streaming(behaviour: Any, method: ServerMethod) -> Any:
+    """Wrap a behaviour that streams: check the request, then run it guarded, and close its generator at the end."""
+
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         with _guard(method, context):
             require_readable(request)
@@ -77,6 +81,8 @@ def _streaming(behaviour: Any, method: ServerMethod) -> Any:
 
 @contextlib.contextmanager
 def _guard(method: ServerMethod, context: Any) -> Iterator[None]:
+    """Context of a handler: the call is ended once, with its status. An exception aborts the call with a typed error,
+    unless the handler has aborted it or the client has left."""
     call = ServerCall(method, context.invocation_metadata())
     try:
         yield

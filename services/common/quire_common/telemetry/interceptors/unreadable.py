@@ -21,7 +21,7 @@ class Unreadable:
 
 
 def tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """The deserialiser, but it returns `Unreadable` where it would raise."""
+    """Return the deserializer, changed so that it returns `Unreadable` where it would raise."""
     if deserializer is None:
         return None
 
@@ -35,7 +35,7 @@ def tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], A
 
 
 def require_readable(request: Any) -> None:
-    """Raise InvalidArgument for the mark."""
+    """Raise InvalidArgument where the request is an `Unreadable`."""
     if isinstance(request, Unreadable):
         raise InvalidArgument(
             "UNREADABLE_MESSAGE",
@@ -45,8 +45,8 @@ def require_readable(request: Any) -> None:
 
 
 def reading(timeout_s: float) -> Read:
-    """Takes the one request of a call from the stream that it comes by. Raises DeadlineExceeded, and InvalidArgument
-    where the client sends none."""
+    """Return a function that takes the one request of a call from the stream that it comes by. It raises
+    DeadlineExceeded after `timeout_s`, InvalidArgument where the client sends none."""
 
     async def read(requests: AsyncIterator[Any]) -> Any:
         try:

@@ -26,6 +26,8 @@ class FairQueue:
         self._popped = 0
 
     def push(self, request: Request) -> None:
+        """Append the request to its tenant's queue. A tenant that comes back from idleness is lifted to the least
+        counter among the active ones."""
         tenant = request.context.tenant
         if tenant not in self._queues:
             self._queues[tenant] = deque()
@@ -35,6 +37,8 @@ class FairQueue:
         self._waiting[tenant] += 1
 
     def pop(self) -> Request | None:
+        """Remove and return the oldest request of the tenant that was served least, and charge the tenant for its
+        prompt; None when empty. Requests that are no longer QUEUED are dropped."""
         while self._queues:
             tenant = min(self._queues, key=lambda name: self._served[name])
             queue = self._queues[tenant]
@@ -60,7 +64,8 @@ class FairQueue:
         return None
 
     def discard(self, request: Request) -> None:
-        """A tenant's queue is swept when most of it is gone, so that aborts cannot grow it."""
+        """Note that a request inside has left. A tenant's queue is swept when most of it is gone, so that aborts cannot
+        grow it."""
         tenant = request.context.tenant
         self._waiting[tenant] -= 1
         queue = self._queues[tenant]
@@ -74,7 +79,8 @@ class FairQueue:
         self._set(tenant, self._served.get(tenant, self._floor) + tokens)
 
     def room(self, tenant: str, max_waiting: int) -> bool:
-        """A share of the queue stays free for the next tenant, so that one tenant's flood refuses only itself."""
+        """Whether the tenant has less than its share waiting. A share stays free for the next tenant, so that one
+        tenant's flood refuses only itself."""
         tenants = len(self._waiting) + (tenant not in self._waiting)
         return self._waiting.get(tenant, 0) < max(max_waiting // (tenants + 1), 1)
 
@@ -85,6 +91,8 @@ class FairQueue:
         return min((self._served[name] for name in self._queues if name in self._served), default=self._floor)
 
     def _set(self, tenant: str, served: int) -> None:
+        """Set the tenant's counter. Where too many are remembered, the idle tenant's that changed longest ago is
+        dropped."""
         self._served[tenant] = served
         self._served.move_to_end(tenant)
         if len(self._served) > _REMEMBERED + len(self._queues):

@@ -40,6 +40,7 @@ class OrderedQueue:
         self._length += 1
 
     def pop(self) -> Request | None:
+        """Remove and return the request with the lowest key that is still QUEUED; None when empty."""
         self._skip_gone()
         if not self._heap:
             return None
@@ -51,7 +52,8 @@ class OrderedQueue:
         return self._heap[0][0] if self._heap else None
 
     def discard(self, request: Request) -> None:
-        """The heap is swept when most of it is gone, so that aborts cannot grow it."""
+        """Note that a request inside has left. The heap is swept when most of it is gone, so that aborts cannot grow
+        it."""
         self._length -= 1
         if len(self._heap) > 2 * self._length + _SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]

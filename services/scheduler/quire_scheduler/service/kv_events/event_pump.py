@@ -45,7 +45,8 @@ class EventPump:
         self._at = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish the changes of each epoch's named pages, until cancelled. When an epoch ends, consumers are told that
+        nothing is held."""
         core: Scheduler | None = None
         wire: EventWire | None = None
         while True:
@@ -65,7 +66,8 @@ class EventPump:
         self._publisher.close()
 
     async def _follow(self, core: Scheduler, wire: EventWire) -> bool:
-        """Publish what is new; False where nothing is."""
+        """Publish the events since the last call; where the tail has lost some, that all is cleared, and then a
+        snapshot. Returns False where nothing was new."""
         try:
             events = core.names.after(self._at)
         except FailedPrecondition:
@@ -85,13 +87,14 @@ class EventPump:
         return bool(events)
 
     async def _send(self, payload: bytes) -> None:
+        """Publish a batch, and wait while the publisher takes none."""
         while not self._publisher.publish(payload):
             await asyncio.sleep(_FULL_PAUSE_S)
         metrics.kv_event_batches.inc()
 
 
 def make_event_pump(text: str, engine: Engine) -> EventPump | None:
-    """What --kv-events-config asks for; None: nothing. Raises ConfigError."""
+    """Return the event pump that --kv-events-config asks for; None where it asks for none. Raises ConfigError."""
     config = parse_kv_events_config(text)
     if not config.enabled:
         return None

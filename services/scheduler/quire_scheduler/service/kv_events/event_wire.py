@@ -88,6 +88,7 @@ class EventWire:
             yield from map(self._stored, event.stored)
 
     def _stored(self, chain: Stored) -> BlockStored:
+        """Convert a chain of named pages to vLLM's event."""
         tokens = array("i", chain.tokens)
         if sys.byteorder == "big":
             tokens.byteswap()

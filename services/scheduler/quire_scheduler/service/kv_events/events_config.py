@@ -37,7 +37,7 @@ class KvEventsConfig:
 
     @property
     def binds(self) -> bool:
-        """Whether the endpoint is this scheduler's own; else a consumer's, who binds it."""
+        """Whether this scheduler binds the endpoint; else a consumer does, and the scheduler connects to it."""
         if self.bind is not None:
             return self.bind
         anywhere = "*" in self.endpoint or "::" in self.endpoint
@@ -55,7 +55,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
-    """The option's value; '' is off. Raises ConfigError."""
+    """Parse and check the option's JSON; '' means that nothing is published. Raises ConfigError."""
     if not text:
         return KvEventsConfig()
     try:
@@ -72,6 +72,7 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
 
 
 def _check(name: str, value: Any) -> None:
+    """Raise ConfigError for an unknown field, or a value of the wrong type or out of bounds."""
     if name not in _FIELDS:
         raise _bad(f"{name!r} is unknown; supported: {', '.join(_FIELDS)}")
     kinds = _KINDS[str(_FIELDS[name])]
@@ -89,6 +90,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _bad(what: str) -> ConfigError:
+    """Return the ConfigError that says what is wrong with the option."""
     return ConfigError(
         "BAD_VALUE",
         f"--kv-events-config is of no use: {what}.",

@@ -62,7 +62,7 @@ class ZmqPublisher:
         self._thread.start()
 
     def publish(self, payload: bytes) -> bool:
-        """Hand a batch over; False where the pipe is full."""
+        """Hand a batch to the thread that sends it. Returns False, and drops nothing, where the pipe is full."""
         try:
             self._source.send(payload, zmq.NOBLOCK)
         except zmq.Again:
@@ -76,6 +76,8 @@ class ZmqPublisher:
         self._context.destroy(linger=_LINGER_MS)
 
     def _run(self) -> None:
+        """Publish and keep the batches from the pipe, and answer requests for missed ones, until an empty message
+        comes. Runs in the publisher's thread."""
         poller = zmq.Poller()
         poller.register(self._sink, zmq.POLLIN)
         if self._replay is not None:
@@ -94,6 +96,8 @@ class ZmqPublisher:
                 self._answer(self._replay)
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
+        """Read one request for missed batches, and send those from its number on that are still kept, then an end mark.
+        A malformed request is logged and dropped."""
         asked = replay.recv_multipart()
         if len(asked) != 3 or len(asked[2]) != 8:
             log.warning("a request for missed KV events is malformed", frames=len(asked))
@@ -107,6 +111,7 @@ class ZmqPublisher:
 
 
 def _open(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
+    """Bind the socket or connect it, and return the endpoint that is really used. Raises ConfigError."""
     try:
         if bind:
             socket.bind(endpoint)
