@@ -196,16 +196,16 @@ def test_a_value_of_another_type_is_refused(read: Callable[..., object], key: st
 
 
 def split(folder: Path, count: int = 3, **wrong: int) -> list[Path]:
-    """A model in parts of one tensor each; `wrong` gives other values of the keys split.*"""
+    """A model in shards of one tensor each; `wrong` gives other values of the keys split.*"""
     paths = []
     for number in range(count):
         values = {"no": number, "count": count, "tensors.count": count} | wrong
-        parts = RawFile(
-            pairs=[pair("general.architecture", TEXT, f"part {number}")]
+        shard = RawFile(
+            pairs=[pair("general.architecture", TEXT, f"shard {number}")]
             + [pair(f"split.{key}", U16, value) for key, value in values.items()],
             tensors=[Tensor(f"t{number}", (4,), 0, 16)],
         )
-        paths.append(written(folder, bytes(parts), f"big-{number + 1:05}-of-{count:05}.gguf"))
+        paths.append(written(folder, bytes(shard), f"big-{number + 1:05}-of-{count:05}.gguf"))
     return paths
 
 
@@ -213,10 +213,10 @@ def split(folder: Path, count: int = 3, **wrong: int) -> list[Path]:
 def test_split_files_are_one_model(named: int, tmp_path: Path) -> None:
     found = open_gguf(split(tmp_path)[named])
     assert found.name == "big" and list(found.tensors) == ["t0", "t1", "t2"]
-    assert found.metadata.text("general.architecture") == "part 0"
+    assert found.metadata.text("general.architecture") == "shard 0"
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
+def test_missing_shard_is_named(tmp_path: Path) -> None:
     paths = split(tmp_path)
     paths[1].unlink()
     with pytest.raises(ConfigError, match="MISSING_SHARD") as error:
@@ -225,22 +225,38 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"no": 1}, {"tensors.count": 4}])
-def test_parts_that_contradict_each_other_are_refused(wrong: dict[str, int], tmp_path: Path) -> None:
+def test_contradictory_shards_are_refused(wrong: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CORRUPT_GGUF"):
         open_gguf(split(tmp_path, **wrong)[0])
 
 
-def test_a_part_under_another_name_is_refused(tmp_path: Path) -> None:
+def test_shard_under_another_name_is_refused(tmp_path: Path) -> None:
     path = split(tmp_path)[0].rename(tmp_path / "other.gguf")
     with pytest.raises(ConfigError, match="BAD_GGUF_SPLIT"):
         open_gguf(path)
 
 
-def test_a_tensor_of_two_parts_is_refused(tmp_path: Path) -> None:
+def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     paths = split(tmp_path)
     written(tmp_path, paths[1].read_bytes().replace(b"t1", b"t0"), paths[1].name)
     with pytest.raises(ConfigError, match="CORRUPT_GGUF"):
         open_gguf(paths[0])
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("Llama-3.1-8B", "Llama-3.1-8B"), ("Llama-3.1-8B.gguf", "Llama-3.1-8B"), ("tiny.Q4_0.GGUF", "tiny.Q4_0")],
+)
+def test_model_name_is_the_file_name_without_gguf(file: str, name: str, tmp_path: Path) -> None:
+    assert open_gguf(written(tmp_path, bytes(GOOD), file)).name == name
+
+
+def test_unsupported_form_is_explained(tmp_path: Path) -> None:
+    path = written(tmp_path, lying(pairs=[text("k") + struct.pack("<IIQ", 9, 9, 1)]))
+    with pytest.raises(Unsupported) as error:
+        read_header(path)
+    assert error.value.message == f"{path} is not supported: `k` is a list of lists."
+    assert error.value.fix == "Convert the model with a current llama.cpp."
 
 
 def test_what_is_no_gguf_file(tmp_path: Path) -> None:

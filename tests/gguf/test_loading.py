@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from quire_common.errors import QuireError
+from quire_common.errors import ConfigError, QuireError
 from quire_worker.loading import LoadedModel, LoadOptions, load_model, read_source
 from quire_worker.model.arch_spec import ArchSpec, RopeSpec
 from quire_worker.model.rope import inverse_frequencies
@@ -118,6 +118,23 @@ def test_linear_rope_is_read(tmp_path: Path) -> None:
     assert (rope.kind, rope.factor, rope.theta) == ("linear", 3.0, 5000.0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "kind", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, "linear", 4.0),
+        ({"rope.scaling.factor": 1.0}, "default", 1.0),
+        ({"rope.scaling.factor": 0.0}, "default", 1.0),
+        ({"rope.scaling.type": "linear"}, "default", 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, "default", 1.0),
+    ],
+)
+def test_rope_scaling_has_llama_cpps_defaults(
+    fields: dict[str, float | str], kind: str, factor: float, tmp_path: Path
+) -> None:
+    rope = read_spec(TinyModel(fields=fields).write(tmp_path / "tiny.gguf")).rope
+    assert (rope.kind, rope.factor) == (kind, factor)
+
+
 def without(name: str) -> Callable[[Weights], object]:
     return lambda weights: weights.pop(name)
 
@@ -131,6 +148,8 @@ REFUSED: dict[str, tuple[TinyModel, str, str]] = {
     "unread key": (TinyModel(fields={"attention.sliding_window": 64}), "UNSUPPORTED_CONFIG", "sliding_window"),
     "new key": (TinyModel(fields={"attention.novelty": 1.0}), "UNSUPPORTED_CONFIG", "attention.novelty"),
     "experts": (TinyModel(fields={"expert_count": 8}), "UNSUPPORTED_CONFIG", "expert_count"),
+    "experts of each layer": (TinyModel(fields={"expert_count": [0, 0, 0]}), "UNSUPPORTED_CONFIG", "3 int32 values"),
+    "a list of layouts": (TinyModel(fields={"tensor_data_layout": ["", ""]}), "UNSUPPORTED_CONFIG", "2 texts"),
     "partial RoPE": (TinyModel(fields={"rope.dimension_count": 4}), "UNSUPPORTED_CONFIG", "rope.dimension_count"),
     "other values": (TinyModel(fields={"attention.value_length": 4}), "UNSUPPORTED_CONFIG", "value_length"),
     "yarn": (
@@ -157,6 +176,25 @@ def test_what_is_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(QuireError) as error:
         load(model.write(tmp_path / "tiny.gguf"))
     assert error.value.code == code and word in error.value.message + error.value.param and error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"attention.head_count_kv": 3}, "`llama.attention.head_count_kv` is 3, not a divisor of llama.attention.head"),
+        ({"rope.scaling.factor": -2.0}, "`llama.rope.scaling.factor` is -2.0"),
+        ({"attention.head_count": 5, "rope.dimension_count": None, "attention.head_count_kv": 5}, "`head_dim`"),
+    ],
+)
+def test_bad_config_names_the_gguf_file_and_its_keys(fields: dict[str, float], words: str, tmp_path: Path) -> None:
+    model = TinyModel(fields=fields)
+    if "attention.head_count" in fields:
+        model.fields["embedding_length"] = 35
+    path = model.write(tmp_path / "tiny.gguf")
+    with pytest.raises(ConfigError, match="BAD_CONFIG") as error:
+        read_spec(path)
+    assert words in error.value.message and str(path) in error.value.message
+    assert str(path) in error.value.fix and "config.json" not in error.value.message + error.value.fix
 
 
 def test_pieces_of_rows_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from quire_common.errors import QuireError
+from quire_common.errors import ConfigError, QuireError, Unsupported
 from quire_tokenizer.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.vocabulary import Vocabulary
-from tests.gguf.vocabularies import TextFile, random_texts
+from tests.gguf.vocabularies import NORMAL, TextFile, random_texts
 from tests.oracle import quiet_transformers
 from tests.unit.tokenizer import folders
 
@@ -132,12 +133,48 @@ def test_what_is_put_around_texts(
     assert whole == [token(folders.BOS)] * bos + plain + [token(folders.EOS)] * eos
 
 
+def with_eos_id(path: Path, eos: int, tokenizer: Tokenizer) -> Path:
+    """A GGUF file or a folder, as the path's suffix says, whose vocabulary is the same and whose eos id is `eos`."""
+    if path.suffix:
+        # Of normal tokens, none is known to end an answer by its text.
+        types = [NORMAL] * tokenizer.get_vocab_size()
+        change = {"ggml.eos_token_id": eos, "ggml.eot_token_id": None, "ggml.token_type": types}
+        return TextFile(tokenizer, change=change).write(path)
+    folders.write_folder(path)
+    (path / "tokenizer_config.json").write_text("{}")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    (path / "config.json").unlink()
+    return path
+
+
+@pytest.mark.parametrize("model", ["model", "model.gguf"])
+@pytest.mark.parametrize("text", ["text", "text.gguf"])
+def test_name_is_the_models_and_eos_tokens_are_of_model_and_tokenizer(
+    model: str, text: str, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    main, other = with_eos_id(tmp_path / model, 7, byte_level), with_eos_id(tmp_path / text, 8, byte_level)
+    found = read_model_files(str(main), str(other))
+    assert found.name == "model" and set(found.eos) == {7, 8}
+    assert found.tokenizer_json == read_model_files(str(other)).tokenizer_json
+    for alone, eos in ((main, 7), (other, 8)):
+        assert set(read_model_files(str(alone)).eos) == {eos} == set(read_model_files("", str(alone)).eos)
+    with pytest.raises(ConfigError, match="MODEL_NOT_FOUND"):
+        read_model_files(str(tmp_path / "absent"), str(other))
+
+
 def test_a_tokenizers_folder_beside_a_gguf_file(byte_level: Tokenizer, tmp_path: Path) -> None:
     path = TextFile(byte_level, pre="no such words").write(tmp_path / "model.gguf")
     folder = folders.write_folder(tmp_path / "text")
     found = read_model_files(str(path), str(folder))
     assert found.name == "model" and found.tokenizer_json == (folder / "tokenizer.json").read_bytes()
     assert byte_level.token_to_id(folders.TURN_END) in found.eos
+
+
+def test_folder_of_gguf_files_is_answered_with_the_name_of_one(byte_level: Tokenizer, tmp_path: Path) -> None:
+    path = TextFile(byte_level).write(tmp_path / "text.gguf")
+    with pytest.raises(ConfigError, match="TOKENIZER_MISSING") as error:
+        read_model_files(str(tmp_path))
+    assert "holds GGUF files" in error.value.message and str(path) in error.value.fix
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -147,13 +184,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "another kind": ({"ggml.model": "rwkv"}, "UNSUPPORTED_TOKENIZER", "rwkv"),
     "no kind": ({"ggml.model": None}, "BAD_GGUF_METADATA", "tokenizer.ggml.model"),
     "no tokens": ({"ggml.tokens": None}, "BAD_GGUF_METADATA", "tokenizer.ggml.tokens"),
-    "a type too few": ({"ggml.token_type": [1, 1]}, "BAD_GGUF_METADATA", "token_type"),
+    "a type too few": ({"ggml.token_type": [1, 1]}, "BAD_GGUF_METADATA", "not one type for each of the 422 tokens"),
+    "types that are no integers": ({"ggml.token_type": [1.0, float("nan")]}, "BAD_GGUF_METADATA", "list of integers"),
+    "types that are unknown": ({"ggml.token_type": [1] * 421 + [99]}, "BAD_GGUF_METADATA", "holds 99"),
     "no types": ({"ggml.token_type": None}, "BAD_GGUF_METADATA", "token_type"),
     "a token twice": ({"ggml.tokens": ["a", "a"], "ggml.token_type": [1, 1]}, "BAD_TOKENIZER", "twice"),
-    "a merge of one": ({"ggml.merges": ["ab"]}, "BAD_GGUF_METADATA", "merges"),
+    "a merge of one": ({"ggml.merges": ["ab"]}, "BAD_GGUF_METADATA", "'ab', which has no space between two texts"),
     "a merge of strangers": ({"ggml.merges": ["zzz yyy"]}, "BAD_TOKENIZER", "unusable"),
     "an end that is no token": ({"ggml.eos_token_id": 1 << 20}, "BAD_GGUF_METADATA", "eos_token_id"),
     "no bos to add": ({"ggml.add_bos_token": True, "ggml.bos_token_id": None}, "BAD_GGUF_METADATA", "bos_token_id"),
+    "no bos by default": (
+        {"ggml.pre": "llama-bpe", "ggml.bos_token_id": None},
+        "BAD_GGUF_METADATA",
+        "the pre-tokenizer llama-bpe adds one to each text, and the file names none (`tokenizer.ggml.bos_token_id`)",
+    ),
+    "a bos to add that is no token": (
+        {"ggml.add_bos_token": True, "ggml.bos_token_id": 1 << 20},
+        "BAD_GGUF_METADATA",
+        "bos_token_id",
+    ),
     "a template that is no text": ({"chat_template": 5}, "BAD_GGUF_METADATA", "chat_template"),
 }
 
@@ -165,9 +214,30 @@ def test_what_is_not_read_is_refused_by_name(name: str, byte_level: Tokenizer, t
     with pytest.raises(QuireError) as error:
         Vocabulary(read_model_files(str(path)))
     assert error.value.code == code and word in error.value.message and error.value.fix
+    assert str(path) in error.value.message
 
 
-def test_a_score_too_few_is_refused(byte_fallback: Tokenizer, tmp_path: Path) -> None:
-    path = TextFile(byte_fallback, model="llama", change={"ggml.scores": [0.5]}).write(tmp_path / "text.gguf")
-    with pytest.raises(QuireError, match="scores"):
+def test_unusable_tokenizer_names_the_gguf_file(byte_level: Tokenizer, tmp_path: Path) -> None:
+    path = TextFile(byte_level, change={"ggml.merges": ["zzz yyy"]}).write(tmp_path / "text.gguf")
+    with pytest.raises(ConfigError, match="BAD_TOKENIZER") as error:
+        Vocabulary(read_model_files(str(path)))
+    assert f"The tokenizer of {path} is unusable" in error.value.message
+    assert error.value.fix.startswith(f"Download {path} again")
+
+
+@pytest.mark.parametrize("score", ["a score too few", "nan", "inf"])
+def test_bad_scores_are_refused(score: str, byte_fallback: Tokenizer, tmp_path: Path) -> None:
+    size = byte_fallback.get_vocab_size()
+    scores = [0.5] * (size - 1) + ([] if " " in score else [float(score)])
+    path = TextFile(byte_fallback, model="llama", change={"ggml.scores": scores}).write(tmp_path / "text.gguf")
+    with pytest.raises(ConfigError, match=r"BAD_GGUF_METADATA.*tokenizer\.ggml\.scores"):
+        read_model_files(str(path))
+
+
+def test_token_of_too_many_characters_is_refused(byte_fallback: Tokenizer, tmp_path: Path) -> None:
+    """Without merges the token would never be used, and nothing would show it."""
+    tokens = [*TextFile(byte_fallback, model="llama").values()["ggml.tokens"]]
+    tokens[-1] = "a" * 257
+    path = TextFile(byte_fallback, model="llama", change={"ggml.tokens": tokens}).write(tmp_path / "text.gguf")
+    with pytest.raises(Unsupported, match=r"UNSUPPORTED_TOKENIZER.*257 characters"):
         read_model_files(str(path))

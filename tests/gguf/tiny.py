@@ -40,6 +40,8 @@ class TinyModel:
                 writer.add_float32(f"{self.architecture}.{key}", value)
             elif isinstance(value, str):
                 writer.add_string(f"{self.architecture}.{key}", value)
+            elif isinstance(value, list):
+                writer.add_array(f"{self.architecture}.{key}", value)
             elif value is not None:
                 writer.add_uint32(f"{self.architecture}.{key}", value)
         if self.text is not None:

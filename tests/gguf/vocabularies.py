@@ -47,7 +47,7 @@ class TextFile:
 
     def add_to(self, writer: GGUFWriter) -> None:
         """Add the keys to a file that is being written."""
-        for key, value in (self._values() | self.change).items():
+        for key, value in (self.values() | self.change).items():
             key = f"tokenizer.{key}"
             if isinstance(value, bool):
                 writer.add_bool(key, value)
@@ -58,7 +58,8 @@ class TextFile:
             elif value is not None:
                 writer.add_array(key, value)
 
-    def _values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """Keys behind `tokenizer.`, before `change`."""
         shape = json.loads(self.tokenizer.to_str())
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         tokens = sorted(ids, key=lambda text: ids[text])

@@ -14,7 +14,7 @@ class TokenizerConfig(ServiceConfig):
     model: str = option(
         "", "folder of the model (tokenizer.json, tokenizer_config.json, generation_config.json), or a GGUF file"
     )
-    tokenizer: str = option("", "folder of the tokenizer's files, where they are not the model's")
+    tokenizer: str = option("", "folder or GGUF file of the tokenizer, where it is not the model's")
     chat_template: str = option("", "file with a chat template to use instead of the model's")
     reasoning_config: str = option(
         "", "vLLM's JSON: reasoning_start_str and reasoning_end_str, around what the model thinks (default: found)"

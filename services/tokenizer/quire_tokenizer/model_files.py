@@ -1,4 +1,4 @@
-"""The text files of a model, wherever they are: a folder, a GGUF file, or a file beside a tokenizer's folder."""
+"""The text files of a model and of its tokenizer, each of which is a folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,17 +6,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire_common.gguf import is_gguf, open_gguf
-from quire_tokenizer.gguf.text_files import gguf_ends, read_gguf
-from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, ModelFolder, read_model_folder, read_template
+from quire_common.gguf.token_ids import eos_token_ids
+from quire_tokenizer.gguf.gguf_tokenizer import read_gguf
+from quire_tokenizer.model_folder import (
+    DEFAULT_TEMPLATE,
+    ModelFolder,
+    eos_ids_of_folder,
+    read_model_folder,
+    read_template,
+)
 
 
 def read_model_files(model: str, tokenizer: str = "", chat_template: str = "") -> ModelFolder:
     """As read_model_folder, where `model` and `tokenizer` may be GGUF files too. Raises ConfigError or Unsupported."""
-    text, main = Path(tokenizer or model), Path(model or tokenizer)
+    main, text = Path(model or tokenizer), Path(tokenizer or model)
+    if not is_gguf(main) and not is_gguf(text):
+        return read_model_folder(model, tokenizer, chat_template)
     if is_gguf(text):
         found = read_gguf(text)
-        return replace(found, templates={DEFAULT_TEMPLATE: read_template(chat_template)}) if chat_template else found
-    if not is_gguf(main):
-        return read_model_folder(model, tokenizer, chat_template)
-    named, found = open_gguf(main), read_model_folder(tokenizer, tokenizer, chat_template)
-    return replace(found, name=named.name, eos=tuple(dict.fromkeys((*gguf_ends(named), *found.eos))))
+        if chat_template:
+            found = replace(found, templates={DEFAULT_TEMPLATE: read_template(chat_template)})
+    else:
+        found = read_model_folder(tokenizer, tokenizer, chat_template)
+    if main == text:
+        return found
+    name, eos = _name_and_eos(main)
+    return replace(found, name=name, eos=tuple(dict.fromkeys((*eos, *found.eos))))
+
+
+def _name_and_eos(model: Path) -> tuple[str, tuple[int, ...]]:
+    """What a model itself says, whatever its tokenizer is."""
+    if is_gguf(model):
+        opened = open_gguf(model)
+        return opened.name, eos_token_ids(opened.metadata)
+    eos = eos_ids_of_folder(model)
+    return model.resolve().name, tuple(eos)

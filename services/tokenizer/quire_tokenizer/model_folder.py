@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import ConfigError
+from quire_common.gguf import gguf_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,29 +25,29 @@ TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What the files say. `eos` holds ids and token texts as found; the vocabulary resolves them."""
+    """The contents of the files. `eos` holds ids and token texts as found; the vocabulary resolves them."""
 
     name: str
     tokenizer_json: bytes = field(repr=False)
     token_variables: Mapping[str, str]
     eos: tuple[int | str, ...]
     templates: Mapping[str, str] = field(repr=False)
+    tokenizer_file: str = "tokenizer.json"
+    """The file that the tokenizer comes from, for error messages."""
 
 
 def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") -> ModelFolder:
-    """Read the folder(s); `chat_template` is a file that replaces the model's own templates."""
+    """Read a model's folder, and the folder of its tokenizer if that is another one. Raises ConfigError.
+
+    The name is the model's. Eos tokens are the union of both folders'. `chat_template` is a file that replaces the
+    tokenizer's own templates.
+    """
     if not model and not tokenizer:
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
     folder, text_folder = Path(model or tokenizer), Path(tokenizer or model)
-    for path in (folder, text_folder):
-        if not path.is_dir():
-            raise ConfigError("MODEL_NOT_FOUND", f"{path} is no folder.", "Give the model's folder.", param="model")
+    eos: list[int | str] = [*eos_ids_of_folder(folder), *eos_ids_of_folder(text_folder)]
     settings = _read_json(text_folder / "tokenizer_config.json")
     variables = _token_variables(settings, _read_json(text_folder / "special_tokens_map.json"))
-    eos: list[int | str] = [
-        *_ids(_read_json(folder / "generation_config.json")),
-        *_ids(_read_json(folder / "config.json")),
-    ]
     if "eos_token" in variables:
         eos.append(variables["eos_token"])
     templates = {DEFAULT_TEMPLATE: read_template(chat_template)} if chat_template else _templates(text_folder, settings)
@@ -56,7 +57,20 @@ def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") 
         token_variables=variables,
         eos=tuple(dict.fromkeys(eos)),
         templates=templates,
+        tokenizer_file=str(text_folder / "tokenizer.json"),
     )
+
+
+def eos_ids_of_folder(folder: Path) -> list[int]:
+    """Eos ids of generation_config.json and config.json. Raises ConfigError, also where there is no such folder."""
+    if not folder.is_dir():
+        raise ConfigError(
+            "MODEL_NOT_FOUND",
+            f"There is no model folder or GGUF file {folder}.",
+            "Give the path of a Hugging Face folder or a GGUF file.",
+            param="model",
+        )
+    return [*_ids(_read_json(folder / "generation_config.json")), *_ids(_read_json(folder / "config.json"))]
 
 
 def read_template(path: str) -> str:
@@ -69,12 +83,12 @@ def _read_tokenizer(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            "TOKENIZER_MISSING",
-            f"Cannot read {path}: {error.strerror}.",
-            "Quire needs tokenizer.json: convert an older model with transformers, or name a folder with --tokenizer.",
-            param="model",
-        ) from error
+        cause = f"Cannot read {path}: {error.strerror}."
+        fix = "Quire needs tokenizer.json: convert an older model with transformers, or name a folder with --tokenizer."
+        files = gguf_files(path.parent)
+        if files:
+            cause, fix = f"{cause} The folder holds GGUF files.", f"Name one in place of the folder: {files[0]}."
+        raise ConfigError("TOKENIZER_MISSING", cause, fix, param="model") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Overloaded, Unavailable
+from quire_common.telemetry.logs import get_logger
 from quire_tokenizer import statistics
 from quire_tokenizer.chat.chat_renderer import ChatRenderer
 from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quire_tokenizer.config import TokenizerConfig
+
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class TextService:
         config = self._config
         folder = read_model_files(config.model, config.tokenizer, config.chat_template)
         vocabulary = Vocabulary(folder, config.reasoning_config)
+        if not vocabulary.eos_ids:
+            log.warning("the model names no eos token: answers end at max_tokens or a stop string", model=folder.name)
         encoder = Encoder(vocabulary, self._work, max_texts=config.max_texts, max_text_bytes=config.max_text_bytes)
         renderer = ChatRenderer(
             vocabulary,

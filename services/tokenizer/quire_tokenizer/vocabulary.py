@@ -42,7 +42,11 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder()
         self._tokens.update({i: token.content for i, token in added.items()})
         if not self._tokens:
-            raise ConfigError("BAD_TOKENIZER", "The tokenizer has no tokens.", "Fetch tokenizer.json again.")
+            raise ConfigError(
+                "BAD_TOKENIZER",
+                f"The tokenizer of {folder.tokenizer_file} has no tokens.",
+                f"Download {folder.tokenizer_file} again.",
+            )
         self.size = max(self._tokens) + 1
         self.specials = {i: token.content for i, token in added.items() if token.special}
         self._special_ids = frozenset(self.specials)
@@ -85,7 +89,9 @@ def _load(folder: ModelFolder) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
     except Exception as error:  # the library raises bare Exception, with the parser's message
         raise ConfigError(
-            "BAD_TOKENIZER", f"tokenizer.json of {folder.name} is unusable: {error}.", "Fetch the file again."
+            "BAD_TOKENIZER",
+            f"The tokenizer of {folder.tokenizer_file} is unusable: {error}.",
+            f"Download {folder.tokenizer_file} again, or name a folder with another tokenizer.json by --tokenizer.",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""The errors of GGUF files. Each names the file, the cause and what to do."""
+"""The errors of GGUF files. Each names the file, the cause and the fix. A `cause` is a clause without a full stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FETCH = "Download the file again."
+CONVERT = "Convert the model with a current llama.cpp."
+CONVERT_AGAIN = "Download the file again, or convert the model with a current llama.cpp."
 
 
 def truncated(path: Path, cause: str) -> ConfigError:
@@ -23,8 +25,8 @@ def corrupt(path: Path, cause: str) -> ConfigError:
 
 
 def unsupported(path: Path, cause: str, fix: str) -> Unsupported:
-    """A form of the format that is not read here."""
-    return Unsupported("UNSUPPORTED_GGUF", f"{path} {cause}.", fix)
+    """The file has a form of the format that the reader does not support."""
+    return Unsupported("UNSUPPORTED_GGUF", f"{path} is not supported: {cause}.", fix)
 
 
 def unreadable(path: Path, error: OSError) -> ConfigError:

@@ -1,8 +1,8 @@
 """The header of one GGUF file: metadata and tensor places, all checked against the file's size.
 
-A count or length of the file is believed only once the bytes that it speaks of are known to be there, so that nothing
-larger than the file is ever allocated. The rules are llama.cpp's: keys and tensor names are unique, tensors lie one
-behind the other. Knows nothing of models.
+The reader checks every count and length against the bytes that are left in the file before it allocates. No single
+allocation exceeds the file's size. The rules are llama.cpp's: keys and tensor names are unique, and each tensor begins
+where the one before it ends, aligned. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _HeaderReader:
             turned = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
             raise faults.unsupported(
                 self._path,
-                "is a big-endian GGUF file" if turned else f"is of GGUF version {version}; versions 2 and 3 are read",
+                "it is big-endian" if turned else f"its GGUF version is {version}, and versions 2 and 3 are read",
                 "Convert the model with a current llama.cpp, on a little-endian machine.",
             )
         num_tensors = self._count("tensors", MAX_TENSORS)
@@ -186,7 +186,7 @@ class _HeaderReader:
         if kind == _TEXT:
             return self._texts(key, count)
         if kind == _ARRAY:
-            raise faults.unsupported(self._path, f"has lists within a list (`{key[:80]}`)", "Serve another file.")
+            raise faults.unsupported(self._path, f"`{key[:80]}` is a list of lists", faults.CONVERT)
         if kind not in _SCALARS:
             raise faults.corrupt(self._path, f"`{key[:80]}` is a list of the unknown type {kind}")
         dtype = _SCALARS[kind][1]
@@ -203,12 +203,12 @@ class _HeaderReader:
             raise faults.truncated(self._path, f"`{key[:80]}` claims {count} texts")
         data, size, unpack = self._data, self._size, _U64.unpack_from
         begin = at = self._at
-        ends = array("Q")
-        for _ in range(count):
+        ends = array("Q", bytes(count * 8))
+        for i in range(count):
             at += 8 + unpack(data, at)[0]
             if at > size:
                 raise faults.truncated(self._path, f"a text of `{key[:80]}` goes on behind its {size} bytes")
-            ends.append(at - begin)
+            ends[i] = at - begin
         self._at = at
         return TextArray(data[begin:at], ends)
 

@@ -6,14 +6,16 @@ Knows names and types; knows nothing of what a value means to a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire_common.errors import ConfigError
+from quire_common.gguf.faults import CONVERT_AGAIN
 from quire_common.gguf.text_array import TextArray
 
 Value = bool | int | float | str | TextArray | NDArray[np.generic]
@@ -57,36 +59,50 @@ class Metadata:
             raise self.bad(key, "true or false")
         return value
 
-    def texts(self, key: str) -> list[str]:
-        """A list of texts."""
+    def text_array(self, key: str) -> TextArray:
+        """A list of texts, not decoded yet."""
         value = self.values.get(key)
         if not isinstance(value, TextArray):
             raise self.bad(key, "a list of texts")
+        return value
+
+    def texts(self, key: str, indices: Iterable[int] | None = None) -> list[str]:
+        """A list of texts, or those of its texts that have these indices."""
+        found = self.text_array(key)
         try:
-            return list(value)
+            return list(found) if indices is None else [found[i] for i in indices]
         except UnicodeDecodeError as error:
             raise self.bad(key, "a list of texts in UTF-8") from error
 
-    def numbers(self, key: str) -> NDArray[np.generic]:
+    def numbers(self, key: str) -> NDArray[np.number]:
         """A list of numbers, of the file's own type."""
         value = self.values.get(key)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.number):
             raise self.bad(key, "a list of numbers")
-        return value
+        return cast("NDArray[np.number]", value)
+
+    def integers(self, key: str) -> NDArray[np.integer]:
+        """A list of integers, of the file's own type."""
+        value = self.values.get(key)
+        if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer):
+            raise self.bad(key, "a list of integers")
+        return cast("NDArray[np.integer]", value)
+
+    def shown(self, key: str) -> str:
+        """The value of a key for an error message, cut to a line."""
+        value = self.values[key]
+        if isinstance(value, TextArray):
+            return f"a list of {len(value)} texts"
+        if isinstance(value, np.ndarray):
+            return f"a list of {len(value)} {value.dtype} values"
+        return repr(value)[:80]
 
     def bad(self, key: str, wanted: str) -> ConfigError:
-        """The error for a key that is absent or not what is wanted."""
-        found = f"{self.path} lacks `{key}` ({wanted})."
+        """The error for a key that is absent or not what is wanted, which is a noun."""
         if key in self.values:
-            found = f"{self.path}: `{key}` is {_shown(self.values[key])}, not {wanted}."
-        return ConfigError(
-            "BAD_GGUF_METADATA",
-            found,
-            "Download the file again, or convert the model with a current llama.cpp.",
-        )
+            return self.fault(f"`{key}` is {self.shown(key)}, not {wanted}")
+        return self.fault(f"the file lacks `{key}` ({wanted})")
 
-
-def _shown(value: Value) -> str:
-    if isinstance(value, TextArray | np.ndarray):
-        return f"a list of {len(value)}"
-    return repr(value)[:80]
+    def fault(self, cause: str) -> ConfigError:
+        """The error for any other fault of the metadata. `cause` is a clause."""
+        return ConfigError("BAD_GGUF_METADATA", f"{self.path}: {cause}.", CONVERT_AGAIN)

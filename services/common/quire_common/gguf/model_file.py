@@ -1,6 +1,6 @@
-"""A model that is one GGUF file, or several that llama.cpp split it into, taken together.
+"""A model that is one GGUF file, or several shards that llama.cpp split it into, taken together.
 
-Knows how split files are named and numbered; knows nothing of what tensors mean.
+Knows how shards are named and numbered; knows nothing of what tensors mean.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from quire_common.gguf import faults
 from quire_common.gguf.header import MAGIC, GgufFile, TensorPlace, read_header
 from quire_common.gguf.metadata import Metadata
 
-MAX_FILES = 1024
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+MAX_SHARDS = 1024
+_SUFFIX = ".gguf"
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The files of one model, as one."""
+    """One model, of all its files."""
 
     name: str
-    """The file's name without its ending and part number."""
+    """The file's name without `.gguf` and shard number."""
     metadata: Metadata
     """Metadata of the first file."""
     tensors: Mapping[str, TensorPlace]
@@ -34,13 +35,21 @@ class GgufModel:
 
 def is_gguf(path: Path) -> bool:
     """Whether a path is to be read as a GGUF file: by its ending, or by its first bytes."""
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() == _SUFFIX:
         return path.is_file()
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """The files of a folder that are named as GGUF files, in order. Empty where the folder cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix.lower() == _SUFFIX and path.is_file())
+    except OSError:
+        return []
 
 
 def open_gguf(path: Path) -> GgufModel:
@@ -50,18 +59,18 @@ def open_gguf(path: Path) -> GgufModel:
     named = read_header(path)
     count = named.metadata.integer("split.count", 0)
     if count <= 1:
-        return GgufModel(path.stem, named.metadata, named.tensors, (named,))
-    match = _PART.fullmatch(path.name)
+        return GgufModel(_without_suffix(path), named.metadata, named.tensors, (named,))
+    match = _SHARD_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise ConfigError(
             "BAD_GGUF_SPLIT",
-            f"{path} is one of {count} files, which its name does not say.",
-            f"Give the files their names back: NAME-00001-of-{count:05}.gguf and so on.",
+            f"{path} is one of {count} shards, which its name does not say.",
+            f"Give the shards their names back: NAME-00001-of-{count:05}.gguf and so on.",
             param="model",
         )
-    if count > MAX_FILES:
-        raise faults.corrupt(path, f"it is one of {count} files; at most {MAX_FILES} are read")
-    files = _parts(path, match["stem"], count, named)
+    if count > MAX_SHARDS:
+        raise faults.corrupt(path, f"it is one of {count} shards, and at most {MAX_SHARDS} are read")
+    files = _shards(path, match["stem"], count, named)
     tensors: dict[str, TensorPlace] = {}
     for file in files:
         for name, place in file.tensors.items():
@@ -70,25 +79,30 @@ def open_gguf(path: Path) -> GgufModel:
             tensors[name] = place
     promised = files[0].metadata.integer("split.tensors.count", len(tensors))
     if promised != len(tensors):
-        raise faults.corrupt(files[0].path, f"it promises {promised} tensors, the {count} files hold {len(tensors)}")
+        raise faults.corrupt(files[0].path, f"it promises {promised} tensors, the {count} shards hold {len(tensors)}")
     return GgufModel(match["stem"], files[0].metadata, tensors, files)
 
 
-def _parts(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFile, ...]:
-    """All files of a split model, in order; `named` is the one that was read already."""
+def _shards(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFile, ...]:
+    """All shards, in order; `named` is the one that was read already."""
     paths = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [each.name for each in paths if not each.is_file()]
     if missing:
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         raise ConfigError(
             "MISSING_SHARD",
-            f"{path.parent} lacks {len(missing)} of the {count} files of {stem}: {shown}.",
-            "Download the missing files of the same revision.",
+            f"{path.parent} lacks {len(missing)} of the {count} shards of {stem}: {shown}.",
+            "Download the missing shards of the same revision.",
             param="model",
         )
     files = tuple(named if each == path else read_header(each) for each in paths)
     for number, file in enumerate(files):
         found = file.metadata.integer("split.no", -1, minimum=-1), file.metadata.integer("split.count", 0)
         if found != (number, count):
-            raise faults.corrupt(file.path, f"it says that it is part {found[0] + 1} of {found[1]}")
+            raise faults.corrupt(file.path, f"it says that it is shard {found[0] + 1} of {found[1]}")
     return files
+
+
+def _without_suffix(path: Path) -> str:
+    """`Llama-3.1-8B` has no suffix, though `Path.stem` finds one."""
+    return path.stem if path.suffix.lower() == _SUFFIX else path.name

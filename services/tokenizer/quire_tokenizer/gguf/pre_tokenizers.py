@@ -1,8 +1,8 @@
-"""How texts are cut into words before merges apply, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers, which split texts into words before merges apply, by the name in `tokenizer.ggml.pre`.
 
-Each entry is data: steps as tokenizer.json has them, and what llama.cpp takes for granted under that name. The steps
-are those of the models' own tokenizer.json; llama.cpp's expressions say the same in other words. A name that is not
-here is refused: the wrong words give the wrong tokens, and nothing would show it.
+Each entry is data: steps as tokenizer.json has them, and the defaults that llama.cpp attaches to the name. The steps
+are those of the models' own tokenizer.json; llama.cpp's expressions are equivalent. A name that is not here is refused:
+the wrong words give the wrong tokens, and nothing would show it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from quire_common.errors import Unsupported
 from quire_common.gguf import Metadata
 
 Step = dict[str, Any]
-_KEY = "tokenizer.ggml.pre"
+PRE_TOKENIZER_NAME: Final = "tokenizer.ggml.pre"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting."""
+    """The pre-tokenizer of one `tokenizer.ggml.pre` name, and the defaults that llama.cpp attaches to that name."""
 
     steps: tuple[Step, ...]
     normalizer: Step | None = None
     ignore_merges: bool = False
-    """A word that is a token is that token, whatever merges make of it."""
+    """A word that is in the vocabulary becomes that token, without merges."""
     adds_bos: bool = False
-    """Where the file does not say."""
+    """Whether bos begins a text, where the file does not say."""
 
 
 def _byte_level(*, use_regex: bool) -> Step:
@@ -36,13 +36,16 @@ def _byte_level(*, use_regex: bool) -> Step:
 
 def _split(pattern: str) -> tuple[Step, ...]:
     """Words by a pattern, then bytes."""
-    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return cut, _byte_level(use_regex=False)
+    words = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return words, _byte_level(use_regex=False)
 
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Templates of regular expressions. Models differ in how many digits make a word, and in which words keep contractions.
+_WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (
+_CASED_WORD_PATTERN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -50,21 +53,21 @@ _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
 _GPT2 = PreTokenizer((_byte_level(use_regex=True),))
 _DIGIT_BY_DIGIT = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)))
-_LLAMA3 = PreTokenizer(_split(_WORDS % r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
-_LLAMA3_WORDS = PreTokenizer(_split(_WORDS % r"\p{N}{1,3}"))
-_QWEN2_WORDS = PreTokenizer(_split(_WORDS % r"\p{N}"))
-_QWEN2 = PreTokenizer(_split(_WORDS % r"\p{N}"), normalizer={"type": "NFC"})
-_TEKKEN = PreTokenizer(_split(_CASED % ("", "", "")), ignore_merges=True, adds_bos=True)
-_GPT4O = PreTokenizer(_split(_CASED % (_CONTRACTION, _CONTRACTION, "{1,3}")))
+_LLAMA3 = PreTokenizer(_split(_WORD_PATTERN % r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
+_LLAMA3_SPLIT_ONLY = PreTokenizer(_split(_WORD_PATTERN % r"\p{N}{1,3}"))
+_QWEN2_SPLIT_ONLY = PreTokenizer(_split(_WORD_PATTERN % r"\p{N}"))
+_QWEN2 = PreTokenizer(_split(_WORD_PATTERN % r"\p{N}"), normalizer={"type": "NFC"})
+_TEKKEN = PreTokenizer(_split(_CASED_WORD_PATTERN % ("", "", "")), ignore_merges=True, adds_bos=True)
+_GPT4O = PreTokenizer(_split(_CASED_WORD_PATTERN % (_CONTRACTION, _CONTRACTION, "{1,3}")))
 
 PRE_TOKENIZERS: Final = MappingProxyType(
     {
         **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), _GPT2),
         **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "minerva-7b"), _DIGIT_BY_DIGIT),
         **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
-        **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_WORDS),
+        **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_SPLIT_ONLY),
         "qwen2": _QWEN2,
-        **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), _QWEN2_WORDS),
+        **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), _QWEN2_SPLIT_ONLY),
         "tekken": _TEKKEN,
         **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     }
@@ -73,9 +76,9 @@ PRE_TOKENIZERS: Final = MappingProxyType(
 
 def find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     """The entry that the file names. Raises Unsupported, with the name, where there is none."""
-    name = metadata.text(_KEY, "")
+    name = metadata.text(PRE_TOKENIZER_NAME, "")
     if name not in PRE_TOKENIZERS:
-        said = f"names the pre-tokenizer {name[:80]!r}" if name else f"names no pre-tokenizer (`{_KEY}`)"
+        said = f"names the pre-tokenizer {name[:80]!r}" if name else f"names no pre-tokenizer (`{PRE_TOKENIZER_NAME}`)"
         raise Unsupported(
             "UNSUPPORTED_PRE_TOKENIZER",
             f"{metadata.path} {said}, which is not supported. Supported: {', '.join(PRE_TOKENIZERS)}.",

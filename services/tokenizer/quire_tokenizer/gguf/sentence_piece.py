@@ -1,31 +1,38 @@
-"""tokenizer.json of a SentencePiece vocabulary (`tokenizer.ggml.model` llama): tokens with scores, bytes as a last way.
+"""tokenizer.json of a SentencePiece vocabulary (`tokenizer.ggml.model` llama): tokens with scores, with byte fallback.
 
-SentencePiece joins the neighbours whose union has the best score. As merges: each token in two parts that are tokens,
-in the order of scores (after transformers' conversion of such vocabularies).
+SentencePiece joins the two neighbours whose union has the best score. tokenizer.json has merges instead. Each token
+becomes a merge of every pair of tokens that make it up, in the order of the scores (after transformers' conversion of
+such vocabularies).
+
+Limit: of neighbours with equal scores, SentencePiece and llama.cpp join the leftmost pair first, and merges join the
+pair of the smaller id. With the tokens a, b, c, bc and ab, where bc and ab have one score, `abc` gives `a bc` here and
+`ab c` there. In a trained vocabulary, scores differ from token to token.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from quire_tokenizer.gguf.token_list import NORMAL, TokenList
+import numpy as np
+
+from quire_common.errors import Unsupported
+from quire_common.gguf.token_ids import TokenType
+from quire_tokenizer.gguf.token_list import TokenList
 
 _SCORES = "tokenizer.ggml.scores"
-_SPACE = "\u2581"
-# No token is longer; a bound for the number of ways in which one can be cut in two.
+_SPACE_MARKER = "\u2581"
+# A longer token is refused: there are as many ways to split a token in two as it has characters.
 _MOST_CHARS = 256
 
 
 def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
-    """The whole tokenizer. Raises ConfigError."""
+    """The whole tokenizer. Raises ConfigError or Unsupported."""
     metadata = tokens.metadata
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    bos = metadata.flag("tokenizer.ggml.add_bos_token", True)
-    eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    prepend = {"type": "Prepend", "prepend": _SPACE}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARKER}
+    prepend = {"type": "Prepend", "prepend": _SPACE_MARKER}
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": _SPACE_MARKER}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -38,12 +45,12 @@ def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
         "added_tokens": tokens.added_tokens(),
         "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]} if prefix else replace,
         "pre_tokenizer": None,
-        "post_processor": tokens.around(bos=bos, eos=eos),
+        "post_processor": tokens.post_processor(adds_bos=True, default_of="SentencePiece"),
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": tokens.text_of("unknown"),
+            "unk_token": tokens.special_token_text("unknown"),
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
@@ -56,18 +63,34 @@ def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
 
 
 def _merges(tokens: TokenList) -> list[tuple[str, str]]:
-    """Pairs, best ones first. Only normal tokens come out of merges: others are never made of their text."""
-    scores = [float(score) for score in tokens.metadata.numbers(_SCORES).tolist()]
-    if len(scores) != len(tokens.tokens):
-        raise tokens.metadata.bad(_SCORES, f"a list of {len(tokens.tokens)}, as there are tokens")
+    """Pairs of texts, in the order in which they apply. Merges make normal tokens alone."""
+    scores = _scores(tokens)
     ids = tokens.vocabulary
     found: list[tuple[float, int, int, str, str]] = []
     for i, (text, kind) in enumerate(zip(tokens.tokens, tokens.types, strict=True)):
-        if kind != NORMAL or len(text) > _MOST_CHARS:
+        if kind != TokenType.NORMAL:
             continue
+        if len(text) > _MOST_CHARS:
+            raise Unsupported(
+                "UNSUPPORTED_TOKENIZER",
+                f"{tokens.metadata.path} has a token of {len(text)} characters (id {i}); at most {_MOST_CHARS} are "
+                "supported.",
+                "Name a folder with tokenizer.json by --tokenizer.",
+                param="model",
+            )
         for at in range(1, len(text)):
             left, right = text[:at], text[at:]
             if left in ids and right in ids:
                 found.append((-scores[i], i, ids[left], left, right))
     found.sort(key=lambda each: each[:3])
     return [(left, right) for _, _, _, left, right in found]
+
+
+def _scores(tokens: TokenList) -> list[float]:
+    metadata = tokens.metadata
+    scores = metadata.numbers(_SCORES)
+    if len(scores) != len(tokens.tokens):
+        raise metadata.bad(_SCORES, f"one score for each of the {len(tokens.tokens)} tokens")
+    if not np.isfinite(scores).all():
+        raise metadata.fault(f"`{_SCORES}` holds a score that is not finite")
+    return [float(score) for score in scores.tolist()]

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file with their types, checked: as many types as tokens, no token twice.
+"""The tokens of a GGUF file with their types, as tokenizer.json lists them: added tokens and what surrounds a text.
 
 Knows how llama.cpp writes vocabularies; knows nothing of merges or scores.
 """
@@ -11,23 +11,20 @@ from typing import Any, Final
 
 from quire_common.errors import ConfigError
 from quire_common.gguf import Metadata
-from quire_common.gguf.token_ids import token_id
+from quire_common.gguf.faults import CONVERT
+from quire_common.gguf.token_ids import TOKENS, TokenType, special_token_id, token_types
 
-NORMAL: Final = 1
-UNKNOWN: Final = 2
-CONTROL: Final = 3
-USER_DEFINED: Final = 4
-UNUSED: Final = 5
-BYTE: Final = 6
-_TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_ADDED: Final = frozenset((TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenList:
-    """`tokens` and `types` by id."""
+    """Tokens and types by id."""
 
     tokens: list[str]
+    """No token is there twice."""
     types: list[int]
+    """A TokenType for each token."""
     metadata: Metadata
 
     @property
@@ -35,14 +32,10 @@ class TokenList:
         """Ids by text."""
         return {text: i for i, text in enumerate(self.tokens)}
 
-    def text_of(self, part: str) -> str | None:
-        """The token of a part (bos, eos, unknown and so on). Raises ConfigError for an id that is none."""
-        found = token_id(self.metadata, part)
-        if found is None:
-            return None
-        if found >= len(self.tokens):
-            raise self.metadata.bad(f"tokenizer.ggml.{part}_token_id", f"below {len(self.tokens)}")
-        return self.tokens[found]
+    def special_token_text(self, role: str) -> str | None:
+        """The token with a role, which special_token_id finds. Raises ConfigError as that does."""
+        found = special_token_id(self.metadata, role)
+        return None if found is None else self.tokens[found]
 
     def added_tokens(self) -> list[dict[str, Any]]:
         """Tokens that are found in texts as a whole, as tokenizer.json has them; control tokens are special."""
@@ -54,46 +47,54 @@ class TokenList:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": kind != USER_DEFINED,
+                "special": kind != TokenType.USER_DEFINED,
             }
             for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and text
+            if kind in _ADDED and text
         ]
 
-    def around(self, *, bos: bool, eos: bool) -> dict[str, Any] | None:
-        """The post-processor that puts bos and eos around a text; None where it puts nothing."""
-        texts = {"bos": self.text_of("bos") if bos else None, "eos": self.text_of("eos") if eos else None}
-        for part, wanted in (("bos", bos), ("eos", eos)):
-            if wanted and texts[part] is None:
-                raise self.metadata.bad(f"tokenizer.ggml.{part}_token_id", f"a token, as add_{part}_token is true")
-        if not (bos or eos):
+    def post_processor(self, *, adds_bos: bool, default_of: str) -> dict[str, Any] | None:
+        """The post-processor that puts bos and eos around a text; None where it puts nothing.
+
+        `adds_bos` counts where the file does not say whether bos is added; `default_of` names what has this default.
+        Raises ConfigError for a token that is to be added and is not there.
+        """
+        bos = self._added_token("bos", adds_bos, default_of)
+        eos = self._added_token("eos", False, default_of)
+        if bos is None and eos is None:
             return None
-        ids = {text: token_id(self.metadata, part) for part, text in texts.items() if text is not None}
+        ids = {self.tokens[i]: i for i in (bos, eos) if i is not None}
+        before, after = self._special(bos, 0), self._special(eos, 0)
         return {
             "type": "TemplateProcessing",
-            "single": [*_special(texts["bos"], 0), _sequence("A", 0), *_special(texts["eos"], 0)],
-            "pair": [
-                *_special(texts["bos"], 0),
-                _sequence("A", 0),
-                *_special(texts["eos"], 0),
-                _sequence("B", 1),
-                *_special(texts["eos"], 1),
-            ],
+            "single": [*before, _sequence("A", 0), *after],
+            "pair": [*before, _sequence("A", 0), *after, _sequence("B", 1), *self._special(eos, 1)],
             "special_tokens": {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in ids.items()},
         }
+
+    def _added_token(self, role: str, default: bool, default_of: str) -> int | None:
+        key = f"tokenizer.ggml.add_{role}_token"
+        if not self.metadata.flag(key, default):
+            return None
+        found = special_token_id(self.metadata, role, required=True)
+        if found is None:
+            cause = f"`{key}` is true" if key in self.metadata else f"{default_of} adds one to each text"
+            raise self.metadata.fault(f"{cause}, and the file names none (`tokenizer.ggml.{role}_token_id`)")
+        return found
+
+    def _special(self, token: int | None, sequence: int) -> list[dict[str, Any]]:
+        return [] if token is None else [{"SpecialToken": {"id": self.tokens[token], "type_id": sequence}}]
 
 
 def read_tokens(metadata: Metadata) -> TokenList:
     """Read and check. Raises ConfigError."""
-    tokens = metadata.texts(_TOKENS)
-    types = [int(kind) for kind in metadata.numbers(_TYPES).tolist()]
-    if len(types) != len(tokens):
-        raise metadata.bad(_TYPES, f"a list of {len(tokens)}, as there are tokens")
+    tokens = metadata.texts(TOKENS)
+    types: list[int] = token_types(metadata).tolist()
     if len(set(tokens)) != len(tokens):
         raise ConfigError(
             "BAD_TOKENIZER",
-            f"{metadata.path}: `{_TOKENS}` holds {_twice(tokens)[:80]!r} twice.",
-            "Convert the model with a current llama.cpp.",
+            f"{metadata.path}: `{TOKENS}` holds {_twice(tokens)[:80]!r} twice.",
+            CONVERT,
         )
     return TokenList(tokens, types, metadata)
 
@@ -105,10 +106,6 @@ def _twice(tokens: Iterable[str]) -> str:
             return text
         seen.add(text)
     return ""
-
-
-def _special(text: str | None, sequence: int) -> list[dict[str, Any]]:
-    return [] if text is None else [{"SpecialToken": {"id": text, "type_id": sequence}}]
 
 
 def _sequence(name: str, number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are read: how each maps to one of the worker's families.
+"""How one GGUF architecture maps to a model family, and how GGUF files name tensors.
 
 An entry is data. Adding one takes a row here, and its family in `model.architectures`.
 """
@@ -15,13 +15,13 @@ from quire_common.gguf import GgufModel
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """What llama.cpp's converter makes of one family."""
+    """How one GGUF architecture maps to a model family."""
 
     architecture: str
-    """config.json's word for it."""
+    """Its name in `architectures` of config.json."""
     model_type: str
     rotates_neighbours: bool
-    """Rows of query and key heads are stored so that RoPE turns neighbours; the decoder turns halves."""
+    """Whether rows of query and key heads are stored so that RoPE rotates neighbours. The decoder rotates halves."""
 
 
 ARCHITECTURES: Final = MappingProxyType(
@@ -55,7 +55,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def find_architecture(model: GgufModel) -> tuple[str, GgufArchitecture]:
-    """The file's own word for its architecture, and the entry. Raises Unsupported."""
+    """The `general.architecture` of the file, and its entry. Raises Unsupported."""
     name = model.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise Unsupported(

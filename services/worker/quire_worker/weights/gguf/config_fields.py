@@ -1,19 +1,25 @@
-"""A GGUF file's metadata as the config that a model folder would have, so that families read one form alone.
+"""Translates GGUF metadata to config.json fields, so that model families read one format.
 
-A key that says something about the architecture and is not read here is refused by name: the model would load, and
-answer wrongly. Knows llama.cpp's keys; knows nothing of tensors' values beyond RoPE's divisors.
+A key of the architecture that is not read here is refused by name: the model would load, and answer wrongly. Knows
+llama.cpp's keys; knows nothing of tensors' values beyond RoPE's divisors.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quire_common.errors import Unsupported
+from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import GgufModel, Metadata
-from quire_common.gguf.token_ids import end_token_ids, token_id
+from quire_common.gguf.token_ids import eos_token_ids, special_token_id
+from quire_common.telemetry.logs import get_logger
 from quire_worker.model.config_file import ConfigFile
 from quire_worker.weights.gguf.architectures import ROPE_FACTORS, find_architecture
 from quire_worker.weights.gguf.tensor_values import read_values
+
+log = get_logger(__name__)
 
 # Key of the file behind its architecture -> field of config.json.
 _SIZES: Final = {
@@ -23,21 +29,20 @@ _SIZES: Final = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-# Keys that are read below, and those that say nothing about what is computed.
-_READ: Final = {
-    *_SIZES,
-    "attention.head_count_kv",
-    "attention.layer_norm_rms_epsilon",
-    "attention.key_length",
-    "attention.value_length",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "vocab_size",
+# The same of fields that are read one by one.
+_FIELDS: Final = _SIZES | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "vocab_size": "vocab_size",
 }
+_READ: Final = {*_FIELDS, "attention.value_length", "rope.dimension_count"}
+# Keys that change nothing in what is computed.
 _SILENT: Final = {"rope.scaling.finetuned", "rope.scaling.original_context_length"}
-# Keys whose value asks for nothing.
+# Keys that are accepted only with these values, which switch the feature off.
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "attention.causal": (True,),
     "attention.sliding_window": (0,),
@@ -59,8 +64,32 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
 _FIX = "Serve another model, or its safetensors folder."
 
 
+@dataclass(frozen=True, slots=True)
+class GgufConfig(ConfigFile):
+    """Fields of a GGUF file's metadata. Errors name the file's own keys, and a fix for this file."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Field of config.json -> key of the file, for keys that the file has."""
+
+    def section(self, name: str) -> ConfigFile | None:
+        """A nested object, or None where absent."""
+        found = ConfigFile.section(self, name)
+        return None if found is None else GgufConfig(found.fields, self.source, self.keys)
+
+    def bad(self, name: str, wanted: str) -> ConfigError:
+        """The error for a field that is absent or not what is wanted."""
+        wanted = re.sub(r"\w+", lambda word: self.keys.get(word[0], word[0]), wanted)
+        cause = f"{self.source} lacks `{name}` ({wanted})."
+        if self.has(name):
+            cause = f"{self.source}: `{self.keys.get(name, name)}` is {repr(self.fields[name])[:80]}, not {wanted}."
+        return ConfigError(
+            "BAD_CONFIG", cause, f"Download {self.source} again, or convert the model with a current llama.cpp."
+        )
+
+
 def read_config(model: GgufModel) -> ConfigFile:
-    """The config; ConfigError for what is absent or wrong, Unsupported for what is not computed."""
+    """The fields of a config.json. Raises ConfigError for metadata that is absent or wrong, Unsupported for what is not
+    computed."""
     name, architecture = find_architecture(model)
     metadata = model.metadata
     _refuse_unread(name, metadata)
@@ -70,11 +99,11 @@ def read_config(model: GgufModel) -> ConfigFile:
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         "vocab_size": _vocab_size(name, model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "eos_token_id": list(end_token_ids(metadata)),
-        "bos_token_id": token_id(metadata, "bos"),
+        "eos_token_id": list(eos_token_ids(metadata)),
+        "bos_token_id": special_token_id(metadata, "bos"),
     }
-    for key, field in _SIZES.items():
-        fields[field] = metadata.integer(f"{name}.{key}", minimum=1)
+    for key, own in _SIZES.items():
+        fields[own] = metadata.integer(f"{name}.{key}", minimum=1)
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     fields["num_key_value_heads"] = metadata.integer(f"{name}.attention.head_count_kv", heads, minimum=1)
     fields["head_dim"] = _head_dim(name, metadata, max(1, hidden // heads))
@@ -82,7 +111,10 @@ def read_config(model: GgufModel) -> ConfigFile:
     if architecture.model_type == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
         fields["mlp_bias"] = "blk.0.ffn_up.bias" in model.tensors
-    return ConfigFile(fields, str(metadata.path))
+    if not fields["eos_token_id"]:
+        log.warning("the file names no eos token: answers end at max_tokens or a stop string", path=str(metadata.path))
+    keys = {own: f"{name}.{key}" for key, own in _FIELDS.items() if f"{name}.{key}" in metadata}
+    return GgufConfig(fields, str(metadata.path), keys)
 
 
 def _refuse_unread(name: str, metadata: Metadata) -> None:
@@ -90,15 +122,15 @@ def _refuse_unread(name: str, metadata: Metadata) -> None:
         own = key.removeprefix(f"{name}.")
         if own == key or own in _READ or own in _SILENT:
             continue
-        if own not in _NEUTRAL or not any(value is each or value == each for each in _NEUTRAL[own]):
+        # A list gives a value for each layer: it switches nothing off as a whole.
+        if not isinstance(value, bool | int | float | str) or value not in _NEUTRAL.get(own, ()):
             raise _refused(metadata, key)
 
 
 def _refused(metadata: Metadata, key: str) -> Unsupported:
-    shown = repr(metadata.values[key])[:80]
     return Unsupported(
         "UNSUPPORTED_CONFIG",
-        f"{metadata.path}: `{key}` is {shown}, which asks for what is not supported.",
+        f"{metadata.path}: `{key}` is {metadata.shown(key)}, which asks for what is not supported.",
         _FIX,
         param=key,
     )
@@ -124,14 +156,18 @@ def _head_dim(name: str, metadata: Metadata, default: int) -> int:
 
 
 def _rope(name: str, model: GgufModel, head_dim: int) -> dict[str, Any]:
+    """RoPE as `rope_parameters`. As in llama.cpp, the default type is linear, and a factor of 0 or 1 scales nothing."""
     metadata = model.metadata
-    kind = metadata.text(f"{name}.rope.scaling.type", "none")
+    kind = metadata.text(f"{name}.rope.scaling.type", "linear")
+    factor = metadata.number(f"{name}.rope.scaling.factor", 0.0)
+    if kind == "linear" and factor in (0.0, 1.0):
+        kind = "none"
     rope: dict[str, Any] = {
         "rope_type": "default" if kind == "none" else kind,
         "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
     }
     if kind != "none":
-        rope["factor"] = metadata.number(f"{name}.rope.scaling.factor")
+        rope["factor"] = factor
     place = model.tensors.get(ROPE_FACTORS)
     if place is not None:
         if kind != "none" or place.shape != (head_dim // 2,):

@@ -1,4 +1,4 @@
-"""What a GGUF file says of texts, as a ModelFolder: tokenizer, special tokens, ends of answers, chat templates."""
+"""A GGUF file's tokenizer as a ModelFolder: tokenizer.json, special tokens, eos tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quire_common.errors import Unsupported
-from quire_common.gguf import GgufModel, Metadata, open_gguf
-from quire_common.gguf.token_ids import end_token_ids
+from quire_common.gguf import Metadata, open_gguf
+from quire_common.gguf.token_ids import VOCABULARY_KIND, eos_token_ids
 from quire_tokenizer.gguf.byte_pair import byte_pair_json
 from quire_tokenizer.gguf.sentence_piece import sentence_piece_json
 from quire_tokenizer.gguf.token_list import TokenList, read_tokens
 from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, ModelFolder
 
-_MODELS: Final[Mapping[str, Callable[[TokenList], dict[str, Any]]]] = MappingProxyType(
+_KINDS: Final[Mapping[str, Callable[[TokenList], dict[str, Any]]]] = MappingProxyType(
     {"gpt2": byte_pair_json, "llama": sentence_piece_json}
 )
-# Names of special tokens in chat templates -> llama.cpp's words.
-_PARTS: Final = {
+# Names of special tokens in chat templates -> llama.cpp's roles.
+_ROLES: Final = {
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
-    "sep_token": "seperator",
+    "sep_token": "seperator",  # llama.cpp spells it so
     "pad_token": "padding",
     "cls_token": "cls",
     "mask_token": "mask",
@@ -37,29 +37,25 @@ def read_gguf(path: Path) -> ModelFolder:
     """Read a file's tokenizer. Raises ConfigError or Unsupported."""
     model = open_gguf(path)
     metadata = model.metadata
-    kind = metadata.text("tokenizer.ggml.model")
-    if kind not in _MODELS:
+    kind = metadata.text(VOCABULARY_KIND)
+    if kind not in _KINDS:
         raise Unsupported(
             "UNSUPPORTED_TOKENIZER",
             f"{path} has a tokenizer of the kind {kind[:80]!r}, which is not supported. Supported: "
-            f"{', '.join(_MODELS)}.",
+            f"{', '.join(_KINDS)}.",
             "Name a folder with tokenizer.json by --tokenizer.",
             param="model",
         )
     tokens = read_tokens(metadata)
-    found = ((name, tokens.text_of(part)) for name, part in _PARTS.items())
+    texts = ((name, tokens.special_token_text(role)) for name, role in _ROLES.items())
     return ModelFolder(
         name=model.name,
-        tokenizer_json=json.dumps(_MODELS[kind](tokens), ensure_ascii=False).encode(),
-        token_variables={name: text for name, text in found if text},
-        eos=gguf_ends(model),
+        tokenizer_json=json.dumps(_KINDS[kind](tokens), ensure_ascii=False).encode(),
+        token_variables={name: text for name, text in texts if text},
+        eos=eos_token_ids(metadata),
         templates=_templates(metadata),
+        tokenizer_file=str(path),
     )
-
-
-def gguf_ends(model: GgufModel) -> tuple[int | str, ...]:
-    """The tokens that end an answer."""
-    return end_token_ids(model.metadata)
 
 
 def _templates(metadata: Metadata) -> dict[str, str]:
