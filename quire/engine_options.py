@@ -67,7 +67,7 @@ ENGINE_OPTIONS = (
     _to("max-n", "router", "most answers of one request"),
     _to("request-timeout-s", "router", "longest life of a request; 0: without limit", "S"),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
-    _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
+    _to("tokenizer", "tokenizer", "folder or GGUF file of the tokenizer, where it is not the model's", "PATH"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
     _switch(
         "trust-request-chat-template",
@@ -97,7 +97,7 @@ ENGINE_OPTIONS = (
     _switch("enforce-eager", "worker", "no CUDA graphs: kernels one by one"),
     _switch("batch-invariant", "worker", "answers do not depend on the batch, on a GPU too"),
     _to("dtype", "worker", "data type of the computation", "NAME"),
-    _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
+    _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
     _to("attention-backend", "worker", "auto; on the CPU cpu or torch, on a GPU cudnn or triton", "NAME"),
     _to("kv-cache-dtype", "worker", "type of KV pages: auto, or fp8 on a GPU", "NAME"),

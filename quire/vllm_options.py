@@ -118,6 +118,7 @@ _LORA = "LoRA adapters are not served."
 _MERGE = "Serve a checkpoint into which the adapter is merged."
 _TOOLS = "tool calls are not read from answers."
 _MEDIA = "only text is served."
+_GGUF_ONLY = "quantized weights are read from GGUF files only."
 _WITHOUT = "It has no effect without {}."
 
 
@@ -164,8 +165,8 @@ VLLM_OPTIONS = (
         "Give vllm, and send sampling parameters with the request.",
     ),
     _neutral("override-generation-config", "{} none", "requests carry the parameters.", "Send them with the request."),
-    _neutral("quantization", "none gguf", "of quantized weights only GGUF files are read.", "Serve a GGUF file.", "q"),
-    _switch("allow-deprecated-quantization", "false", "of quantized weights only GGUF files are read."),
+    _neutral("quantization", "none gguf", _GGUF_ONLY, "Serve a GGUF file.", "q"),
+    _switch("allow-deprecated-quantization", "false", _GGUF_ONLY),
     _neutral("tensor-parallel-size", "1", _ONE_GPU, _REPLICAS, "tp"),
     _neutral("pipeline-parallel-size", "1", _ONE_GPU, _REPLICAS, "pp"),
     _neutral("prefill-context-parallel-size", "1", _ONE_GPU, _REPLICAS, "pcp"),

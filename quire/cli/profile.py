@@ -25,7 +25,7 @@ _FLAGS = (
     ("steps", "N", "steps that are traced (default: 10)"),
     ("out", "FOLDER", "where trace.json and kernels.json go (default: profile)"),
     ("device", "NAME", "auto, cpu or cuda"),
-    ("load-format", "NAME", "auto, safetensors or dummy"),
+    ("load-format", "NAME", "auto, safetensors, gguf or dummy"),
     ("attention-backend", "NAME", "as of `quire serve`"),
     ("kv-cache-dtype", "NAME", "as of `quire serve`"),
     ("kv-cache-memory-bytes", "BYTES", "as of `quire serve`"),

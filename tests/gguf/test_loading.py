@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ import torch
 from gguf import GGMLQuantizationType
 
 from quire_common.errors import ConfigError, QuireError
-from quire_worker.loading import LoadedModel, LoadOptions, load_model, read_source
+from quire_worker.loading import LoadedModel, LoadFormat, LoadOptions, load_model, read_source
 from quire_worker.model.arch_spec import ArchSpec, RopeSpec
 from quire_worker.model.rope import inverse_frequencies
 from tests.gguf.tiny import HIDDEN, TinyModel, Weights
 from tests.model.batches import PAGE_SIZE, Run, make_batch
+from tests.model.folders import write_config
 from tests.oracle import Oracle, quiet_transformers
 
 LOGIT_TOLERANCE = 1e-4
@@ -195,6 +197,29 @@ def test_bad_config_names_the_gguf_file_and_its_keys(fields: dict[str, float], w
         read_spec(path)
     assert words in error.value.message and str(path) in error.value.message
     assert str(path) in error.value.fix and "config.json" not in error.value.message + error.value.fix
+
+
+def test_folder_of_gguf_files_is_answered_with_the_name_of_one(tmp_path: Path) -> None:
+    TinyModel().write(tmp_path / "model-Q4_0.gguf")
+    wanted = f"Name one: `--model {tmp_path / 'model-Q4_0.gguf'}`."
+    with pytest.raises(ConfigError, match="MISSING_CONFIG") as error:
+        load(tmp_path)
+    assert error.value.fix == wanted and "This folder holds GGUF files." in error.value.message
+    write_config(tmp_path)
+    with pytest.raises(ConfigError, match="UNSUPPORTED_WEIGHT_FORMAT") as error:
+        load(tmp_path)
+    assert error.value.fix == wanted and "This folder holds GGUF files." in error.value.message
+
+
+def test_load_format_names_the_format_that_the_model_has(tmp_path: Path) -> None:
+    path = TinyModel().write(tmp_path / "tiny.gguf")
+    write_config(tmp_path)
+    assert load_model(path, LoadOptions("gguf", kv_cache_bytes=4 << 20)).facts.eos_token_ids == (2, 5)
+    for model, load_format in ((path, "safetensors"), (tmp_path, "gguf")):
+        with pytest.raises(ConfigError, match="LOAD_FORMAT_MISMATCH") as error:
+            load_model(model, LoadOptions(cast("LoadFormat", load_format)))
+        assert f"--load-format {load_format}" in error.value.message and error.value.param == "load_format"
+    assert f"--model {path}" in error.value.fix
 
 
 def test_pieces_of_rows_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,9 @@ class WorkerConfig(ServiceConfig):
     )
     dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))
     load_format: str = option(
-        "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")
+        "auto",
+        "format of the weights; auto: as --model is a folder or a GGUF file; dummy: random weights",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     seed: int = option(0, "seed of dummy weights", at_least=0, at_most=2**64 - 1)
     attention_backend: str = option(

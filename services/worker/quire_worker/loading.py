@@ -17,7 +17,7 @@ import xxhash
 
 from quire_common.credit import PageGeometry
 from quire_common.errors import ConfigError, Unsupported
-from quire_common.gguf import GgufModel, is_gguf, open_gguf
+from quire_common.gguf import GgufModel, gguf_files, is_gguf, open_gguf
 from quire_common.gguf.block_kinds import BlockKind
 from quire_common.request_parameters import DRAW_NUMBERS
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
@@ -32,7 +32,7 @@ from quire_worker.model.parameters import ParameterSpec, parameter_specs
 from quire_worker.ops.backends import backend_on, make_ops
 from quire_worker.ops.interface import HeadShape
 from quire_worker.runner import ModelRunner
-from quire_worker.weights.checkpoint import Checkpoint
+from quire_worker.weights.checkpoint import Checkpoint, raise_for_gguf_files
 from quire_worker.weights.gguf.config_fields import read_config as read_gguf_config
 from quire_worker.weights.gguf.loader import block_kinds as gguf_block_kinds
 from quire_worker.weights.gguf.loader import load_gguf
@@ -40,7 +40,7 @@ from quire_worker.weights.loader import DUMMY_KIND, load_checkpoint, load_dummy
 from quire_worker.weights.loader import block_kinds as checkpoint_block_kinds
 from quire_worker.weights.parameter_store import ParameterStore
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 CAPABILITIES = (
     "greedy", *(each.name for each in DRAW_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
@@ -193,12 +193,26 @@ def read_source(folder: str | Path, options: LoadOptions, progress: Progress) ->
     path = Path(folder)
     progress("config", 0, 0)
     gguf = open_gguf(path) if is_gguf(path) else None
+    _check_load_format(path, options.load_format, gguf is not None)
     config = _read_config(path) if gguf is None else read_gguf_config(gguf)
     architecture, family = find_family(config)
     check_config(config, family)
     spec = family.build_spec(architecture, config)
     max_model_len = _max_model_len(spec, options)
     return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), max_model_len, gguf)
+
+
+def _check_load_format(path: Path, load_format: LoadFormat, is_file: bool) -> None:
+    """Raise ConfigError where --load-format names another format than the model has."""
+    if (load_format == "safetensors" and is_file) or (load_format == "gguf" and path.is_dir()):
+        files = gguf_files(path)
+        named = f", or name a file: `--model {files[0]}`" if files else ""
+        raise ConfigError(
+            "LOAD_FORMAT_MISMATCH",
+            f"--load-format {load_format} was given, and {path} is a {'GGUF file' if is_file else 'folder'}.",
+            f"Leave --load-format out{named}.",
+            param="load_format",
+        )
 
 
 def _read_config(path: Path) -> ConfigFile:
@@ -210,6 +224,7 @@ def _read_config(path: Path) -> ConfigFile:
         )
     file = path / "config.json"
     if not file.is_file():
+        raise_for_gguf_files("MISSING_CONFIG", path, "config.json")
         raise ConfigError("MISSING_CONFIG", f"{path} has no config.json.", "Download the whole model folder.")
     config = ConfigFile(read_json(file), str(file))
     if config.has("quantization_config"):

@@ -63,7 +63,7 @@ def test_the_routers_redis_is_on_no_command_line() -> None:
 
 
 def test_what_is_not_served_is_refused() -> None:
-    with pytest.raises(Unsupported, match="quantization fp8 is not supported: of quantized weights"):
+    with pytest.raises(Unsupported, match="quantization fp8 is not supported: quantized weights"):
         stack_flags({"quantization": "fp8"})
     with pytest.raises(InvalidArgument, match="lockstep is 'yes'"):
         stack_flags({"lockstep": "yes"})

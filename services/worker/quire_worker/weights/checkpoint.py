@@ -9,12 +9,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from quire_common.errors import ConfigError
+from quire_common.gguf import gguf_files
 from quire_worker.model.config_file import read_json
 from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
+
+
+def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
+    """Raise ConfigError where a folder that lacks the file `missing` holds GGUF files. The error names one."""
+    files = gguf_files(folder)
+    if files:
+        raise ConfigError(
+            code,
+            f"{folder} has no {missing}. This folder holds GGUF files.",
+            f"Name one: `--model {files[0]}`.",
+            param="model",
+        )
 
 
 class Checkpoint:
@@ -84,11 +97,12 @@ class Checkpoint:
         path = self.folder / SINGLE_NAME
         if path.is_file():
             return path
+        raise_for_gguf_files("UNSUPPORTED_WEIGHT_FORMAT", self.folder, SINGLE_NAME)
         if any(next(self.folder.glob(pattern), None) for pattern in _OTHER_FORMATS):
             raise ConfigError(
                 "UNSUPPORTED_WEIGHT_FORMAT",
                 f"{self.folder} holds weights in a format other than safetensors.",
-                "Convert them to safetensors; other formats are not read because they can execute code.",
+                "Convert them to safetensors: formats such as PyTorch's can execute code, and are not read.",
             )
         raise ConfigError(
             "MISSING_WEIGHTS",
