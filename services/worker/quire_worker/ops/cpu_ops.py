@@ -7,7 +7,8 @@ depend on its own sequence alone, to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,18 +20,19 @@ from quire_worker.arrays import Float32, Int32, Int64
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
-from quire_worker.ops.cpu_products import BLOCK, make_look_up, make_product
+from quire_worker.ops.cpu_products import BLOCK, PRODUCT_WORDS, compile_product, make_look_up
 from quire_worker.ops.cpu_threads import CpuThreads
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.simd import LANES
 from quire_worker.ops.tile_weight import tile_weight
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.weight import TiledWeight, Weight
+from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 _NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
 _MOST_FLATS: Final = 4096
+_X, _ROWS, _OUT = (PRODUCT_WORDS.index(name) for name in ("x", "rows", "out"))
 _PAIR_COST: Final = 8
 """Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
@@ -42,10 +44,8 @@ class CpuOps:
         self._torch = TorchOps(shape, page_size)
         self.row_multiple = 1
         self.batch_invariant = True
-        # A kernel is compiled for each combination of its arguments' types.
-        self._compiled: set[tuple[Any, ...]] = set()
-        self._products: dict[tuple[str, np.dtype[Any]], Callable[..., None]] = {}
         self._flats: dict[int, tuple[Tensor, Float32]] = {}
+        self._jobs: dict[int, tuple[TiledWeight, list[_ProductJob]]] = {}
         self._look_ups: dict[str, Callable[..., None]] = {}
         self._group = shape.heads // shape.kv_heads
         self._threads = CpuThreads()
@@ -65,14 +65,7 @@ class CpuOps:
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
         """Store it in tiles, and compile the kernels for the way in which they are stored."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
-        for segment in tiled.segments:
-            kind = segment.storage, segment.data.dtype
-            if kind not in self._products:
-                self._products[kind] = make_product(segment.storage, segment.data.dtype)
-        types = tuple((each.storage, each.data.dtype, each.scale.dtype) for each in tiled.segments)
-        if types not in self._compiled:
-            self._compiled.add(types)
-            self.lm_head(torch.zeros(1, tiled.inputs), tiled, 0.0)
+        self._jobs[id(tiled)] = tiled, [_product_job(tiled, segment) for segment in tiled.segments]
         if embeds:
             (segment,) = tiled.segments
             self._look_ups.setdefault(segment.storage, make_look_up(segment.storage))
@@ -199,16 +192,12 @@ class CpuOps:
         rows, size = x.shape[0], weight.blocks * BLOCK
         if size != weight.inputs:
             x = functional.pad(x, (0, size - weight.inputs))
+        x = x.contiguous()
         padded = weight.bias.size
-        given, target = self._flat(x), self._flat(out)
-        for segment in weight.segments:
-            self._threads.rows(
-                self._products[segment.storage, segment.data.dtype],
-                segment.count,
-                rows * size,
-                *(given, rows, segment.data, segment.scale, segment.offset, weight.blocks),
-                *(weight.bias[segment.first :], target, padded, segment.first),
-            )
+        for job in self._jobs[id(weight)][1]:
+            words = job.words
+            words[_X], words[_ROWS], words[_OUT] = x.data_ptr(), rows, out.data_ptr()
+            self._threads.job(job.function, job.tiles, rows * size, job.address)
         return out if padded == weight.outputs else out[:, : weight.outputs].contiguous()
 
     def _look_up(self, output: Int64, weight: TiledWeight) -> Tensor:
@@ -257,6 +246,27 @@ class CpuOps:
         self.add_rms_norm(row, row.clone(), torch.ones(2 * LANES), 1e-5)
         self.rms_norm(row, torch.ones(2 * LANES), 1e-5)
         self.gated_activation(row, "silu")
+
+
+@dataclass(frozen=True, slots=True)
+class _ProductJob:
+    """A product with a segment of a weight: its function and the words, of which x, rows and out change."""
+
+    function: int
+    words: Int64
+    address: int
+    """Of the words."""
+    tiles: int
+
+
+def _product_job(weight: TiledWeight, segment: Tiles) -> _ProductJob:
+    bias = weight.bias[segment.first :]
+    function = compile_product(segment.storage, segment.data.dtype, segment.scale.dtype)
+    addresses = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}
+    addresses |= {"offset": segment.offset.ctypes.data, "bias": bias.ctypes.data, "blocks": weight.blocks}
+    addresses |= {"step": weight.bias.size, "place": segment.first}
+    words = np.array([addresses.get(name, 0) for name in PRODUCT_WORDS], np.int64)
+    return _ProductJob(function, words, words.ctypes.data, segment.count)
 
 
 def _tiled(weight: Weight) -> TiledWeight:

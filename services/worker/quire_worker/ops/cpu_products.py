@@ -12,9 +12,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
+import numba
 import numpy as np
 
 from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
+from quire_worker.ops.kernel_team import array_at, compile_job
 from quire_worker.ops.simd import (
     LANES,
     Vector,
@@ -44,6 +46,8 @@ _UNPACKED_ROWS: Final = 8
 """From so many rows on a tile is unpacked once for all."""
 Scales = Float32 | UInt16
 """uint16: float16."""
+PRODUCT_WORDS: Final = ("x", "rows", "data", "scale", "offset", "blocks", "bias", "out", "step", "place")
+"""Addresses, and the numbers of `_make_product`."""
 Unpack = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
 """(data, scale, offset, block, k) -> the weights of inputs k and k + 16 of a block. Blocks are counted over all
 tiles."""
@@ -233,7 +237,23 @@ def make_look_up(storage: str) -> Callable[..., None]:
 
 
 @cache
-def make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
+def compile_product(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
+    """The address of the kernel, a job of a kernel team over tiles, for a storage with data and scales of such numbers.
+
+    Its words are the fields of PRODUCT_WORDS.
+    """
+    product = _make_product(storage, number)
+    floats, numbers, scales = (numba.from_dtype(np.dtype(each)) for each in (np.float32, number, scale_number))
+
+    def job(begin: int, end: int, words: Any) -> None:
+        x, bias, out = array_at(words[0], floats), array_at(words[6], floats), array_at(words[7], floats)
+        data, scale, offset = array_at(words[2], numbers), array_at(words[3], scales), array_at(words[4], scales)
+        product(begin, end, x, words[1], data, scale, offset, words[5], bias, out, words[8], words[9])
+
+    return compile_job(job)
+
+
+def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     """The kernel for a storage with data of such numbers: (first tile, last tile, x [rows, blocks * BLOCK], rows, data,
     scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, place of the first tile in a row of
     `out`)."""

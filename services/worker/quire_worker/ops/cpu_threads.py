@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from quire_worker.arrays import Int64
+from quire_worker.ops.kernel_team import TEAM
 
+_LEAST_JOB_COST: Final = 1 << 14
+"""The same of a job, whose helpers are awake."""
 _LEAST_COST: Final = 1 << 18
 """Of a part: below it, waking a thread takes longer than it saves. A unit is about a nanosecond."""
 
@@ -21,6 +24,7 @@ class CpuThreads:
 
     def __init__(self) -> None:
         self.count = torch.get_num_threads()
+        TEAM.grow(self.count - 1)
         self._pool = ThreadPoolExecutor(self.count - 1, "quire-kernel") if self.count > 1 else None
 
     def rows(self, kernel: Callable[..., None], rows: int, row_cost: int, *arguments: Any) -> None:
@@ -36,8 +40,12 @@ class CpuThreads:
         cuts = [int(np.searchsorted(reached, whole * part // parts)) for part in range(1, parts)]
         self._run(kernel, [0, *cuts, cost.size], [arguments(part) for part in range(parts)])
 
-    def _parts(self, cost: int) -> int:
-        return max(1, min(self.count, torch.get_num_threads(), cost // _LEAST_COST))
+    def job(self, function: int, count: int, cost: int, words: int) -> None:
+        """Equal parts of `count` by the team's helpers; see kernel_team. `cost` is that of one."""
+        TEAM.run(function, count, words, min(self._parts(count * cost, _LEAST_JOB_COST), count), count * cost)
+
+    def _parts(self, cost: int, least: int = _LEAST_COST) -> int:
+        return max(1, min(self.count, torch.get_num_threads(), cost // least))
 
     def _run(self, kernel: Callable[..., None], cuts: list[int], arguments: list[tuple[Any, ...]]) -> None:
         if self._pool is None or len(arguments) == 1:

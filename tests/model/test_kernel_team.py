@@ -1,0 +1,99 @@
+"""A team of helpers: every part is computed once, by whoever is awake, and a caller is never left waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_worker.arrays import Int64
+from quire_worker.ops import kernel_team
+from quire_worker.ops.kernel_team import KernelTeam, compile_job
+
+
+def add_one(begin: int, end: int, words: Any) -> None:
+    for at in range(begin, end):
+        words[at] += 1
+
+
+@pytest.fixture(scope="module")
+def function() -> int:
+    return compile_job(add_one)
+
+
+@pytest.fixture
+def team() -> KernelTeam:
+    made = KernelTeam()
+    made.grow(3)
+    return made
+
+
+def run(team: KernelTeam, function: int, counts: Int64, threads: int = 4) -> None:
+    team.run(function, counts.size, counts.ctypes.data, threads, 1000)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 1000])
+def test_every_part_is_computed_once(team: KernelTeam, function: int, count: int) -> None:
+    counts = np.zeros(count, np.int64)
+    for turn in range(1, 300):
+        run(team, function, counts)
+        assert (counts == turn).all()
+
+
+def test_helpers_that_sleep_are_woken_and_not_waited_for(team: KernelTeam, function: int) -> None:
+    counts = np.zeros(64, np.int64)
+    for turn in range(1, 6):
+        until(lambda: all(team._asleep))
+        assert team._awake(3) == 0
+        run(team, function, counts)
+        assert (counts == turn).all()
+
+
+def test_callers_at_once_get_their_own_results(team: KernelTeam, function: int) -> None:
+    results = [np.zeros(97, np.int64) for _ in range(6)]
+
+    def call(counts: Int64) -> None:
+        for _ in range(400):
+            run(team, function, counts)
+
+    threads = [threading.Thread(target=call, args=(counts,)) for counts in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all((counts == 400).all() for counts in results)
+
+
+def test_helpers_that_end_late_are_left_alone_for_a_while(
+    team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, helped = np.zeros(8, np.int64), list[int]()
+    awake = team._awake
+
+    def noted(most: int) -> int:
+        helped.append(awake(most))
+        return helped[-1]
+
+    monkeypatch.setattr(team, "_awake", noted)
+    monkeypatch.setattr(kernel_team, "_LEAST_LATE_NS", 0)  # who has not ended at once ends late
+    team._rest_s = 30.0
+    for _ in range(100_000):
+        team.run(function, counts.size, counts.ctypes.data, 4, 0)
+        if team._rest_until_s:
+            break
+    asked, turns = len(helped), int(counts[0])
+    assert any(helped) and (counts == turns).all()
+    for _ in range(50):
+        run(team, function, counts)
+    assert len(helped) == asked and (counts == turns + 50).all()
