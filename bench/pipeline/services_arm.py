@@ -21,7 +21,7 @@ FRONT = ("router", "tokenizer", "scheduler")
 def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, object]:
     """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
     before = cpu_seconds(stack)
-    seconds, ttft = asyncio.run(_serve(stack.grpc, requests, streams))
+    seconds, ttft = asyncio.run(serve_requests(stack.grpc, requests, streams))
     tokens = sum(r.output_len for r in requests)
     cpu = cpu_us_per_token(before, cpu_seconds(stack), tokens)
     return {
@@ -36,10 +36,11 @@ def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, o
 
 def warm_up(stack: LocalStack, requests: list[Request]) -> None:
     """Pay for what is lazy."""
-    asyncio.run(_serve(stack.grpc, requests, len(requests)))
+    asyncio.run(serve_requests(stack.grpc, requests, len(requests)))
 
 
-async def _serve(address: str, requests: list[Request], streams: int) -> tuple[float, list[float]]:
+async def serve_requests(address: str, requests: list[Request], streams: int) -> tuple[float, list[float]]:
+    """Serve them with at most `streams` open at once; returns the seconds of all and the time to each first token."""
     ttft: list[float] = []
     gate = asyncio.Semaphore(streams)
     async with grpc.aio.insecure_channel(address) as channel:

@@ -1,0 +1,1 @@
+"""A small real model on the CPU, beside transformers and llama.cpp."""

@@ -1,0 +1,97 @@
+"""`python -m bench.cpu`: SmolLM2 on the CPU: Quire, in process and through the services, transformers and llama.cpp.
+
+The same GGUF file for all, one contender after the other in each round, with the same number of threads: prefill of a
+prompt of 128 tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included), in tokens/s, and
+the most memory that a process had. Prints a table of medians. llama.cpp comes from an environment of its own:
+`pip install llama-cpp-python`, and `--llama-python` names its interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+
+from bench import ROOT
+from bench.cpu import measures
+from bench.harness.workload import Request
+from bench.pipeline.services_arm import serve_requests
+from quire.cli.output.terminal import table
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.models import find_model
+
+ARMS = ("quire", "services", "transformers float32", "transformers bfloat16", "llama.cpp")
+FIGURES = ("prefill", "one_stream", "many_streams", "resident_mib")
+Figures = dict[str, float]
+
+
+def main() -> None:
+    """Run the contenders by turns and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="a GGUF file, or a name of `quire models`")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama-python", help="an interpreter that has llama_cpp; without it llama.cpp is left out")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    arguments = parser.parse_args()
+    arms = [arm for arm in arguments.arms if arm != "llama.cpp" or arguments.llama_python]
+    model = str(find_model(arguments.model))
+    results: dict[str, list[Figures]] = {arm: [] for arm in arms}
+    for number in range(arguments.rounds):
+        for arm in arms:
+            figures = _run(arm, model, arguments.threads, arguments.llama_python)
+            results[arm].append(figures)
+            print(f"round {number + 1}, {arm}: {json.dumps({k: round(v, 1) for k, v in figures.items()})}", flush=True)
+    medians = {arm: [statistics.median(each[f] for each in found) for f in FIGURES] for arm, found in results.items()}
+    print(table(["contender", *FIGURES], [[arm, *(f"{each:.0f}" for each in found)] for arm, found in medians.items()]))
+
+
+def _run(arm: str, model: str, threads: int, llama_python: str | None) -> Figures:
+    if arm == "services":
+        return _services(model, threads)
+    name, _, option = arm.partition(" ")
+    python = llama_python if name == "llama.cpp" else None
+    module = f"bench.cpu.{name.replace('.', '_')}_arm"
+    return _child([python or sys.executable, "-m", module, model, str(threads), *([option] if option else [])])
+
+
+def _child(command: list[str]) -> Figures:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _services(model: str, threads: int) -> Figures:
+    """The five services; the memory is that of the worker."""
+    flags = {"worker": {"torch-threads": str(threads), "kv-cache-memory-bytes": str(1 << 30)}}
+    stack = LocalStack(StackSpec("bench-cpu", model, flags=flags))
+    try:
+        figures = measures.measure(_serve_by(stack.grpc))
+        state = stack.directory.read()
+        if state is None:
+            raise RuntimeError("the stack has left no state")
+        worker = psutil.Process(state.services["worker"].pid)
+        return figures | {"resident_mib": worker.memory_info().rss / (1 << 20)}
+    finally:
+        stack.close()
+
+
+def _serve_by(address: str) -> Callable[[int, int, int], None]:
+    def serve(seed: int, streams: int, output: int) -> None:
+        requests = [Request(tuple(prompt), output) for prompt in measures.prompts(seed, streams)]
+        asyncio.run(serve_requests(address, requests, streams))
+
+    return serve
+
+
+if __name__ == "__main__":
+    main()
