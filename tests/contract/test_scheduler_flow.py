@@ -58,7 +58,7 @@ async def test_slow_router_does_not_slow_other_sessions(monkeypatch: pytest.Monk
         monkeypatch.setattr(Session, name, watched)
 
     watch("_put")
-    watch("_join")
+    watch("_join_last_message")
     async with stack(session_queue_bytes=1 << 16, max_model_len=256, seqs=8, num_pages=4000) as s:
         s.worker.step_s = 0.005
         reader = Router(s)
