@@ -167,6 +167,19 @@ def test_a_gap_in_the_stream_is_no_reason_to_believe_that_all_is_known(rig: Rig)
     assert rig.life == 0
 
 
+def test_the_snapshot_that_follows_a_gap_leaves_no_hole(rig: Rig) -> None:
+    rig.start()
+    with pytest.raises(PageGap):
+        rig.holder.apply(update(13))
+    rig.holder.restart()
+    rig.holder.distrust()
+    assert rig.holder.epoch is None, "the stream begins anew"
+    rig.holder.apply(update(13, snapshot=True, stored=pages(0, 3)))
+    assert rig.depth == 10 and rig.life == 0
+    rig.holder.apply(update(13, snapshot=True, complete=True, stored=pages(3, 6)))
+    assert rig.depth == 6 and rig.life == LIFE.boot_id
+
+
 def test_pages_that_found_no_room_are_missing_until_a_snapshot_has_room() -> None:
     rig = Rig()
     many = [hashlib.sha256(b"%d" % i).digest() for i in range(2000)]

@@ -62,6 +62,8 @@ class PageHolder:
         self._directory = directory
         self._moved = moved
         self._last_report = (-1, 0)
+        # Of the pages that the directory has: they stay where changes were missed, until a snapshot replaces them.
+        self._pages_epoch: Epoch | None = None
         # The stream is open, and has missed nothing.
         self._follows = False
         self._coming: tuple[Epoch, int, int] | None = None
@@ -95,6 +97,7 @@ class PageHolder:
         """Drop all pages of the holder, and where its stream may go on."""
         self.restart()
         self.epoch, self.sequence = None, 0
+        self._pages_epoch = None
         self._become(-1)
 
     def _apply_change(self, update: PageUpdate) -> None:
@@ -114,12 +117,13 @@ class PageHolder:
         Where the epoch is another one, the former pages are dropped at once."""
         if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
-            if update.epoch != self.epoch:
+            if update.epoch != self._pages_epoch:
                 self.forget()
             self._coming = (update.epoch, update.last, self._directory.open())
         self._store(self._coming[2], update)
         if update.complete:
             self.epoch, self.sequence, number = self._coming
+            self._pages_epoch = self.epoch
             self._coming = None
             self._follows = True
             self._become(number)
