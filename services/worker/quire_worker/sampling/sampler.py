@@ -45,10 +45,11 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     if columns.blocked or columns.controls:
         logits = logits.clone()
         _restrict(logits.numpy(), columns)
-    top: Float32 = logits.amax(dim=-1).numpy()
-    sound = np.isfinite(top)
     values: Float32 = logits.numpy()
     token: Int32 = values.argmax(axis=1).astype(np.int32)
+    # That of a NaN, where there is one.
+    top: Float32 = values[np.arange(len(token)), token]
+    sound = np.isfinite(top)
     sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))
     if sampled.size:
         temperature = columns.draws["temperature"][sampled, None]
