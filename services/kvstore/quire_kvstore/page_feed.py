@@ -117,7 +117,9 @@ class PageFeed:
         return list(islice(self._changes, at + 1 - self._changes[0].sequence, None))
 
     def add_watcher(self, at: int = -1) -> Watcher:
-        """Return a new watcher that goes on behind change `at`; -1: it needs a snapshot first. Raises Overloaded."""
+        """Add a watcher whose peer knows all changes up to number `at`, and return it; with -1 its peer knows none, and
+        needs a snapshot first. Once the feed is closed, the watcher is closed too. Raises Overloaded where there are as
+        many watchers as may be."""
         if len(self._watchers) >= self._max_watchers:
             raise Overloaded(
                 "TOO_MANY_WATCHERS",

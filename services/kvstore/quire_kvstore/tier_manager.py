@@ -154,7 +154,8 @@ class TierManager:
                     self._offer_pages(tier, [load.key])
 
     def on_page_missed(self, job: PageJob) -> None:
-        """Give the load's memory back, if it has any, and ask the next tier for the page; if none may have it, the load
+        """Go on after a tier did not have the page of a load: free the memory that was reserved for it, if any, and ask
+        the next slower tier that may have the page. If there is none, or no lookup wants the page any more, the load
         fails."""
         load = cast("PageLoad", job)
         with self._lock:

@@ -91,7 +91,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.GetTokenBytesRequest,
         context: grpc.aio.ServicerContext[pb.GetTokenBytesRequest, pb.GetTokenBytesResponse],
     ) -> pb.GetTokenBytesResponse:
-        """Return the bytes that each token adds to a text that goes on."""
+        """Return, for each token id of the request, the bytes that the token adds to a text when it is not the first
+        token there. An id beyond the vocabulary adds none."""
         column = i32(request.token_ids, "token_ids")
         return pb.GetTokenBytesResponse(token_bytes=await self._texts.tools.whole_decoder.token_bytes(column))
 

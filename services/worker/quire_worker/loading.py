@@ -248,7 +248,8 @@ def _max_model_len(spec: ArchSpec, options: LoadOptions) -> int:
 
 
 def _eos_token_ids(path: Path, config: ConfigFile) -> tuple[int, ...]:
-    """Of config.json and, where it is there, of generation_config.json."""
+    """Return the end-of-sequence token ids that config.json and, if it exists, generation_config.json name: those of
+    both files, sorted. Raises ConfigError if a file is malformed."""
     found = set(config.token_ids("eos_token_id"))
     file = path / "generation_config.json"
     if file.is_file():

@@ -61,8 +61,8 @@ class ServedModel:
     """Most prompt tokens of a step that there is room for; 0: any number."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0, step_timeout_s: float = STEP_TIMEOUT_S) -> EngineSpec:
-        """The sizes of an engine that runs this model. `num_slots` 0: the default; raises ConfigError for fewer slots
-        than sequences."""
+        """Return the sizes and limits of an engine that runs this model. `num_slots` 0 stands for the default, 2.5
+        slots for each of `max_num_seqs`. Raises ConfigError for a positive number that is below `max_num_seqs`."""
         if 0 < num_slots < max_num_seqs:
             raise ConfigError(
                 "TOO_FEW_SLOTS",

@@ -113,8 +113,9 @@ class DataConnection:
         self._send([framed, payload] if head.length else [framed], fds)
 
     def receive(self) -> ReceivedFrame | None:
-        """Receive the next frame's head, and its descriptors; it is not genuine before `verify_head`. None where the
-        peer has ended between frames."""
+        """Receive the head of the next frame with its tags and, on a Unix socket, its file descriptor; the payload is
+        left to `receive_payload`. The head must not be trusted before `verify_head` has checked it. Returns None if the
+        peer closed the connection before the frame began."""
         fds: list[int] = []
         data = self._head(fds)
         if not data:

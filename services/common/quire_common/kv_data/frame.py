@@ -145,7 +145,8 @@ def pack_hello(nonce: bytes) -> bytes:
 
 
 def unpack_hello(data: bytes) -> bytes:
-    """Return the nonce of the store's first bytes. Raises DataConnectionError where they are none of a data port's."""
+    """Return the nonce in the bytes that the serving end sends first, as `pack_hello` made them. Raises
+    DataConnectionError if they are not the greeting of a data port of this version."""
     magic, version, zero, nonce = _HELLO.unpack(data)
     if (magic, version, zero) != (_MAGIC, VERSION, 0):
         raise DataConnectionError("garbage", "not a data port of version 1")

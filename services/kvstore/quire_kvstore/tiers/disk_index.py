@@ -110,7 +110,9 @@ class DiskIndex:
             return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless sizes add up, within the capacity, and the policy knows each page once."""
+        """Raise AssertionError unless pages here and pages being written take `used_bytes` together, which is within
+        the capacity, the eviction policy lists each page here once and no other, and no page here is being written or
+        removed."""
         with self._lock:
             order = list(self._policy)
             assert len(order) == len(self._sizes) and set(order) == set(self._sizes)

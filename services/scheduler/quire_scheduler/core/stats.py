@@ -165,8 +165,9 @@ class Rates:
         self._last_s = 0.0
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
-        """Add the steps and tokens that a Report tells of; earlier ones fade with the time since the last Report. The
-        first Report after idleness only starts the clock."""
+        """Count the steps and tokens of a Report that came at `now`. What was counted before is first reduced, the more
+        the longer ago the last Report was. The first Report after `idle` is not counted: it only sets the time from
+        which the next one is measured."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)

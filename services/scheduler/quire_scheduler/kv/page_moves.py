@@ -97,7 +97,8 @@ class PageMoves:
         return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
 
     def begin_move(self, move: Move, context: RequestContext, now: float) -> int:
-        """Put the move into the next Grant, and hold its pages until it ends. Returns the move's id."""
+        """Queue the move for the next Grant, and keep its pages from being freed until it ends: those that it writes by
+        a reference, those that it reads by a loan. Returns the move's new id."""
         move_id, self._next = self._next, self._next + 1
         if move.kind in _WRITES:
             self._pools.retain(move.group, move.pages)

@@ -148,8 +148,9 @@ class Engine:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> None:
-        """Pass a request to the core, with a span for it. Raises the QuireError that refuses it; Unavailable without a
-        worker."""
+        """Give a request to the core, with a trace span of its own. `held_tokens`: leading tokens whose pages somebody
+        has, as the router believes; None: it did not say. Raises Unavailable if there is no worker, and the QuireError
+        of a role or core that refuses the request."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)

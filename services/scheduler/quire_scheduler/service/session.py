@@ -155,8 +155,9 @@ class Session:
         return self._waiting.popleft()
 
     def _take_step(self, outputs: SessionOutputs) -> bool:
-        """Queue a step: joined to the last message if possible, else as one or several. Where prompt logprobs fill the
-        queue, their requests are failed instead. Returns False where the router is too slow, which ends the session."""
+        """Queue a step's outputs for the router: joined to the last waiting message if possible, else as new messages.
+        Outputs with prompt logprobs that find no room are queued without these, whose requests fail instead. Returns
+        False where even so there is no room: the router reads too slowly, and the session ends."""
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
         if len(messages) == 1 and self._join_last_message(outputs, messages[0]):

@@ -116,8 +116,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without escaping HTML, unlike jinja2's filter. With `ensure_ascii` all but ASCII is escaped, except
-    for the stand-in symbols of a disguise."""
+    """Return `value` as JSON. Unlike jinja2's filter of this name, it escapes no HTML characters. `ensure_ascii`
+    escapes all characters beyond ASCII but the symbols that stand for a user's characters during rendering (see
+    stand_ins.py)."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _ESCAPABLE.sub(lambda m: json.dumps(m[0])[1:-1], text) if ensure_ascii else text
 

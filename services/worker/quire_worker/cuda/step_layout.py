@@ -192,8 +192,9 @@ class StepLayout:
                 splits[:] = split_keys(position + 1, self.tiling.programs, splits.shape[1], tile)
 
     def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
-        """Write the page tables, with zeros for padding, and their width; returns how many words the whole step
-        uses."""
+        """Write into `into` the width of the batch's page tables, and each sequence's table at its place in `here`.
+        Places without a sequence get zeros; `decodes` is how many of the sequences decode. Returns how many int32
+        words the whole step takes."""
         size, width = self.size, batch.page_table.shape[1]
         into[self.place["table_width"][0]] = width
         table = into[self.table_at : self.table_at + size.sequences * width].reshape(size.sequences, width)

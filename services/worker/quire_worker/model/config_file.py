@@ -65,7 +65,8 @@ class ConfigFile:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a field that is true or false, or `default` where it is absent. Raises ConfigError for any other
+        value."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise self.bad(name, "true or false")

@@ -38,11 +38,12 @@ from quire_worker.ops.simd import (
 BLOCK: Final = 32
 """Inputs."""
 _HALF: Final = 16
+_NO_SCALES: Final = np.zeros(0, np.float32)
 _LINE_BYTES: Final = 64
 _ZERO: Final = np.float32(0.0)
 _BLOCKS_AHEAD: Final = 8
-"""With one row the processor waits for weights alone: it is told early which are to come."""
-_UNPACKED_ROWS: Final = 8
+"""With few rows the processor waits for weights: it is told early which are to come."""
+_UNPACKED_ROWS: Final = 32
 """From so many rows on a tile is unpacked once for all."""
 Scales = Float32 | UInt16
 """uint16: float16."""
@@ -122,17 +123,31 @@ STORAGES: Final[MappingProxyType[str, Unpack]] = MappingProxyType(
 """The ways in which a tile is stored, by name."""
 
 
-def _for_one_row(unpack: Unpack, elements: int, line: int) -> Any:
+def _make_prefetch(elements: int, line: int) -> Any:
     """`elements`: of `data` in a block. `line`: in a cache line."""
 
+    @kernel
+    def prefetch_block(data: Any, block: int) -> None:
+        """Begin to load what is needed some blocks after this one."""
+        begin = (block + _BLOCKS_AHEAD) * elements
+        for at in range(begin, begin + elements, line):
+            prefetch(data, at)
+
+    return prefetch_block
+
+
+@kernel
+def _nothing(data: Any, block: int) -> None:
+    """What is in the cache needs no prefetch."""
+
+
+def _for_one_row(unpack: Unpack, prefetch_block: Any) -> Any:
     @kernel
     def product(x: Float32, at: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int) -> Vector:
         """The sums of one row, whose inputs begin at `at`, with a tile whose first block is `first`."""
         a = b = spread(_ZERO)
         for block in range(blocks):
-            coming = (first + block + _BLOCKS_AHEAD) * elements
-            for place in range(coming, coming + elements, line):
-                prefetch(data, place)
+            prefetch_block(data, first + block)
             for k in range(_HALF):
                 w, v = unpack(data, scale, offset, first + block, k)
                 i = at + block * BLOCK + k
@@ -142,7 +157,7 @@ def _for_one_row(unpack: Unpack, elements: int, line: int) -> Any:
     return product
 
 
-def _for_four_rows(unpack: Unpack) -> Any:
+def _for_four_rows(unpack: Unpack, prefetch_block: Any) -> Any:
     @kernel
     def product(
         x: Float32, at: int, size: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int
@@ -150,6 +165,7 @@ def _for_four_rows(unpack: Unpack) -> Any:
         """The same of four rows of `size` inputs each."""
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(_ZERO)
         for block in range(blocks):
+            prefetch_block(data, first + block)
             for k in range(_HALF):
                 w, v = unpack(data, scale, offset, first + block, k)
                 i = at + block * BLOCK + k
@@ -166,40 +182,12 @@ def _for_four_rows(unpack: Unpack) -> Any:
 
 
 @kernel
-def eight_rows(
-    x: Float32, at: int, size: int, weights: Float32, blocks: int, out: Float32, out_at: int, step: int, bias: Vector
-) -> None:
-    """The same of eight rows with an unpacked tile, to rows of `out` that are `step` apart."""
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = spread(_ZERO)
-    b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = spread(_ZERO)
-    for block in range(blocks):
-        for k in range(_HALF):
-            i = block * BLOCK + k
-            w, v = load(weights, i * LANES), load(weights, (i + _HALF) * LANES)
-            i += at
-            a0, b0 = fma(spread_from(x, i), w, a0), fma(spread_from(x, i + _HALF), v, b0)
-            i += size
-            a1, b1 = fma(spread_from(x, i), w, a1), fma(spread_from(x, i + _HALF), v, b1)
-            i += size
-            a2, b2 = fma(spread_from(x, i), w, a2), fma(spread_from(x, i + _HALF), v, b2)
-            i += size
-            a3, b3 = fma(spread_from(x, i), w, a3), fma(spread_from(x, i + _HALF), v, b3)
-            i += size
-            a4, b4 = fma(spread_from(x, i), w, a4), fma(spread_from(x, i + _HALF), v, b4)
-            i += size
-            a5, b5 = fma(spread_from(x, i), w, a5), fma(spread_from(x, i + _HALF), v, b5)
-            i += size
-            a6, b6 = fma(spread_from(x, i), w, a6), fma(spread_from(x, i + _HALF), v, b6)
-            i += size
-            a7, b7 = fma(spread_from(x, i), w, a7), fma(spread_from(x, i + _HALF), v, b7)
-    store(out, out_at, add(add(a0, b0), bias))
-    store(out, out_at + step, add(add(a1, b1), bias))
-    store(out, out_at + 2 * step, add(add(a2, b2), bias))
-    store(out, out_at + 3 * step, add(add(a3, b3), bias))
-    store(out, out_at + 4 * step, add(add(a4, b4), bias))
-    store(out, out_at + 5 * step, add(add(a5, b5), bias))
-    store(out, out_at + 6 * step, add(add(a6, b6), bias))
-    store(out, out_at + 7 * step, add(add(a7, b7), bias))
+def store_four(out: Float32, at: int, step: int, sums: tuple[Vector, Vector, Vector, Vector], bias: Vector) -> None:
+    """The sums of four rows and the bias, to rows of `out` that are `step` apart."""
+    store(out, at, add(sums[0], bias))
+    store(out, at + step, add(sums[1], bias))
+    store(out, at + 2 * step, add(sums[2], bias))
+    store(out, at + 3 * step, add(sums[3], bias))
 
 
 @cache
@@ -259,8 +247,9 @@ def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     `out`)."""
     unpack = STORAGES[storage]
     elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
-    one_row = _for_one_row(unpack, elements, _LINE_BYTES // np.dtype(number).itemsize)
-    four_rows = _for_four_rows(unpack)
+    prefetch_block = _make_prefetch(elements, _LINE_BYTES // np.dtype(number).itemsize)
+    one_row, four_rows = _for_one_row(unpack, prefetch_block), _for_four_rows(unpack, prefetch_block)
+    four_unpacked_rows = _for_four_rows(floats, _nothing)
 
     @kernel
     def product(
@@ -283,19 +272,18 @@ def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
             b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, place + tile * LANES
             if rows >= _UNPACKED_ROWS:
                 for block in range(blocks):
+                    prefetch_block(data, first + block)
                     for k in range(_HALF):
                         w, v = unpack(data, scale, offset, first + block, k)
                         store(unpacked, (block * BLOCK + k) * LANES, w)
                         store(unpacked, (block * BLOCK + k + _HALF) * LANES, v)
-                while row + 8 <= rows:
-                    eight_rows(x, row * size, size, unpacked, blocks, out, row * step + at, step, b)
-                    row += 8
+                while row + 4 <= rows:
+                    sums = four_unpacked_rows(x, row * size, size, unpacked, _NO_SCALES, _NO_SCALES, 0, blocks)
+                    store_four(out, row * step + at, step, sums, b)
+                    row += 4
             while row + 4 <= rows:
-                s0, s1, s2, s3 = four_rows(x, row * size, size, data, scale, offset, first, blocks)
-                store(out, row * step + at, add(s0, b))
-                store(out, (row + 1) * step + at, add(s1, b))
-                store(out, (row + 2) * step + at, add(s2, b))
-                store(out, (row + 3) * step + at, add(s3, b))
+                sums = four_rows(x, row * size, size, data, scale, offset, first, blocks)
+                store_four(out, row * step + at, step, sums, b)
                 row += 4
             while row < rows:
                 s0 = one_row(x, row * size, data, scale, offset, first, blocks)

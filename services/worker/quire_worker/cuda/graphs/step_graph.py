@@ -44,8 +44,8 @@ class _EagerAttention(NamedTuple):
     """Whether the projection is added to what `result` holds."""
 
     def project(self, begin: int, end: int, attended: Tensor) -> None:
-        """Compute the output projection of `attended`, attention's output for rows begin..end, into those rows of
-        `result`."""
+        """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the weight of the
+        output projection. The product goes into these rows of `result` or, where `adds`, is added to what they hold."""
         if self.adds:
             gemm_add(self.result[begin:end], attended, self.weight)
         else:

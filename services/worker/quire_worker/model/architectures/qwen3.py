@@ -11,7 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """head_dim is 128 where the config does not say."""
+    """Return what config.json says of a Qwen3 model as an ArchSpec. A head has 128 dimensions if the file has no
+    `head_dim`. Raises ConfigError or Unsupported."""
     sizes = read_sizes(config, default_head_dim=128)
     attention_bias = config.flag("attention_bias", False)
     return ArchSpec(

@@ -119,8 +119,9 @@ class BackgroundRuns:
                 await keep()
 
     async def _verdict(self, run: _Run) -> str:
-        """Return CANCELLED, FORGOTTEN or '', as this process was told or as a mark in the shared store says. A mark
-        also cancels the generation."""
+        """Return CANCELLED or FORGOTTEN if a client asked for that, here or through another router; else ''. Unless it
+        is FORGOTTEN already, the mark that another router leaves in a shared store is looked for; a mark also cancels
+        the generation."""
         if run.verdict != FORGOTTEN and self._store.shared:
             try:
                 mark = await self._store.get(run.tenant, mark_of(run.document.id))
