@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import psutil
@@ -73,7 +74,8 @@ def _child(command: list[str]) -> Figures:
 def _services(model: str, threads: int) -> Figures:
     """The five services; the memory is that of the worker."""
     flags = {"worker": {"torch-threads": str(threads), "kv-cache-memory-bytes": str(1 << 30)}}
-    stack = LocalStack(StackSpec("bench-cpu", model, flags=flags))
+    # A name of its own: another run's pages are no prompts that were computed.
+    stack = LocalStack(StackSpec(f"bench-cpu-{os.getpid()}-{time.monotonic_ns()}", model, flags=flags))
     try:
         figures = measures.measure(_serve_by(stack.grpc))
         state = stack.directory.read()
