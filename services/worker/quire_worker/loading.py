@@ -46,6 +46,8 @@ CAPABILITIES = (
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
 )  # fmt: skip  # a list of names
 _KV_DTYPE = "float32"
+# What pages' namespace says of the kernels that computed them. Another name where a release's kernels give other bits.
+_PAGE_KINDS = {"cpu": b"cpu tiles", "torch": b"torch"}
 # Fields of config.json that say nothing about what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version")
 
@@ -178,7 +180,7 @@ def load_model(
         ops = make_ops(backend, HeadShape.of(spec), options.page_size)
         runner = ModelRunner(Decoder(spec, store, ops, source.max_model_len), pool)
     # Backends differ in the last bits, so one must not read the other's pages: answers would depend on who stored them.
-    computed = digest + backend.encode()
+    computed = digest + _PAGE_KINDS[backend]
     return LoadedModel(
         runner,
         spec,
