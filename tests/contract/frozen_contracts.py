@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MethodDescriptorType
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
@@ -153,7 +154,7 @@ def python_api() -> dict[str, Any]:
             methods = {
                 method: _signature(function)
                 for method, function in inspect.getmembers(value, callable)
-                if method == "__init__" or not method.startswith("_")
+                if method == "__init__" or not (method.startswith("_") or isinstance(function, MethodDescriptorType))
             }
             found[name] = {method: text for method, text in methods.items() if text}
         elif callable(value):
