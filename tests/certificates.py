@@ -24,6 +24,20 @@ class TlsFiles(NamedTuple):
     ca: str
 
 
+# Certificates, and lists of those that are taken back.
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Authority:
     """Signs for servers and clients of 127.0.0.1 alike."""
 
@@ -32,6 +46,7 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        certificate = certificate.add_extension(_SIGNS, critical=True)
         self.ca = str(folder / f"{name}.pem")
         self._write(self.ca, certificate)
 
@@ -56,6 +71,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _HOUR)
             .not_valid_after(now + _HOUR)
+            # What Python 3.13 asks of every certificate (VERIFY_X509_STRICT).
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
     def _write(self, path: str, certificate: x509.CertificateBuilder) -> None:
