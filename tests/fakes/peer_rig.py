@@ -181,7 +181,19 @@ class PeerSide:
         return pid
 
     def signal(self, number: int) -> None:
+        """Send the signal. After SIGSTOP, wait until the process has stopped: on a busy machine it runs for a while."""
         os.kill(self.pid, number)
+        limit = time.monotonic() + 10.0
+        while number == signal.SIGSTOP and not self._stopped():
+            assert time.monotonic() < limit, "the process has not stopped"
+            time.sleep(0.001)
+
+    def _stopped(self) -> bool:
+        """Whether all threads of the process are stopped."""
+        states = (
+            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{self.pid}/task").glob("*/stat")
+        )
+        return all(state == "T" for state in states)
 
     def sockets(self) -> int:
         """Of the process: its own to the engine, its listeners, and each connection."""
