@@ -131,8 +131,7 @@ class DetokenizeOutgoing:
         """Note that the oldest message was answered. Returns the suspect (a sequence at which a tokenizer was lost)
         that is wholly open by it, and so cleared; else None."""
         self._opening_bytes -= self._unanswered.popleft()[1]
-        if self._opening:
-            self._wake.set()  # there may be room for more of it
+        self._wake.set()  # there may be room for more opens, or for what waited for the last answer
         opening = self._opening_suspect
         if opening is None or not self._suspect_in_flight:
             return None

@@ -84,7 +84,7 @@ class CpuOps:
         if size % LANES:
             return self._torch.rms_norm(x, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
-        given = self._flat(x), self._kept_flat(norm_weight), np.float32(eps), size, self._kept_flat(out)
+        given = self._flat(x), self._kept_flat(norm_weight), np.float32(eps), size, self._flat(out)
         self._threads.rows(cpu_rows.norm_rows, rows, size, *given)
         return out
 
@@ -94,7 +94,7 @@ class CpuOps:
             return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
         given = self._flat(delta), self._flat(residual), self._kept_flat(norm_weight)
-        self._threads.rows(cpu_rows.add_norm_rows, rows, size, *given, np.float32(eps), size, self._kept_flat(out))
+        self._threads.rows(cpu_rows.add_norm_rows, rows, size, *given, np.float32(eps), size, self._flat(out))
         return out
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
@@ -129,7 +129,7 @@ class CpuOps:
             np.float32(0.0 if norm is None else norm.eps),
             pages.stride(2) * layer,
             self._sizes(pages),
-            kept(out),
+            flat(out),
         )
         return out
 
@@ -149,7 +149,7 @@ class CpuOps:
             np.float32(shape.softcap),
             window,
         )
-        target = self._kept_flat(out)
+        target = self._flat(out)
         self._threads.items(
             cpu_attention.attend,
             plan.cost * (shape.heads * shape.head_dim * _PAIR_COST // 64),
@@ -170,7 +170,7 @@ class CpuOps:
         if activation != "silu" or size % LANES:
             return self._torch.gated_activation(gate_up, activation)
         out = self._scratch.take("gated", rows, size)
-        self._threads.rows(cpu_rows.silu_gate_rows, rows, 2 * size, self._flat(gate_up), size, self._kept_flat(out))
+        self._threads.rows(cpu_rows.silu_gate_rows, rows, 2 * size, self._flat(gate_up), size, self._flat(out))
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
