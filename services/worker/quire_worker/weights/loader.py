@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import xxhash
-from torch import Tensor
 
 from quire_common.errors import ConfigError
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
@@ -46,7 +45,9 @@ def load_checkpoint(
     progress(0, total)
     # In the order of the files, so that a cold disk is read forwards.
     ordered = sorted(found, key=lambda item: (item[1].path, item[2].begin))
-    copies = [TensorCopy(file.path, entry, _target(store, spec, DTYPES[entry.dtype])) for spec, file, entry in ordered]
+    copies = [
+        TensorCopy(file.path, entry, store.destination(spec, DTYPES[entry.dtype])) for spec, file, entry in ordered
+    ]
     digests = copy_tensors(copies, lambda done: progress(done, total))
     combined = xxhash.xxh3_128()
     for name in sorted(digests):
@@ -59,15 +60,15 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
 
     A parameter's values depend on the seed, on its own name and shape, and on the kind of device alone.
     """
-    total = sum(_target(store, spec, DUMMY_DTYPE).nbytes for spec in specs)
+    total = sum(store.destination(spec, DUMMY_DTYPE).nbytes for spec in specs)
     done = 0
     progress(0, total)
     for spec in specs:
-        target = _target(store, spec, DUMMY_DTYPE)
+        target = store.destination(spec, DUMMY_DTYPE)
         # 32 bits, since torch's CPU generator reads no more of a seed.
         own_seed = zlib.crc32(f"{seed}/{spec.role}/{spec.layer}/{spec.shape}".encode())
         generator = torch.Generator(target.device).manual_seed(own_seed)
-        drawn = target if store.stored_rows(spec) is None else torch.empty(spec.shape)
+        drawn = torch.empty(spec.shape) if store.is_stored(spec) else target
         drawn.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
         # As if read from a bf16 checkpoint.
         target.copy_(drawn.to(DUMMY_DTYPE))
@@ -87,15 +88,6 @@ def block_kinds(
         if place is not None and place[1].dtype in DTYPES:
             found[spec.role, spec.layer] = KIND_NAMED[place[1].dtype]
     return found
-
-
-def _target(store: ParameterStore, spec: ParameterSpec, dtype: torch.dtype) -> Tensor:
-    """Where a parameter goes: its part of a packed tensor, or rows of the type that its file has."""
-    rows = store.stored_rows(spec)
-    if rows is None:
-        return store.destination(spec)
-    with torch.inference_mode(False):  # a view that threads outside of it may write to
-        return rows.data.view(dtype)
 
 
 def _match(

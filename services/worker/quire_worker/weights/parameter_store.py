@@ -35,16 +35,14 @@ class ParameterStore:
     ) -> None:
         rows: dict[Key, int] = {}
         self._place: dict[Key, tuple[Key, int]] = {}
-        self._stored: dict[Key, list[StoredRows]] = {}
-        self._stored_place: dict[Key, StoredRows] = {}
+        self._stored: dict[Key, dict[str, StoredRows]] = {}
         tails: dict[Key, tuple[int, ...]] = {}
         for spec in specs:
             kind = None if stored is None else stored.get((spec.role, spec.layer))
             if kind is not None:
                 size = prod(spec.shape[1:]) // kind.values * kind.num_bytes
                 part = StoredRows(kind, torch.empty((spec.shape[0], size), dtype=torch.uint8))
-                self._stored.setdefault((spec.packed, spec.layer), []).append(part)
-                self._stored_place[spec.role, spec.layer] = part
+                self._stored.setdefault((spec.packed, spec.layer), {})[spec.role] = part
                 continue
             key = (spec.packed, spec.layer)
             begin = rows.get(key, 0)
@@ -55,12 +53,17 @@ class ParameterStore:
             key: torch.empty((count, *tails[key]), dtype=dtype, device=device) for key, count in rows.items()
         }
 
-    def stored_rows(self, spec: ParameterSpec) -> StoredRows | None:
-        """The rows of a parameter that is kept as its file has it, to be written; None for the others."""
-        return self._stored_place.get((spec.role, spec.layer))
+    def is_stored(self, spec: ParameterSpec) -> bool:
+        """Whether the parameter is kept as its file has it."""
+        return spec.role in self._stored.get((spec.packed, spec.layer), ())
 
-    def destination(self, spec: ParameterSpec) -> Tensor:
-        """The part of a packed tensor that is this parameter, a view to be written."""
+    def destination(self, spec: ParameterSpec, stored_as: torch.dtype = torch.uint8) -> Tensor:
+        """The view to which a parameter is written: its part of a packed tensor, or, if it is kept as its file has it,
+        its rows as numbers of the type `stored_as`."""
+        if self.is_stored(spec):
+            data = self._stored[spec.packed, spec.layer][spec.role].data
+            with torch.inference_mode(False):  # threads outside of that mode write to the view
+                return data.view(stored_as)
         key, begin = self._place[spec.role, spec.layer]
         return self._packed[key][begin : begin + spec.shape[0]]
 
@@ -79,12 +82,10 @@ class ParameterStore:
         parts = self._stored.pop((f"{packed}.weight", layer), None)
         if parts is None:
             return DenseWeight(self.require(f"{packed}.weight", layer), bias)
-        for role in [role for role, part in self._stored_place.items() if any(part is each for each in parts)]:
-            del self._stored_place[role]
-        return StoredWeight(tuple(parts), bias)
+        return StoredWeight(tuple(parts.values()), bias)
 
     @property
     def num_bytes(self) -> int:
         """Memory that the tensors take."""
-        stored = sum(part.data.nbytes for part in self._stored_place.values())
+        stored = sum(part.data.nbytes for parts in self._stored.values() for part in parts.values())
         return stored + sum(tensor.nbytes for tensor in self._packed.values())

@@ -57,7 +57,7 @@ def load_gguf(
     found = _match(model, specs)
     turns = find_architecture(model)[1].rotates_neighbours
     loads = [
-        _Load(place, _target(store, each), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
+        _Load(place, store.destination(each), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
         for each, place in found
     ]
     loads.sort(key=lambda load: (load.place.path, load.place.begin))  # a cold disk is read forwards
@@ -94,11 +94,6 @@ def _load(load: _Load) -> bytes:
         rows = _halves(values, load.head_dim) if load.head_dim else values
         load.target[first : first + len(rows)].copy_(torch.from_numpy(rows))
     return digest.digest()
-
-
-def _target(store: ParameterStore, spec: ParameterSpec) -> Tensor:
-    rows = store.stored_rows(spec)
-    return store.destination(spec) if rows is None else rows.data
 
 
 def _halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
