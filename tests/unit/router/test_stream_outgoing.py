@@ -196,6 +196,31 @@ async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
     assert not rig.failed
 
 
+async def test_a_suspect_that_leaves_while_a_message_is_in_flight_holds_up_nobody(rig: Rig) -> None:
+    running = rig.sequence(0, 4, 2)
+    first = await rig.next()
+    suspect = rig.sequence(1, 10, 3, strikes=1)
+    assert not await rig.all_that_may_be_sent()
+    del rig.sequences[suspect.handle]
+    rig.out.close(suspect.handle)
+    rig.step(running)
+    assert not await rig.all_that_may_be_sent()
+    rig.answer(first)
+    told = set[int]()
+    while running.handle not in told:
+        message = await rig.next()
+        told.update(i32(message.handle).tolist())
+        rig.answer(message)
+
+
+async def test_a_sequence_that_ends_before_all_of_it_is_told_leaves_nothing_to_do(rig: Rig) -> None:
+    long = rig.sequence(0, 50_000, 3)
+    rig.answer(await rig.next())
+    del rig.sequences[long.handle]  # as at a stop string, or an error of its own
+    while rig.out.owed:
+        rig.answer(await rig.next())
+
+
 async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
     bad, good = rig.sequence(0, 0, 0), rig.sequence(1, 0, 3)
     bad.stop_token_ids = ("x",)  # type: ignore[assignment]  # what no message can be made of

@@ -220,9 +220,11 @@ class DetokenizeOutgoing:
         added. Sets `done` when all is told or the sequence has gone. A sequence of which no message can be made
         fails."""
         handle, sequence = opening.handle, opening.sequence
-        # One that has left may have another handle by now.
+        # A sequence that has left may have another handle by now.
         if self._opening.get(handle) is not opening or self._sequences.get(handle) is not sequence:
             opening.done = True
+            if self._opening.get(handle) is opening:  # its text ended before all of it was told
+                del self._opening[handle]
             return 0
         try:
             size = 0
