@@ -97,3 +97,20 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     for _ in range(50):
         run(team, function, counts)
     assert len(helped) == asked and (counts == turns + 50).all()
+
+
+def test_a_helper_whose_thread_does_not_start_is_none(function: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    team, counts = KernelTeam(), np.zeros(8, np.int64)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            team.grow(2)
+    for _ in range(100):
+        run(team, function, counts)
+    team.grow(2)
+    for _ in range(100):
+        run(team, function, counts)
+    assert (counts == 200).all()

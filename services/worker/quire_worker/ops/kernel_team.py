@@ -30,6 +30,8 @@ _AWAKE_NS: Final = 300_000
 _LEAST_LATE_NS: Final = 100_000
 """How long after the caller a helper may end: it was kept from a core by others then. For much work, a part of that."""
 _MEASURED_LOOKS: Final = 10_000
+_MEASUREMENTS: Final = 5
+"""The quickest counts: a thread may lose its core within one."""
 _NAP_S: Final = 0.0001
 _FIRST_REST_S: Final = 0.005
 _LONGEST_REST_S: Final = 0.5
@@ -185,14 +187,21 @@ class KernelTeam:
         """Have at least so many helpers, at most 255."""
         with self._caller:
             if not self._looks_per_ns:
-                _serve(self._box, 0, 1)
-                began_ns = time.perf_counter_ns()
-                _serve(self._box, 0, _MEASURED_LOOKS)
-                self._looks_per_ns = _MEASURED_LOOKS / (time.perf_counter_ns() - began_ns)
+                _run(self._box, 0, compile_job(_nothing), 0, 0, 0)  # compiled now, not within the first step
+                self._looks_per_ns = max(_measure_looks(self._box) for _ in range(_MEASUREMENTS))
             for number in range(len(self._wakes), min(helpers, _MOST_HELPERS)):
-                self._wakes.append(threading.Event())
-                self._asleep.append(False)
-                threading.Thread(target=self._help, args=(number,), name=f"quire-kernel-{number}", daemon=True).start()
+                wake = threading.Event()
+                thread = threading.Thread(target=self._help, args=(number, wake), name=f"quire-kernel-{number}")
+                thread.daemon = True
+                # Asleep, as whoever asks sees it, until it runs.
+                self._asleep.append(True)
+                self._wakes.append(wake)
+                try:
+                    thread.start()
+                except RuntimeError:  # the process may have no more threads
+                    self._asleep.pop()
+                    self._wakes.pop()
+                    raise
 
     def run(self, function: int, count: int, words: int, most_threads: int, cost_ns: int) -> None:
         """Compute 0..count by the function and the words at these addresses; see JOB_SIGNATURE. `cost_ns`: about what
@@ -216,6 +225,9 @@ class KernelTeam:
                 self._wait()
                 self._rest_until_s = time.monotonic() + self._rest_s
                 self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+        except BaseException:
+            self._wait()  # helpers may still compute with memory that the caller is about to free
+            raise
         finally:
             self._in_run = False
             self._caller.release()
@@ -235,9 +247,9 @@ class KernelTeam:
         while not _ended(self._box, len(self._wakes), 1):
             time.sleep(_NAP_S)
 
-    def _help(self, number: int) -> None:
+    def _help(self, number: int, wake: threading.Event) -> None:
         """The body of a helper's thread."""
-        wake = self._wakes[number]
+        self._asleep[number] = False
         while True:
             _serve(self._box, number * _BOX_WORDS, int(self._looks_per_ns * _AWAKE_NS))
             # In this order: a caller says that it runs before it looks who is asleep.
@@ -246,6 +258,17 @@ class KernelTeam:
                 wake.wait()
                 wake.clear()
             self._asleep[number] = False
+
+
+def _measure_looks(box: Int64) -> float:
+    """Looks of an idle helper in a nanosecond."""
+    began_ns = time.perf_counter_ns()
+    _serve(box, 0, _MEASURED_LOOKS)
+    return _MEASURED_LOOKS / (time.perf_counter_ns() - began_ns)
+
+
+def _nothing(begin: int, end: int, words: Any) -> None:
+    """A job that computes nothing."""
 
 
 TEAM: Final = KernelTeam()
