@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -70,6 +71,31 @@ async def test_refusals_say_when_to_come_back() -> None:
     headers = dict(limit_headers(other.limits, caught.value.levels))
     assert headers[b"x-ratelimit-limit-tokens"] == b"60" and headers[b"x-ratelimit-remaining-tokens"] == b"0"
     assert 80 < float(headers[b"x-ratelimit-reset-tokens"].removesuffix(b"s")) <= 90.1 and len(headers) == 3
+
+
+async def test_a_bucket_that_fills_while_it_is_asked_refuses_by_the_limit_that_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two readings of the clock divided by a limit of tokens that the key does not have."""
+    limits, who, now_s = RateLimits(), principal(requests=600), time.monotonic()
+    monkeypatch.setattr("quire_router.limits.rate_limits.time.monotonic", lambda: now_s)
+    for _ in range(600):
+        await limits.admit(who)
+    readings = itertools.count(now_s + 0.0999, 0.0002)
+    monkeypatch.setattr("quire_router.limits.rate_limits.time.monotonic", lambda: next(readings))
+    with pytest.raises(RateLimited, match="600 requests per minute"):
+        await limits.admit(who)
+
+
+async def test_a_level_that_redis_rounds_up_refuses_by_the_limit_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedBuckets("redis://127.0.0.1:1")
+
+    async def refuse(*_: object) -> tuple[bool, Levels]:
+        return False, Levels(1.0, float("inf"))
+
+    monkeypatch.setattr(shared, "admit", refuse)
+    with pytest.raises(RateLimited, match="600 requests per minute"):
+        await RateLimits(shared).admit(principal(requests=600))
 
 
 async def hammer(limits: RateLimits, who: Principal, until_s: float, tokens: int = 0) -> tuple[int, int]:

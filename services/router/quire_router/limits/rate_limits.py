@@ -77,10 +77,11 @@ class RateLimits:
             except FAILURES as error:
                 self._use_local_buckets(error)
         if admitted is None:
-            admitted = buckets.admit(time.monotonic())
-            levels = buckets.levels(time.monotonic())
+            now_s = time.monotonic()  # one reading: between two a bucket may fill
+            admitted, levels = buckets.admit(now_s), buckets.levels(now_s)
         if not admitted:
-            kind = "requests" if levels.requests < 1 else "tokens"
+            # Redis rounds levels: one that is just below 1 may come as 1.
+            kind = "requests" if levels.requests < 1 or not limits.tokens_per_minute else "tokens"
             metrics.rate_limited.labels(kind).inc()
             raise RateLimited(kind, getattr(limits, f"{kind}_per_minute"), levels)
         return levels
