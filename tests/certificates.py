@@ -24,7 +24,7 @@ class TlsFiles(NamedTuple):
     ca: str
 
 
-# Certificates, and lists of those that are taken back.
+# The key may sign certificates and revocation lists.
 _SIGNS = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,

@@ -1,9 +1,10 @@
 """`python -m bench.cpu`: SmolLM2 on the CPU: Quire, in process and through the services, transformers and llama.cpp.
 
-The same GGUF file for all, one contender after the other in each round, with the same number of threads: prefill of a
-prompt of 128 tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included), in tokens/s, and
-the most memory that a process had. Prints a table of medians. llama.cpp comes from an environment of its own:
-`pip install llama-cpp-python`, and `--llama-python` names its interpreter.
+All arms use the same GGUF file and number of threads, and take turns in each round. Measured in tokens/s: prefill of
+128 tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included). An arm's figure is its best
+of three repeats; the table shows medians over rounds. Memory is a process's peak; for `services` it is the worker's
+at the end. llama.cpp needs an environment of its own: `pip install llama-cpp-python`; pass its interpreter as
+`--llama-python`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Figures = dict[str, float]
 
 
 def main() -> None:
-    """Run the contenders by turns and print the medians."""
+    """Run the arms by turns and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="a GGUF file, or a name of `quire models`")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -52,7 +53,7 @@ def main() -> None:
             results[arm].append(figures)
             print(f"round {number + 1}, {arm}: {json.dumps({k: round(v, 1) for k, v in figures.items()})}", flush=True)
     medians = {arm: [statistics.median(each[f] for each in found) for f in FIGURES] for arm, found in results.items()}
-    print(table(["contender", *FIGURES], [[arm, *(f"{each:.0f}" for each in found)] for arm, found in medians.items()]))
+    print(table(["arm", *FIGURES], [[arm, *(f"{each:.0f}" for each in found)] for arm, found in medians.items()]))
 
 
 def _run(arm: str, model: str, threads: int, llama_python: str | None) -> Figures:
@@ -72,9 +73,9 @@ def _child(command: list[str]) -> Figures:
 
 
 def _services(model: str, threads: int) -> Figures:
-    """The five services; the memory is that of the worker."""
+    """All services as processes; the memory is the worker's RSS at the end."""
     flags = {"worker": {"torch-threads": str(threads), "kv-cache-memory-bytes": str(1 << 30)}}
-    # A name of its own: another run's pages are no prompts that were computed.
+    # A unique name, so that no KV pages of another run count as prefix-cache hits.
     stack = LocalStack(StackSpec(f"bench-cpu-{os.getpid()}-{time.monotonic_ns()}", model, flags=flags))
     try:
         figures = measures.measure(_serve_by(stack.grpc))

@@ -1,5 +1,5 @@
-"""What each contender of `bench.cpu` measures, the same for all. Imports nothing but the standard library, since one
-contender runs in an environment of its own."""
+"""The figures that every arm of `bench.cpu` measures. Only the standard library is imported, since one arm runs in an
+environment of its own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     return [[300 + (first + 31 * place) % 40_000 for place in range(PROMPT)] for first in firsts]
 
 
-def measure(serve: Serve, rounds: int = 3) -> dict[str, float]:
-    """The best of some rounds, in tokens/s: prefill of one prompt, one stream's decode, output of STREAMS streams."""
+def measure(serve: Serve, repeats: int = 3) -> dict[str, float]:
+    """The best of `repeats`, in tokens/s: prefill of one prompt, decode of one stream, output of STREAMS streams."""
     serve(0, STREAMS, 2)
     best = {"prefill": 0.0, "one_stream": 0.0, "many_streams": 0.0}
-    for turn in range(rounds):
+    for turn in range(repeats):
         first_s = _time(serve, 3 * turn + 1, 1, 1)
         whole_s = _time(serve, 3 * turn + 2, 1, OUTPUT)
         many_s = _time(serve, 3 * turn + 3, STREAMS, OUTPUT)

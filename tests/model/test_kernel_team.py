@@ -86,11 +86,11 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
         return helped[-1]
 
     monkeypatch.setattr(team, "_awake", noted)
-    monkeypatch.setattr(kernel_team, "_LEAST_LATE_NS", 0)  # who has not ended at once ends late
-    team._rest_s = 30.0
+    monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # who has not ended at once ends late
+    team._pause_s = 30.0
     for _ in range(100_000):
         team.run(function, counts.size, counts.ctypes.data, 4, 0)
-        if team._rest_until_s:
+        if team._pause_until_s:
             break
     asked, turns = len(helped), int(counts[0])
     assert any(helped) and (counts == turns).all()

@@ -1,4 +1,4 @@
-"""Who has to be told of stored and removed pages: numbered changes in one bounded tail that all watchers read from. A
+"""Tells watchers of stored and removed pages: numbered changes in one bounded tail that all watchers read from. A
 watcher reads at its own pace; one that the tail no longer reaches back to takes a new snapshot, and nobody waits for
 it. `publish` and `force_snapshots` are called under the store's lock, so that a snapshot and the numbers agree;
 `wait_for_changes` is not."""

@@ -35,7 +35,7 @@ def read_model_files(model: str, tokenizer: str = "", chat_template: str = "") -
 
 
 def _name_and_eos(model: Path) -> tuple[str, tuple[int, ...]]:
-    """What a model itself says, whatever its tokenizer is."""
+    """The name and the EOS ids that a model itself gives, whatever its tokenizer is."""
     if is_gguf(model):
         opened = open_gguf(model)
         return opened.name, eos_token_ids(opened.metadata)

@@ -46,7 +46,7 @@ CAPABILITIES = (
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
 )  # fmt: skip  # a list of names
 _KV_DTYPE = "float32"
-# What pages' namespace says of the kernels that computed them. Another name where a release's kernels give other bits.
+# The page namespace names the kernels that computed a page. A release whose kernels give other bits needs a new name.
 _PAGE_KINDS = {"cpu": b"cpu tiles", "torch": b"torch"}
 # Fields of config.json that say nothing about what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version")
@@ -117,7 +117,7 @@ class ModelSource:
         return _model_digest(self.config, weights)
 
     def block_kinds(self, options: LoadOptions) -> dict[tuple[str, int], BlockKind]:
-        """How the weights of products are stored, by role and layer."""
+        """The block kinds in which linear and embedding weights are stored, by role and layer."""
         products = [each for each in self.parameters if len(each.shape) == 2]
         if options.load_format == "dummy":
             return {(each.role, each.layer): DUMMY_KIND for each in products}

@@ -62,7 +62,7 @@ class PageHolder:
         self._directory = directory
         self._moved = moved
         self._last_report = (-1, 0)
-        # Of the pages that the directory has: they stay where changes were missed, until a snapshot replaces them.
+        # The epoch of the pages that the directory has: after missed changes they stay until a snapshot replaces them.
         self._pages_epoch: Epoch | None = None
         # The stream is open, and has missed nothing.
         self._follows = False

@@ -1,7 +1,7 @@
-"""Requests that hang or kill tokenizers: one that was being worked on as two were lost is failed, not tried at a third.
+"""Poison-request detection: a request at which two tokenizers in a row are lost fails instead of losing a third.
 
-What was sent and not answered when a tokenizer was lost is suspected. It is tried once more, alone: of rows, nothing
-else of the session is in flight then. A suspect that is answered is cleared.
+When a tokenizer is lost, the requests that it was working on become suspects. A suspect is retried alone: meanwhile
+its Detokenize stream has no other message in flight, and no other lost call is retried. An answer clears a suspect.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What one life of a Detokenize stream has to tell its tokenizer, built only when the stream takes it.
+"""The send queue of one Detokenize stream: the opens, token rows and closes that its tokenizer has yet to be sent.
 
-Messages are small, so that none holds others up: opens of sequences with long histories go in parts, between which rows
-of others go on, and long rows are cut. A sequence under suspicion (see poison.py) is opened in messages of its own, and
-nothing else is in flight meanwhile: a tokenizer that is lost then was lost by that sequence. Rows of a sequence that is
-not open yet need no queue: its tokens are in the sequence, and all that are there when it is opened go with the open.
-Rows that a slow tokenizer does not take are joined, so that what waits is bounded by the answers themselves.
+Messages are small, so that no sequence delays the others. The open of a long history is split into parts, with rows
+of other sequences in between; long rows are cut. A suspect (see poison.py) is opened in messages of its own, with
+nothing else in flight: if the tokenizer is lost then, that sequence lost it. Rows of a sequence that is still being
+opened are dropped, because its open reads all tokens from the sequence. If the tokenizer is slow, waiting rows are
+joined, so the queue is never larger than the answers themselves.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 # More steps than this are joined.
 MAX_STEPS = 256
-# A history of more bytes is a long one.
+# A history of more bytes is long: its open is sent in parts.
 _SHORT_BYTES = MESSAGE_BYTES // 8
 # The least share of a message that a long history gets.
 _LONG_BYTES = MESSAGE_BYTES // 2
+# The least room for one part of an open or one row, in bytes.
 _LEAST_BYTES = 4096
 # Opens of so many bytes may be in flight, so that the next rows never wait behind more.
 _MOST_OPENING_BYTES = 2 * MESSAGE_BYTES
@@ -41,14 +42,14 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Opening:
-    """How far the tokenizer knows a sequence: `at` bytes of its tokens have gone, those before `prior` with the
-    open."""
+    """How much of a sequence was sent: `sent_bytes` of its tokens, four bytes each. The first `prior_bytes` (confirmed
+    tokens) go with the open; -1 until the open begins. The rest go as rows, of which `sent_rows` were sent."""
 
     handle: int
     sequence: SequenceState
-    prior: int = -1
-    at: int = 0
-    rows: int = 0
+    prior_bytes: int = -1
+    sent_bytes: int = 0
+    sent_rows: int = 0
     done: bool = False
 
 
@@ -60,7 +61,7 @@ class DetokenizeOutgoing:
         self._fail = fail
         self._wake = asyncio.Event()
         self._over = False
-        # What the tokenizer does not know yet, or not all of: by handle, and in the order in which it is told.
+        # Sequences that are not wholly open yet: all of them by handle, then each kind in sending order.
         self._opening: dict[int, _Opening] = {}
         self._short: deque[_Opening] = deque()
         self._long: deque[_Opening] = deque()
@@ -72,7 +73,7 @@ class DetokenizeOutgoing:
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._join_at = MAX_STEPS
         self._closes: list[int] = []
-        # Each is answered, in their order. With the bytes of opens in it.
+        # Sent messages, each with the bytes of its opens; the tokenizer answers them in this order.
         self._unanswered: deque[tuple[tb.DetokenizeRequest, int]] = deque()
         self._opening_bytes = 0
 
@@ -228,9 +229,9 @@ class DetokenizeOutgoing:
             return 0
         try:
             size = 0
-            if opening.at < opening.prior or opening.prior < 0:
+            if opening.sent_bytes < opening.prior_bytes or opening.prior_bytes < 0:
                 size = _add_open(opening, message, max(room, _LEAST_BYTES))
-            if opening.at == opening.prior or opening.rows:
+            if opening.sent_bytes == opening.prior_bytes or opening.sent_rows:
                 size += _add_rows(opening, message, max(room - size, _LEAST_BYTES))
         except Exception:
             # One bad request must not end the stream of all.
@@ -246,15 +247,15 @@ class DetokenizeOutgoing:
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """Add the open, or a further part of it, with as many confirmed tokens as have room; return its bytes."""
     sequence = opening.sequence
-    if opening.prior < 0:
-        opening.prior = 4 * sequence.text.confirmed
+    if opening.prior_bytes < 0:
+        opening.prior_bytes = 4 * sequence.text.confirmed
         part = _open_to_pb(sequence)
     else:
         part = tb.DetokenizeOpen(handle=opening.handle, further=True)
-    end = min(opening.at + room // 4 * 4, opening.prior)
-    part.prior_ids = bytes(sequence.engine.output_ids[opening.at : end])
-    part.more_prior = end < opening.prior
-    opening.at = end
+    end = min(opening.sent_bytes + room // 4 * 4, opening.prior_bytes)
+    part.prior_ids = bytes(sequence.engine.output_ids[opening.sent_bytes : end])
+    part.more_prior = end < opening.prior_bytes
+    opening.sent_bytes = end
     message.open.append(part)
     return int(part.ByteSize())
 
@@ -263,9 +264,9 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
     """Add a row of unconfirmed tokens, as many as have room; return its bytes. With the last of them the opening is
     `done`."""
     sequence = opening.sequence
-    ids = bytes(sequence.engine.output_ids[opening.at : opening.at + room // 4 * 4])
-    opening.at += len(ids)
-    opening.done = opening.at >= len(sequence.engine.output_ids)
+    ids = bytes(sequence.engine.output_ids[opening.sent_bytes : opening.sent_bytes + room // 4 * 4])
+    opening.sent_bytes += len(ids)
+    opening.done = opening.sent_bytes >= len(sequence.engine.output_ids)
     finish = sequence.engine.finish if opening.done else 0
     if ids or finish:
         rows = len(message.handle) // 4
@@ -273,10 +274,10 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
         message.handle += pack_i32([opening.handle])
         message.count += pack_i32([len(ids) // 4])
         message.token += ids
-        opening.rows += 1
+        opening.sent_rows += 1
     # While more are to follow, the answers to those that have gone are not the last.
-    rows = opening.rows + (not opening.done)
-    sequence.text.reopen(rows, sequence.engine.rows, begins=opening.rows <= 1)
+    rows = opening.sent_rows + (not opening.done)
+    sequence.text.reopen(rows, sequence.engine.rows, begins=opening.sent_rows <= 1)
     return len(ids)
 
 

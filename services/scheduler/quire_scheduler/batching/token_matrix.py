@@ -29,7 +29,7 @@ class TokenMatrix:
         return self._width
 
     def full_slots(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
-        """Those of the slots that have no room for `more` tokens: `take_tokens` theirs first."""
+        """Return the slots that have no room for `more` tokens; call `take_tokens` for them first."""
         full = self.count[slot] > self._width - more
         return slot[full]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What the handlers are made from. `listeners` are descriptors that the engine bound, which outlive the process;
+    """The arguments of all handlers. `listeners` are descriptors that the engine bound, which outlive the process;
     `silence_s` says for how long nothing has come from the engine, which gives signs of life twice a second."""
 
     setup: AgentSetup

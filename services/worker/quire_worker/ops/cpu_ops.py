@@ -19,8 +19,8 @@ from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32, Int32, Int64
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
+from quire_worker.ops.cpu_linear import BLOCK, LINEAR_ARGUMENTS, compile_linear, make_embedding
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
-from quire_worker.ops.cpu_products import BLOCK, PRODUCT_WORDS, compile_product, make_look_up
 from quire_worker.ops.cpu_threads import CpuThreads
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.scratch import Scratch
@@ -31,8 +31,8 @@ from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 _NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
-_MOST_FLATS: Final = 4096
-_X, _ROWS, _OUT = (PRODUCT_WORDS.index(name) for name in ("x", "rows", "out"))
+_MAX_CACHED_FLATS: Final = 4096
+_X, _ROWS, _OUT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out"))
 _PAIR_COST: Final = 8
 """Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
@@ -45,8 +45,8 @@ class CpuOps:
         self.row_multiple = 1
         self.batch_invariant = True
         self._flats: dict[int, tuple[Tensor, Float32]] = {}
-        self._jobs: dict[int, tuple[TiledWeight, list[_ProductJob]]] = {}
-        self._look_ups: dict[str, Callable[..., None]] = {}
+        self._jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
+        self._embeddings: dict[str, Callable[..., None]] = {}
         self._group = shape.heads // shape.kv_heads
         self._threads = CpuThreads()
         self._scratch = Scratch()
@@ -63,20 +63,20 @@ class CpuOps:
         return shape.head_dim % LANES == 0
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
-        """Store it in tiles, and compile the kernels for the way in which they are stored."""
+        """Repack the weight into tiles and compile the kernels for its storage; `embeds`: the embedding kernel, too."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
-        self._jobs[id(tiled)] = tiled, [_product_job(tiled, segment) for segment in tiled.segments]
+        self._jobs[id(tiled)] = tiled, [_linear_job(tiled, segment) for segment in tiled.segments]
         if embeds:
             (segment,) = tiled.segments
-            self._look_ups.setdefault(segment.storage, make_look_up(segment.storage))
-            self._look_up(np.zeros(1, np.int64), tiled)
+            self._embeddings.setdefault(segment.storage, make_embedding(segment.storage))
+            self._embed_tokens(np.zeros(1, np.int64), tiled)
         return tiled
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
         return plan_step(pages, rows, position, count, page_table, self._group)
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
-        rows = self._look_up(token.numpy(), _tiled(weight))
+        rows = self._embed_tokens(token.numpy(), _tiled(weight))
         return rows if scale == 1.0 else rows.mul_(scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
@@ -84,7 +84,7 @@ class CpuOps:
         if size % LANES:
             return self._torch.rms_norm(x, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
-        given = self._flat(x), self._kept_flat(norm_weight), np.float32(eps), size, self._flat(out)
+        given = self._flat(x), self._cached_flat(norm_weight), np.float32(eps), size, self._flat(out)
         self._threads.rows(cpu_rows.norm_rows, rows, size, *given)
         return out
 
@@ -93,13 +93,13 @@ class CpuOps:
         if size % LANES:
             return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
-        given = self._flat(delta), self._flat(residual), self._kept_flat(norm_weight)
+        given = self._flat(delta), self._flat(residual), self._cached_flat(norm_weight)
         self._threads.rows(cpu_rows.add_norm_rows, rows, size, *given, np.float32(eps), size, self._flat(out))
         return out
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         tiled = _tiled(weight)
-        return self._product(x, tiled, self._scratch.take("product", x.shape[0], tiled.bias.size))
+        return self._linear_into(x, tiled, self._scratch.take("product", x.shape[0], tiled.bias.size))
 
     def qk_norm_rope_write(
         self,
@@ -112,20 +112,20 @@ class CpuOps:
         norm: QkNormWeights | None,
     ) -> Tensor:
         out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
-        flat, kept = self._flat, self._kept_flat
+        flat, cached = self._flat, self._cached_flat
         self._threads.rows(
             cpu_rows.rope_write_rows,
             plan.rows,
             qkv.shape[1],
             flat(qkv),
-            kept(pages),
+            cached(pages),
             plan.write_at,
             plan.position,
-            kept(rope.cos),
-            kept(rope.sin),
+            cached(rope.cos),
+            cached(rope.sin),
             norm is not None,
-            _NO_NORM_WEIGHT if norm is None else kept(norm.query),
-            _NO_NORM_WEIGHT if norm is None else kept(norm.key),
+            _NO_NORM_WEIGHT if norm is None else cached(norm.query),
+            _NO_NORM_WEIGHT if norm is None else cached(norm.key),
             np.float32(0.0 if norm is None else norm.eps),
             pages.stride(2) * layer,
             self._sizes(pages),
@@ -140,7 +140,7 @@ class CpuOps:
         out[plan.real_rows :].zero_()
         given = (
             self._flat(query),
-            self._kept_flat(pages),
+            self._cached_flat(pages),
             plan.table,
             plan.items,
             pages.stride(2) * layer,
@@ -178,7 +178,7 @@ class CpuOps:
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
         tiled = _tiled(weight)
-        logits = self._product(x, tiled, torch.empty(x.shape[0], tiled.bias.size))
+        logits = self._linear_into(x, tiled, torch.empty(x.shape[0], tiled.bias.size))
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
@@ -187,43 +187,43 @@ class CpuOps:
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         return self._torch.logprobs(logits, token, wanted)
 
-    def _product(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
-        """x @ weight.T + bias, by `out`, which has the outputs of whole tiles."""
+    def _linear_into(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
+        """Compute x @ weight.T + bias into `out` [R, outputs of all tiles]; return it without the padding outputs."""
         rows, size = x.shape[0], weight.blocks * BLOCK
         if size != weight.inputs:
             x = functional.pad(x, (0, size - weight.inputs))
         x = x.contiguous()
         padded = weight.bias.size
         for job in self._jobs[id(weight)][1]:
-            words = job.words
-            words[_X], words[_ROWS], words[_OUT] = x.data_ptr(), rows, out.data_ptr()
+            arguments = job.arguments
+            arguments[_X], arguments[_ROWS], arguments[_OUT] = x.data_ptr(), rows, out.data_ptr()
             self._threads.job(job.function, job.tiles, rows * size, job.address)
         return out if padded == weight.outputs else out[:, : weight.outputs].contiguous()
 
-    def _look_up(self, output: Int64, weight: TiledWeight) -> Tensor:
+    def _embed_tokens(self, token: Int64, weight: TiledWeight) -> Tensor:
         (tiles,) = weight.segments
-        out = torch.empty(output.size, weight.inputs)
+        out = torch.empty(token.size, weight.inputs)
         self._threads.rows(
-            self._look_ups[tiles.storage],
-            output.size,
+            self._embeddings[tiles.storage],
+            token.size,
             weight.inputs * LANES,
-            *(output, tiles.data, tiles.scale, tiles.offset, weight.blocks, self._flat(out), weight.inputs),
+            *(token, tiles.data, tiles.scale, tiles.offset, weight.blocks, self._flat(out), weight.inputs),
         )
         return out
 
     def _flat(self, tensor: Tensor) -> Float32:
-        """All numbers of a contiguous tensor, as kernels take them; `view` refuses others."""
+        """A contiguous tensor as the flat array that kernels take; `view` raises for one that is not contiguous."""
         kept = self._flats.get(id(tensor))
         if kept is not None and kept[0] is tensor:
             return kept[1]
         flat: Float32 = tensor.view(-1).numpy()
         return flat
 
-    def _kept_flat(self, tensor: Tensor) -> Float32:
-        """The same of one that is there in many steps, kept: to make it anew takes longer than some kernels do."""
+    def _cached_flat(self, tensor: Tensor) -> Float32:
+        """The same, cached for tensors that live across steps: making the array takes longer than some kernels."""
         flat = self._flat(tensor)
         if id(tensor) not in self._flats:
-            if len(self._flats) >= _MOST_FLATS:
+            if len(self._flats) >= _MAX_CACHED_FLATS:
                 self._flats.clear()
             self._flats[id(tensor)] = tensor, flat
         return flat
@@ -249,24 +249,24 @@ class CpuOps:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProductJob:
-    """A product with a segment of a weight: its function and the words, of which x, rows and out change."""
+class _LinearJob:
+    """The linear kernel of one segment and its arguments, of which only x, rows and out change between calls."""
 
     function: int
-    words: Int64
+    arguments: Int64
     address: int
-    """Of the words."""
+    """Address of `arguments`."""
     tiles: int
 
 
-def _product_job(weight: TiledWeight, segment: Tiles) -> _ProductJob:
-    bias = weight.bias[segment.first :]
-    function = compile_product(segment.storage, segment.data.dtype, segment.scale.dtype)
+def _linear_job(weight: TiledWeight, segment: Tiles) -> _LinearJob:
+    bias = weight.bias[segment.first_output :]
+    function = compile_linear(segment.storage, segment.data.dtype, segment.scale.dtype)
     addresses = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}
     addresses |= {"offset": segment.offset.ctypes.data, "bias": bias.ctypes.data, "blocks": weight.blocks}
-    addresses |= {"step": weight.bias.size, "place": segment.first}
-    words = np.array([addresses.get(name, 0) for name in PRODUCT_WORDS], np.int64)
-    return _ProductJob(function, words, words.ctypes.data, segment.count)
+    addresses |= {"out_stride": weight.bias.size, "first_output": segment.first_output}
+    arguments = np.array([addresses.get(name, 0) for name in LINEAR_ARGUMENTS], np.int64)
+    return _LinearJob(function, arguments, arguments.ctypes.data, segment.num_tiles)
 
 
 def _tiled(weight: Weight) -> TiledWeight:

@@ -13,10 +13,10 @@ import torch
 from quire_worker.arrays import Int64
 from quire_worker.ops.kernel_team import TEAM
 
-_LEAST_JOB_COST: Final = 1 << 14
-"""The same of a job, whose helpers are awake."""
 _LEAST_COST: Final = 1 << 18
-"""Of a part: below it, waking a thread takes longer than it saves. A unit is about a nanosecond."""
+"""Smallest cost of a part, in about nanoseconds. Below it, waking a pool thread takes longer than it saves."""
+_LEAST_JOB_COST: Final = 1 << 14
+"""The same for a part of a kernel-team job, whose helpers are usually awake."""
 
 
 class CpuThreads:
@@ -40,9 +40,9 @@ class CpuThreads:
         cuts = [int(np.searchsorted(reached, whole * part // parts)) for part in range(1, parts)]
         self._run(kernel, [0, *cuts, cost.size], [arguments(part) for part in range(parts)])
 
-    def job(self, function: int, count: int, cost: int, words: int) -> None:
+    def job(self, function: int, count: int, cost: int, arguments: int) -> None:
         """Equal parts of `count` by the team's helpers; see kernel_team. `cost` is that of one."""
-        TEAM.run(function, count, words, min(self._parts(count * cost, _LEAST_JOB_COST), count), count * cost)
+        TEAM.run(function, count, arguments, min(self._parts(count * cost, _LEAST_JOB_COST), count), count * cost)
 
     def _parts(self, cost: int, least: int = _LEAST_COST) -> int:
         return max(1, min(self.count, torch.get_num_threads(), cost // least))

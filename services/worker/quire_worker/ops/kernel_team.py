@@ -1,9 +1,8 @@
-"""Threads that compute parts of a compiled kernel within microseconds, as the products of a single row need.
+"""Threads that start their part of a compiled kernel within microseconds, as a linear layer of a single row needs.
 
-A part is handed over in memory, without the interpreter's lock: a helper that has just worked looks for its next part
-for a moment before it goes to sleep. So helpers are awake through a step, and asleep between steps that are not close
-together. Whoever finds a helper asleep wakes it for the next time and goes on without it. Knows nothing of what a
-kernel computes.
+The caller hands out parts through shared memory, without the GIL. A helper spins for a while after each part, then
+sleeps. So helpers stay awake through a step, and sleep between steps that are far apart. A caller that finds a helper
+asleep wakes it for the next run and goes on without it. The team does not know what a kernel computes.
 """
 
 from __future__ import annotations
@@ -24,34 +23,36 @@ from quire_worker.arrays import Int64
 from quire_worker.ops.simd import kernel
 
 JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
-"""(begin, end, words): what a kernel of a team is compiled as. It must not depend on how its range is cut."""
+"""(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split
+over threads must change no bit."""
 _AWAKE_NS: Final = 300_000
 """How long a helper looks for a next part before it goes to sleep."""
-_LEAST_LATE_NS: Final = 100_000
-"""How long after the caller a helper may end: it was kept from a core by others then. For much work, a part of that."""
+_MIN_WAIT_NS: Final = 100_000
+"""The caller spins this long for its helpers, or a quarter of the job's cost if that is longer. A helper that takes
+longer counts as late: other threads probably hold its core."""
 _MEASURED_LOOKS: Final = 10_000
 _MEASUREMENTS: Final = 5
 """The quickest counts: a thread may lose its core within one."""
 _NAP_S: Final = 0.0001
-_FIRST_REST_S: Final = 0.005
-_LONGEST_REST_S: Final = 0.5
-_RECOVERY: Final = 0.98
-"""What a rest shrinks by with every run that ends in time."""
+_MIN_PAUSE_S: Final = 0.005
+_MAX_PAUSE_S: Final = 0.5
+_PAUSE_DECAY: Final = 0.98
+"""Factor on the pause after each run in which all helpers end in time."""
 # Words of a helper's mailbox; those that the helper writes are in a cache line of their own.
-_SEQUENCE, _FUNCTION, _WORDS, _BEGIN, _END, _DONE, _BOX_WORDS = 0, 1, 2, 3, 4, 8, 16
+_SEQUENCE, _FUNCTION, _ARGUMENTS, _BEGIN, _END, _DONE, _BOX_WORDS = 0, 1, 2, 3, 4, 8, 16
 _MOST_HELPERS: Final = 255
 _INT: Final = ir.IntType(64)
 
 
 def _address(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """Of an element: values are a flat array of int64 and a place in it."""
+    """A pointer to one element; `values` are a flat int64 array and an index."""
     place = context.data_model_manager[signature.args[0]].get_field_position("data")
     at = context.cast(builder, values[1], signature.args[1], types.intp)
     return builder.gep(builder.extract_value(values[0], place), [at])
 
 
-def _word(define: Callable[..., Any]) -> Any:
-    """numba's `intrinsic`, whose types say nothing of how a kernel calls it."""
+def _untyped_intrinsic(define: Callable[..., Any]) -> Any:
+    """numba's `intrinsic`, as Any: its stubs do not type the function that kernels call."""
     return intrinsic(define)
 
 
@@ -64,7 +65,7 @@ def _define_load(_context: Any, array: Any, at: Any) -> Any:
     return types.int64(array, at), generate
 
 
-_load: Callable[[Int64, int], int] = _word(_define_load)
+_load: Callable[[Int64, int], int] = _untyped_intrinsic(_define_load)
 
 
 def _define_store(_context: Any, array: Any, at: Any, value: Any) -> Any:
@@ -78,10 +79,10 @@ def _define_store(_context: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, at, value), generate
 
 
-_store: Callable[[Int64, int, int], None] = _word(_define_store)
+_store: Callable[[Int64, int, int], None] = _untyped_intrinsic(_define_store)
 
 
-def _define_call(_context: Any, function: Any, begin: Any, end: Any, words: Any) -> Any:
+def _define_call(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
     """Call a function of JOB_SIGNATURE by its address."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -90,14 +91,14 @@ def _define_call(_context: Any, function: Any, begin: Any, end: Any, words: Any)
         builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
         return context.get_dummy_value()
 
-    return types.void(function, begin, end, words), generate
+    return types.void(function, begin, end, arguments), generate
 
 
-_call: Callable[[int, int, int, int], None] = _word(_define_call)
+_call: Callable[[int, int, int, int], None] = _untyped_intrinsic(_define_call)
 
 
 def _define_pause(_context: Any) -> Any:
-    """Leave the core's units to its other thread for a moment, where the processor has a word for that."""
+    """Tell the core that this thread spins (x86 PAUSE), so that its other hyperthread runs; a no-op elsewhere."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -108,7 +109,7 @@ def _define_pause(_context: Any) -> Any:
     return types.void(), generate
 
 
-_pause: Callable[[], None] = _word(_define_pause)
+_pause: Callable[[], None] = _untyped_intrinsic(_define_pause)
 
 
 def _define_pointer(_context: Any, address: Any) -> Any:
@@ -119,7 +120,7 @@ def _define_pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
-_pointer: Callable[[int], Any] = _word(_define_pointer)
+_pointer: Callable[[int], Any] = _untyped_intrinsic(_define_pointer)
 
 
 @kernel
@@ -138,21 +139,21 @@ def _serve(box: Int64, at: int, spins: int) -> None:
             _pause()
             left -= 1
             continue
-        _call(box[at + _FUNCTION], box[at + _BEGIN], box[at + _END], box[at + _WORDS])
+        _call(box[at + _FUNCTION], box[at + _BEGIN], box[at + _END], box[at + _ARGUMENTS])
         _store(box, at + _DONE, sequence)
         done, left = sequence, spins
 
 
 @kernel
-def _run(box: Int64, helpers: int, function: int, count: int, words: int, spins: int) -> bool:
+def _run(box: Int64, helpers: int, function: int, count: int, arguments: int, spins: int) -> bool:
     """Give each of the first helpers a part of 0..count, compute the rest and wait for them. Returns `_ended`."""
     parts = helpers + 1
     for helper in range(helpers):
         at = helper * _BOX_WORDS
-        box[at + _FUNCTION], box[at + _WORDS] = function, words
+        box[at + _FUNCTION], box[at + _ARGUMENTS] = function, arguments
         box[at + _BEGIN], box[at + _END] = count * helper // parts, count * (helper + 1) // parts
         _store(box, at + _SEQUENCE, box[at + _SEQUENCE] + 1)
-    _call(function, count * helpers // parts, count, words)
+    _call(function, count * helpers // parts, count, arguments)
     return _ended(box, helpers, spins)
 
 
@@ -178,9 +179,9 @@ class KernelTeam:
         self._asleep: list[bool] = []
         self._caller = threading.Lock()
         self._in_run = False
-        # Until then no helper is asked: others need the cores.
-        self._rest_until_s = 0.0
-        self._rest_s = _FIRST_REST_S
+        # Until then callers compute alone: others need the cores.
+        self._pause_until_s = 0.0
+        self._pause_s = _MIN_PAUSE_S
         self._looks_per_ns = 0.0
 
     def grow(self, helpers: int) -> None:
@@ -203,28 +204,29 @@ class KernelTeam:
                     self._wakes.pop()
                     raise
 
-    def run(self, function: int, count: int, words: int, most_threads: int, cost_ns: int) -> None:
-        """Compute 0..count by the function and the words at these addresses; see JOB_SIGNATURE. `cost_ns`: about what
-        one thread takes.
+    def run(self, function: int, count: int, arguments: int, most_threads: int, cost_ns: int) -> None:
+        """Run the job at address `function` on items 0..count; its arguments are at address `arguments`. `cost_ns`:
+        about what one thread takes for all items.
 
-        Helpers that end late were kept from a core by others. Then none is asked for a while, which becomes longer each
-        time in a row: threads that wait for each other on cores that they do not have are slower than one.
+        If helpers end late, other threads hold their cores. Callers then compute alone for a pause. A late run doubles
+        the next pause; a run in time shortens it by 2 %. Threads that wait for each other without cores are slower than
+        one.
         """
-        alone = most_threads == 1 or time.monotonic() < self._rest_until_s
+        alone = most_threads == 1 or time.monotonic() < self._pause_until_s
         if alone or not self._caller.acquire(blocking=False):
-            _run(self._box, 0, function, count, words, 0)
+            _run(self._box, 0, function, count, arguments, 0)
             return
         try:
-            # In this order: from now on no helper that is awake goes to sleep.
+            # Set before `_awake` looks: from now on no helper that is awake goes to sleep.
             self._in_run = True
             helpers = self._awake(most_threads - 1)
-            looks = int(self._looks_per_ns * max(_LEAST_LATE_NS, cost_ns / 4))
-            if _run(self._box, helpers, function, count, words, looks):
-                self._rest_s = max(_FIRST_REST_S, self._rest_s * _RECOVERY) if helpers else self._rest_s
+            looks = int(self._looks_per_ns * max(_MIN_WAIT_NS, cost_ns / 4))
+            if _run(self._box, helpers, function, count, arguments, looks):
+                self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY) if helpers else self._pause_s
             else:
                 self._wait()
-                self._rest_until_s = time.monotonic() + self._rest_s
-                self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+                self._pause_until_s = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         except BaseException:
             self._wait()  # helpers may still compute with memory that the caller is about to free
             raise
@@ -252,7 +254,7 @@ class KernelTeam:
         self._asleep[number] = False
         while True:
             _serve(self._box, number * _BOX_WORDS, int(self._looks_per_ns * _AWAKE_NS))
-            # In this order: a caller says that it runs before it looks who is asleep.
+            # Set before `_in_run` is read: a caller sets that before it looks who is asleep.
             self._asleep[number] = True
             if not self._in_run:
                 wake.wait()
@@ -267,16 +269,16 @@ def _measure_looks(box: Int64) -> float:
     return _MEASURED_LOOKS / (time.perf_counter_ns() - began_ns)
 
 
-def _nothing(begin: int, end: int, words: Any) -> None:
+def _nothing(begin: int, end: int, arguments: Any) -> None:
     """A job that computes nothing."""
 
 
 TEAM: Final = KernelTeam()
-"""That of this process."""
+"""The team of this process."""
 
 
 def compile_job(function: Any) -> int:
-    """The address of a kernel, (begin, end, words), that a team can run. It stays for the life of the process."""
+    """The address of a kernel, (begin, end, arguments), that a team can run. It stays for the life of the process."""
     compiled: Any = numba.cfunc(JOB_SIGNATURE)(function)
     _compiled.append(compiled)
     return int(compiled.address)

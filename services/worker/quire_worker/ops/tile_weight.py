@@ -1,7 +1,7 @@
-"""Weights as the kernels of cpu_products.py read them: tiles of LANES outputs, one input after the other.
+"""Repacks weights into the tiles that cpu_linear.py reads: LANES outputs side by side, one input after the other.
 
-What a file stores in blocks stays as small as it was: integers of four or eight bits with their scales, 16-bit floats.
-The values are those of the file, to the bit but for the sign of a zero.
+Quantised values become 4-bit integers if their range fits in 16 levels, else 8-bit ones, with scales. bfloat16 and
+float16 stay 16-bit. The values are those of the file, to the bit but for the sign of a zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.arrays import Float32
-from quire_worker.ops.cpu_products import BLOCK, Scales
+from quire_worker.ops.cpu_linear import BLOCK, Scales
 from quire_worker.ops.simd import LANES
 from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredRows, StoredWeight, TiledWeight, Tiles
 from quire_worker.weights.gguf.dequantize import is_quantised, quants
@@ -31,7 +31,7 @@ _ROWS_AT_ONCE: Final = 64 * LANES
 
 
 def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
-    """Any weight on the CPU."""
+    """Repack a CPU weight. If a part other than the last does not end at a tile boundary, all parts become float32."""
     blocks = -(-weight.inputs // BLOCK)
     if isinstance(weight, Int8Weight):
         segments = [_tile_int8(weight, blocks)]
@@ -42,8 +42,8 @@ def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
         segments, first = [], 0
         for alike in _runs_of_one_kind(parts):
             segments.append(_tile(alike, first, blocks))
-            first += segments[-1].count * LANES
-    bias = np.zeros(sum(segment.count for segment in segments) * LANES, np.float32)
+            first += segments[-1].num_tiles * LANES
+    bias = np.zeros(sum(segment.num_tiles for segment in segments) * LANES, np.float32)
     if weight.bias is not None:
         bias[: weight.outputs] = weight.bias.to(torch.float32).numpy()
     return TiledWeight(tuple(segments), bias, weight.outputs, weight.inputs, blocks)

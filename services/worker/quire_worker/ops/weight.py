@@ -35,7 +35,7 @@ class DenseWeight:
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of it."""
+        """Bytes that one linear call reads."""
         return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
@@ -62,7 +62,7 @@ class Int8Weight:
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of it."""
+        """Bytes that one linear call reads."""
         return self.data.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
@@ -106,7 +106,7 @@ class StoredWeight:
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of it."""
+        """Bytes that one linear call reads."""
         return sum(part.data.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
     def dense(self) -> DenseWeight:
@@ -116,30 +116,28 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Outputs that are stored alike, as kernels for the CPU read them (see cpu_products.py)."""
+    """Consecutive tiles of one storage format, laid out for the kernels of cpu_linear.py."""
 
     storage: str
-    """One of cpu_products.STORAGES."""
+    """One of cpu_linear.STORAGES."""
     data: NDArray[Any]
     """Flat: [tiles, blocks, ...], as the storage has it."""
     scale: Float32 | UInt16
-    """Flat: [tiles, blocks, 1 or 2, LANES], as uint16: the bits of float16; empty for floats."""
+    """Flat [tiles, blocks, scales of a block, LANES]: float32, or float16 bits as uint16. Empty if unquantised."""
     offset: Float32 | UInt16
-    """The same; empty where the storage has none."""
-    first: int
-    """The first output."""
-    count: int
-    """Tiles."""
+    """Like `scale`; empty if the storage has no offsets."""
+    first_output: int
+    num_tiles: int
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of them."""
+        """Bytes that one linear call reads."""
         return self.data.nbytes + self.scale.nbytes + self.offset.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
-    """Tiles of outputs. Rows of `blocks` whole blocks; values from `inputs` on are zero."""
+    """A weight as tiles. Each output has `blocks` whole blocks of inputs; those from number `inputs` on are zero."""
 
     segments: tuple[Tiles, ...]
     bias: Float32
@@ -150,7 +148,7 @@ class TiledWeight:
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of it."""
+        """Bytes that one linear call reads."""
         return sum(segment.num_bytes for segment in self.segments) + self.bias.nbytes
 
 
@@ -158,9 +156,9 @@ Weight = DenseWeight | Int8Weight | StoredWeight | TiledWeight
 
 
 def as_dense(weight: Weight) -> DenseWeight:
-    """The weight itself; TypeError for those that an implementation did not ask for by `Ops.prepare`."""
+    """Return the weight. Raises TypeError unless it is dense: `Ops.prepare` must convert the other kinds."""
     if not isinstance(weight, DenseWeight):
-        raise TypeError(f"a product of {type(weight).__name__} is not computed here")
+        raise TypeError(f"{type(weight).__name__} is not supported here; a DenseWeight is needed")
     return weight
 
 

@@ -47,7 +47,7 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
         _restrict(logits.numpy(), columns)
     values: Float32 = logits.numpy()
     token: Int32 = values.argmax(axis=1).astype(np.int32)
-    # That of a NaN, where there is one.
+    # A row with a NaN gives the NaN.
     top: Float32 = values[np.arange(len(token)), token]
     sound = np.isfinite(top)
     sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))

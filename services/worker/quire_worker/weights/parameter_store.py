@@ -22,8 +22,8 @@ Key = tuple[str, int]
 class ParameterStore:
     """Packed tensors, allocated at once and filled by a loader.
 
-    `stored`: parameters, by role and layer, that are kept as rows of such blocks; all parameters of a packed role or
-    none.
+    `stored`: block kinds by (role, layer), for parameters that keep their file's format. Of the parameters that share a
+    packed role in a layer, either all are in it or none.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class ParameterStore:
         return self._packed[packed, layer]
 
     def take_weight(self, packed: str, layer: int) -> Weight:
-        """A weight of products by its role without the ending `.weight`. One that is kept as its file has it leaves
-        the store, so that it takes memory no longer than its user needs it."""
+        """Return a linear or embedding weight by its packed role, without the suffix `.weight`. A weight in its file's
+        format leaves the store, so that its memory is freed when the caller drops it: a second call raises KeyError."""
         bias = self.get(f"{packed}.bias", layer)
         parts = self._stored.pop((f"{packed}.weight", layer), None)
         if parts is None:

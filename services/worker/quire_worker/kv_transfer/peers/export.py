@@ -57,9 +57,9 @@ class Export:
         return slots
 
     def request_pages(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
-        """Note that these pages, in ascending order, are due next; returns those to ask the engine for now. None are
-        returned while fewer than `several` are new, unless the first of all is among them: each request wakes the
-        engine."""
+        """Note that these pages, in ascending order, are due next; returns those that the engine must be asked for.
+        None are returned while fewer than `several` are new, unless the first of all is among them: each request wakes
+        the engine."""
         with self._changed:
             if self._is_lost(holder):
                 return []

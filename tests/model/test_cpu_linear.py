@@ -96,7 +96,7 @@ def test_parts_of_several_kinds_in_one_product(ops: CpuOps) -> None:
     parts = random_rows("Q4_K", 48), random_rows("Q4_K", 16, 1), random_rows("Q6_K", 32, 2)
     weight = StoredWeight(parts, bias)
     prepared = ops.prepare(weight)
-    assert isinstance(prepared, TiledWeight) and [each.count for each in prepared.segments] == [4, 2]
+    assert isinstance(prepared, TiledWeight) and [each.num_tiles for each in prepared.segments] == [4, 2]
     x = torch.randn(9, INPUTS, generator=torch.Generator().manual_seed(3))
     assert torch.allclose(ops.linear(x, prepared).double(), x.double() @ values_of(weight).T + bias, atol=1e-3)
     uneven = StoredWeight((random_rows("Q4_K", 24), random_rows("Q6_K", 24)))

@@ -1,8 +1,8 @@
-"""Products of rows with weights on the CPU: kernels that read weights as they are stored and add in one fixed order.
+"""Linear layers on the CPU: GEMM kernels that read weights in their stored format and sum in one fixed order.
 
-Weights lie in tiles of LANES outputs (see tiled_weight.py). Each lane is one output: it adds the inputs one after the
-other, those of the first and of the second half of each block of 32 in a sum of its own. So the bits of a row's results
-depend on that row and the weights alone, whatever the number of rows, and a tile may be computed by any thread.
+Weights lie in tiles of LANES outputs (see tile_weight.py). Each SIMD lane computes one output. It adds the inputs in
+order, in two sums: one for the first 16 inputs of each block of 32, one for the last 16. So a row's bits depend only
+on that row and the weights, not on the number of rows. Any thread may compute a tile.
 """
 
 from __future__ import annotations
@@ -42,16 +42,27 @@ _NO_SCALES: Final = np.zeros(0, np.float32)
 _LINE_BYTES: Final = 64
 _ZERO: Final = np.float32(0.0)
 _BLOCKS_AHEAD: Final = 8
-"""With few rows the processor waits for weights: it is told early which are to come."""
+"""With few rows the processor waits for weights, so they are prefetched."""
 _UNPACKED_ROWS: Final = 32
-"""From so many rows on a tile is unpacked once for all."""
+"""From this many rows on, a tile is unpacked once for all rows."""
 Scales = Float32 | UInt16
-"""uint16: float16."""
-PRODUCT_WORDS: Final = ("x", "rows", "data", "scale", "offset", "blocks", "bias", "out", "step", "place")
-"""Addresses, and the numbers of `_make_product`."""
+"""uint16: the bits of float16."""
+LINEAR_ARGUMENTS: Final = (
+    "x",
+    "rows",
+    "data",
+    "scale",
+    "offset",
+    "blocks",
+    "bias",
+    "out",
+    "out_stride",
+    "first_output",
+)
+"""Arguments of a compiled job, one int64 each, in this order: arrays by address, the rest by value."""
 Unpack = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
-"""(data, scale, offset, block, k) -> the weights of inputs k and k + 16 of a block. Blocks are counted over all
-tiles."""
+"""(data, scale, offset, block, k) -> LANES weights of input k and of input k + 16 in the block. `block` counts over
+all tiles."""
 
 
 @kernel
@@ -138,12 +149,12 @@ def _make_prefetch(elements: int, line: int) -> Any:
 
 @kernel
 def _nothing(data: Any, block: int) -> None:
-    """What is in the cache needs no prefetch."""
+    """Do nothing: an unpacked tile is in the cache already."""
 
 
 def _for_one_row(unpack: Unpack, prefetch_block: Any) -> Any:
     @kernel
-    def product(x: Float32, at: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int) -> Vector:
+    def sums(x: Float32, at: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int) -> Vector:
         """The sums of one row, whose inputs begin at `at`, with a tile whose first block is `first`."""
         a = b = spread(_ZERO)
         for block in range(blocks):
@@ -154,12 +165,12 @@ def _for_one_row(unpack: Unpack, prefetch_block: Any) -> Any:
                 a, b = fma(spread_from(x, i), w, a), fma(spread_from(x, i + _HALF), v, b)
         return add(a, b)
 
-    return product
+    return sums
 
 
 def _for_four_rows(unpack: Unpack, prefetch_block: Any) -> Any:
     @kernel
-    def product(
+    def sums(
         x: Float32, at: int, size: int, data: Any, scale: Scales, offset: Scales, first: int, blocks: int
     ) -> tuple[Vector, Vector, Vector, Vector]:
         """The same of four rows of `size` inputs each."""
@@ -178,7 +189,7 @@ def _for_four_rows(unpack: Unpack, prefetch_block: Any) -> Any:
                 a3, b3 = fma(spread_from(x, i), w, a3), fma(spread_from(x, i + _HALF), v, b3)
         return add(a0, b0), add(a1, b1), add(a2, b2), add(a3, b3)
 
-    return product
+    return sums
 
 
 @kernel
@@ -191,16 +202,16 @@ def store_four(out: Float32, at: int, step: int, sums: tuple[Vector, Vector, Vec
 
 
 @cache
-def make_look_up(storage: str) -> Callable[..., None]:
-    """The kernel that looks up outputs by number, as an embedding does: (first row, last row, output [rows] int64,
-    data, scale, offset, blocks of a tile, out [rows, step], step)."""
+def make_embedding(storage: str) -> Callable[..., None]:
+    """The embedding kernel: (first row, last row, token [rows] int64, data, scale, offset, blocks of a tile, out
+    [rows, step], step). It writes the weights of one output, a token, to each row."""
     unpack = STORAGES[storage]
 
     @kernel
-    def look_up(
+    def embed(
         begin: int,
         end: int,
-        output: Int64,
+        token: Int64,
         data: Any,
         scale: Scales,
         offset: Scales,
@@ -210,7 +221,7 @@ def make_look_up(storage: str) -> Callable[..., None]:
     ) -> None:
         lanes = np.empty(2 * LANES, np.float32)
         for row in range(begin, end):
-            tile, lane = output[row] // LANES, output[row] % LANES
+            tile, lane = token[row] // LANES, token[row] % LANES
             for i in range(step):
                 block, k = i // BLOCK, i % BLOCK
                 if k < _HALF:
@@ -221,30 +232,34 @@ def make_look_up(storage: str) -> Callable[..., None]:
                     if i + _HALF < step:
                         out[row * step + i + _HALF] = lanes[LANES + lane]
 
-    return look_up
+    return embed
 
 
 @cache
-def compile_product(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
+def compile_linear(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
     """The address of the kernel, a job of a kernel team over tiles, for a storage with data and scales of such numbers.
 
-    Its words are the fields of PRODUCT_WORDS.
+    Its arguments are LINEAR_ARGUMENTS.
     """
-    product = _make_product(storage, number)
+    linear = _make_linear(storage, number)
     floats, numbers, scales = (numba.from_dtype(np.dtype(each)) for each in (np.float32, number, scale_number))
 
-    def job(begin: int, end: int, words: Any) -> None:
-        x, bias, out = array_at(words[0], floats), array_at(words[6], floats), array_at(words[7], floats)
-        data, scale, offset = array_at(words[2], numbers), array_at(words[3], scales), array_at(words[4], scales)
-        product(begin, end, x, words[1], data, scale, offset, words[5], bias, out, words[8], words[9])
+    def job(begin: int, end: int, arguments: Any) -> None:
+        x, bias, out = array_at(arguments[0], floats), array_at(arguments[6], floats), array_at(arguments[7], floats)
+        data, scale, offset = (
+            array_at(arguments[2], numbers),
+            array_at(arguments[3], scales),
+            array_at(arguments[4], scales),
+        )
+        linear(begin, end, x, arguments[1], data, scale, offset, arguments[5], bias, out, arguments[8], arguments[9])
 
     return compile_job(job)
 
 
-def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
-    """The kernel for a storage with data of such numbers: (first tile, last tile, x [rows, blocks * BLOCK], rows, data,
-    scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, place of the first tile in a row of
-    `out`)."""
+def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
+    """The linear kernel for a storage with data of such numbers: (first tile, last tile, x [rows, blocks * BLOCK],
+    rows, data, scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, the first tile's place in
+    a row of `out`)."""
     unpack = STORAGES[storage]
     elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
     prefetch_block = _make_prefetch(elements, _LINE_BYTES // np.dtype(number).itemsize)
@@ -252,7 +267,7 @@ def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     four_unpacked_rows = _for_four_rows(floats, _nothing)
 
     @kernel
-    def product(
+    def linear(
         begin: int,
         end: int,
         x: Float32,
@@ -264,12 +279,12 @@ def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
         bias: Float32,
         out: Float32,
         step: int,
-        place: int,
+        first_output: int,
     ) -> None:
         size = blocks * BLOCK
         unpacked = np.empty(size * LANES if rows >= _UNPACKED_ROWS else 0, np.float32)
         for tile in range(begin, end):
-            b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, place + tile * LANES
+            b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, first_output + tile * LANES
             if rows >= _UNPACKED_ROWS:
                 for block in range(blocks):
                     prefetch_block(data, first + block)
@@ -290,4 +305,4 @@ def _make_product(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
                 store(out, row * step + at, add(s0, b))
                 row += 1
 
-    return product
+    return linear
