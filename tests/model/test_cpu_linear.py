@@ -1,9 +1,14 @@
-"""Products on the CPU: every kind of weight against its values in float64, and bits that depend on a row alone."""
+"""Linear layers on the CPU: every kind of weight against its values in float64, and bits that depend on a row alone."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
+import llvmlite.binding
 import numpy as np
 import pytest
 import torch
@@ -12,6 +17,7 @@ from torch import Tensor
 from quire_common.gguf.block_kinds import KIND_NAMED
 from quire_worker.ops.cpu_ops import CpuOps
 from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.simd import HAS_AVX512
 from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Weight, quantize_int8
 from quire_worker.weights.gguf.dequantize import READABLE_KINDS
 
@@ -102,6 +108,37 @@ def test_parts_of_several_kinds_in_one_product(ops: CpuOps) -> None:
     uneven = StoredWeight((random_rows("Q4_K", 24), random_rows("Q6_K", 24)))
     wanted = x.double() @ values_of(uneven).T
     assert torch.allclose(ops.linear(x, ops.prepare(uneven)).double(), wanted, atol=1e-3)
+
+
+def test_many_rows_have_the_bits_of_one(ops: CpuOps) -> None:
+    """More rows than the kernel takes at once, and inputs of several of its blocks."""
+    prepared = ops.prepare(StoredWeight((random_rows("Q4_1", 80, inputs=1536),)))
+    x = torch.randn(300, 1536, generator=torch.Generator().manual_seed(4))
+    whole = ops.linear(x, prepared).clone()
+    for row in (0, 127, 128, 200, 255, 256, 299):
+        assert torch.equal(ops.linear(x[row : row + 1].clone(), prepared)[0], whole[row]), row
+
+
+def digest() -> str:
+    """Of what a linear layer of several storages computes for 1 to 33 rows."""
+    ops, hashed = CpuOps(SHAPE, 16), hashlib.sha256()
+    x = torch.randn(33, INPUTS, generator=torch.Generator().manual_seed(6))
+    for kind in ("Q4_1", "Q6_K", "BF16", "F32"):
+        prepared = ops.prepare(StoredWeight((random_rows(kind, 48),)))
+        for rows in range(1, 34):
+            hashed.update(ops.linear(x[:rows].clone(), prepared).numpy().tobytes())
+    return f"{hashed.hexdigest()} {HAS_AVX512}"
+
+
+@pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512 to compare with")
+def test_avx2_and_avx512_compute_the_same_bits() -> None:
+    features = llvmlite.binding.get_host_cpu_features()
+    wide = ("avx512", "avx10", "amx", "evex512")
+    narrow = ",".join(("+" if on and not name.startswith(wide) else "-") + name for name, on in features.items())
+    environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": narrow}
+    command = [sys.executable, "-c", "from tests.model.test_cpu_linear import digest; print(digest())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == [digest().split()[0], "False"]
 
 
 def test_int8_weights(ops: CpuOps) -> None:

@@ -16,11 +16,14 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
 
 LANES: Final = 16
+HAS_AVX512: Final = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
+"""Whether kernels are compiled for 32 registers of 16 floats; NUMBA_CPU_FEATURES can turn it off."""
 Vector = Any
 """[LANES] float32 in a register: it exists within kernels alone."""
 Number = float | np.float32
@@ -31,7 +34,8 @@ _Emit = Callable[..., Any]
 
 _FLOAT = ir.FloatType()
 _INT = ir.IntType(32)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
+LLVM_VECTOR: Final = ir.VectorType(_FLOAT, LANES)
+"""A `Vector` as LLVM's type, for those who emit code."""
 _INTS = ir.VectorType(_INT, LANES)
 _ALIGN: Final = 4
 _LOG2_E: Final = 1.44269504088896341
@@ -57,11 +61,11 @@ class _VectorType(types.Type):
 @register_model(_VectorType)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Any) -> None:
-        super().__init__(manager, vector, _FLOATS)  # type: ignore[no-untyped-call]  # numba's is not annotated
+        super().__init__(manager, vector, LLVM_VECTOR)  # type: ignore[no-untyped-call]  # numba's is not annotated
 
 
-_VECTOR = _VectorType()
-_RESULTS: Final = {"v": _VECTOR, "f": types.float32, "": types.void}
+_NUMBA_VECTOR = _VectorType()
+_RESULTS: Final = {"v": _NUMBA_VECTOR, "f": types.float32, "": types.void}
 
 
 def _word(arguments: str, result: str, emit: _Emit) -> Any:
@@ -90,7 +94,7 @@ def _word(arguments: str, result: str, emit: _Emit) -> Any:
     return intrinsic(define)
 
 
-def _constant(value: float, kind: Any = _FLOATS) -> Any:
+def _constant(value: float, kind: Any = LLVM_VECTOR) -> Any:
     return ir.Constant(kind, [value] * LANES)
 
 
@@ -100,10 +104,11 @@ def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _address(builder: Any, array: Any, at: Any) -> Any:
-    return builder.bitcast(builder.gep(array, [at]), _FLOATS.as_pointer())
+    return builder.bitcast(builder.gep(array, [at]), LLVM_VECTOR.as_pointer())
 
 
-def _load(builder: Any, array: Any, at: Any) -> Any:
+def emit_load(builder: Any, array: Any, at: Any) -> Any:
+    """Emit `load`; `array` is a pointer to the first element."""
     if array.type.pointee == ir.IntType(16):
         return _load_float16(builder, array, at)
     return builder.load(_address(builder, array, at), align=_ALIGN)
@@ -121,43 +126,46 @@ def _narrow(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
 
 
 def _low(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.and_(builder.zext(octets, _INTS), _constant(15, _INTS)), _FLOATS)
+    return builder.sitofp(builder.and_(builder.zext(octets, _INTS), _constant(15, _INTS)), LLVM_VECTOR)
 
 
 def _high(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.lshr(builder.zext(octets, _INTS), _constant(4, _INTS)), _FLOATS)
+    return builder.sitofp(builder.lshr(builder.zext(octets, _INTS), _constant(4, _INTS)), LLVM_VECTOR)
 
 
 def _octets(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.sext(octets, _INTS), _FLOATS)
+    return builder.sitofp(builder.sext(octets, _INTS), LLVM_VECTOR)
 
 
 def _brain(builder: Any, words: Any) -> Any:
-    return builder.bitcast(builder.shl(builder.zext(words, _INTS), _constant(16, _INTS)), _FLOATS)
+    return builder.bitcast(builder.shl(builder.zext(words, _INTS), _constant(16, _INTS)), LLVM_VECTOR)
 
 
 def _half(builder: Any, words: Any) -> Any:
-    return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+    return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), LLVM_VECTOR)
 
 
 _load_float16 = _narrow(16, _half)
 
 
-def _store(builder: Any, array: Any, at: Any, value: Any) -> None:
+def emit_store(builder: Any, array: Any, at: Any, value: Any) -> None:
+    """Emit `store`."""
     builder.store(value, _address(builder, array, at), align=_ALIGN)
 
 
 def _spread(builder: Any, value: Any) -> Any:
-    single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(single, ir.Constant(_FLOATS, ir.Undefined), _constant(0, _INTS))
+    single = builder.insert_element(ir.Constant(LLVM_VECTOR, ir.Undefined), value, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(single, ir.Constant(LLVM_VECTOR, ir.Undefined), _constant(0, _INTS))
 
 
-def _spread_from(builder: Any, array: Any, at: Any) -> Any:
+def emit_spread_from(builder: Any, array: Any, at: Any) -> Any:
+    """Emit `spread_from`."""
     return _spread(builder, builder.load(builder.gep(array, [at]), align=_ALIGN))
 
 
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return _call(builder, "llvm.fma.v16f32", _FLOATS, a, b, c)
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit `fma`."""
+    return _call(builder, "llvm.fma.v16f32", LLVM_VECTOR, a, b, c)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -174,10 +182,8 @@ def _fold(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
     def emit(builder: Any, value: Any) -> Any:
         distance = LANES // 2
         while distance:
-            kvstore_handlers = [(lane + distance) % LANES for lane in range(LANES)]
-            other = builder.shuffle_vector(
-                value, ir.Constant(_FLOATS, ir.Undefined), ir.Constant(_INTS, kvstore_handlers)
-            )
+            partners = [(lane + distance) % LANES for lane in range(LANES)]
+            other = builder.shuffle_vector(value, ir.Constant(LLVM_VECTOR, ir.Undefined), ir.Constant(_INTS, partners))
             value = combine(builder, value, other)
             distance //= 2
         return builder.extract_element(value, ir.Constant(_INT, 0))
@@ -191,15 +197,15 @@ def _exp(builder: Any, value: Any) -> Any:
     x = builder.select(builder.fcmp_ordered(">", value, most), most, value)
     tiny = builder.fcmp_ordered("<", x, least)
     x = builder.select(tiny, least, x)
-    shifted = _fma(builder, x, _constant(_LOG2_E), _constant(_ROUNDER))
+    shifted = emit_fma(builder, x, _constant(_LOG2_E), _constant(_ROUNDER))
     whole = builder.fsub(shifted, _constant(_ROUNDER))
-    rest = _fma(builder, whole, _constant(-_LN2_LOW), _fma(builder, whole, _constant(-_LN2_HIGH), x))
+    rest = emit_fma(builder, whole, _constant(-_LN2_LOW), emit_fma(builder, whole, _constant(-_LN2_HIGH), x))
     series = _constant(_EXP_TERMS[0])
     for term in _EXP_TERMS[1:]:
-        series = _fma(builder, series, rest, _constant(term))
-    series = _fma(builder, series, builder.fmul(rest, rest), builder.fadd(rest, _constant(1.0)))
+        series = emit_fma(builder, series, rest, _constant(term))
+    series = emit_fma(builder, series, builder.fmul(rest, rest), builder.fadd(rest, _constant(1.0)))
     power = builder.shl(builder.bitcast(shifted, _INTS), _constant(23, _INTS))
-    power = builder.bitcast(builder.add(power, _constant(127 << 23, _INTS)), _FLOATS)
+    power = builder.bitcast(builder.add(power, _constant(127 << 23, _INTS)), LLVM_VECTOR)
     return builder.select(tiny, _constant(0.0), builder.fmul(series, power))
 
 
@@ -223,7 +229,7 @@ def _transpose(
     rows = []
     for row in range(LANES):
         place = builder.load(builder.gep(places, [builder.add(first, ir.Constant(size, row))]))
-        rows.append(_load(builder, source, builder.add(place, offset)))
+        rows.append(emit_load(builder, source, builder.add(place, offset)))
     distance = LANES // 2
     while distance:
         # Swap the off-diagonal halves of every square of this size.
@@ -236,7 +242,7 @@ def _transpose(
                 rows[row + distance] = builder.shuffle_vector(a, b, ir.Constant(_INTS, high))
         distance //= 2
     for row in rows:
-        _store(builder, target, at, row)
+        emit_store(builder, target, at, row)
         at = builder.add(at, step)
 
 
@@ -246,23 +252,23 @@ def _prefetch(builder: Any, array: Any, at: Any) -> None:
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_INT, number) for number in (0, 2, 1)))
 
 
-load: Callable[[Float32 | UInt16, int], Vector] = _word("ai", "v", _load)
+load: Callable[[Float32 | UInt16, int], Vector] = _word("ai", "v", emit_load)
 """Of an array of uint16: their bits as float16."""
 load_low_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _low))
 """Bits 0-3 of bytes, 0 to 15."""
 load_high_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _high))
 load_int8: Callable[[Int8, int], Vector] = _word("ai", "v", _narrow(8, _octets))
 load_bfloat16: Callable[[UInt16, int], Vector] = _word("ai", "v", _narrow(16, _brain))
-store: Callable[[Float32, int, Vector], None] = _word("aiv", "", _store)
+store: Callable[[Float32, int, Vector], None] = _word("aiv", "", emit_store)
 spread: Callable[[Number], Vector] = _word("f", "v", _spread)
 """The same number in all lanes."""
-spread_from: Callable[[Float32, int], Vector] = _word("ai", "v", _spread_from)
+spread_from: Callable[[Float32, int], Vector] = _word("ai", "v", emit_spread_from)
 """One element of an array in all lanes."""
 add: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fadd(a, b))
 subtract: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fsub(a, b))
 multiply: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fmul(a, b))
 divide: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fdiv(a, b))
-fma: Callable[[Vector, Vector, Vector], Vector] = _word("vvv", "v", _fma)
+fma: Callable[[Vector, Vector, Vector], Vector] = _word("vvv", "v", emit_fma)
 """a * b + c, rounded once."""
 larger: Callable[[Vector, Vector], Vector] = _word("vv", "v", _larger)
 """Of a NaN and a number: the second argument."""
