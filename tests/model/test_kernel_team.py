@@ -12,7 +12,8 @@ import pytest
 
 from quire_worker.arrays import Int64
 from quire_worker.ops import kernel_team
-from quire_worker.ops.kernel_team import KernelTeam, compile_job
+from quire_worker.ops.job import Job, compile_job
+from quire_worker.ops.kernel_team import KernelTeam
 
 
 def add_one(begin: int, end: int, words: Any) -> None:
@@ -32,8 +33,10 @@ def team() -> KernelTeam:
     return made
 
 
-def run(team: KernelTeam, function: int, counts: Int64, threads: int = 4) -> None:
-    team.run(function, counts.size, counts.ctypes.data, threads, 1000)
+def run(team: KernelTeam, function: int, counts: Int64, threads: int = 4, cost_ns: int = 1_000_000) -> None:
+    job = Job(function, 0)
+    job.address = counts.ctypes.data
+    team.run(job, counts.size, threads, cost_ns)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -89,7 +92,7 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # who has not ended at once ends late
     team._pause_s = 30.0
     for _ in range(100_000):
-        team.run(function, counts.size, counts.ctypes.data, 4, 0)
+        run(team, function, counts, cost_ns=0)
         if team._pause_until_s:
             break
     asked, turns = len(helped), int(counts[0])

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire_worker.arrays import Float32, Int64
 from quire_worker.ops.cpu_tile import TILE, collect, collect_two, find, score, soften
+from quire_worker.ops.job import FLOAT_BYTES, INT_BYTES, Arguments, float_of, floats_at, ints_at
 from quire_worker.ops.simd import LANES, Number, divide, kernel, load, multiply, spread, store, total, transpose
 
 _FEW_ROWS: Final = 8
@@ -22,10 +23,41 @@ _LEAST: Final = np.float32(-1e30)
 _ZERO: Final = np.float32(0.0)
 
 
+@kernel
 def scratch_floats(rows: int, head_dim: int) -> int:
     """Size of the scratch memory for items of at most `rows` query rows per KV head."""
     # Transposed keys, weights of two rows; of each row (one more makes the number even): query, sums, state.
     return TILE * head_dim + 2 * TILE + (rows + 1) * (2 * head_dim + 2 * LANES)
+
+
+def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
+    """(query, pool, out, table, items, cuts, scratch, places, where the layer's keys begin in a (page, KV head), page
+    stride, KV head stride, page size, KV heads, query heads per KV head, D, most rows of an item, score scale, softcap,
+    window): `attend` of successive parts. A part's items begin at cuts[part].
+
+    scratch: `scratch_floats` for each part; places: 2 * TILE for each part.
+    """
+    most_rows, head_dim = arguments[15], arguments[14]
+    scratch = floats_at(arguments[6] + first_part * scratch_floats(most_rows, head_dim) * FLOAT_BYTES)
+    places = arguments[7] + first_part * 2 * TILE * INT_BYTES
+    cuts = ints_at(arguments[5])
+    attend(
+        cuts[first_part],
+        cuts[last_part],
+        floats_at(arguments[0]),
+        floats_at(arguments[1]),
+        ints_at(arguments[3]),
+        ints_at(arguments[4]),
+        arguments[8],
+        (arguments[9], arguments[10], arguments[11], arguments[12], arguments[13], head_dim, most_rows),
+        float_of(arguments[16]),
+        float_of(arguments[17]),
+        arguments[18],
+        ints_at(places),
+        ints_at(places + TILE * INT_BYTES),
+        scratch,
+        floats_at(arguments[2]),
+    )
 
 
 @kernel
@@ -41,7 +73,8 @@ def attend(
     scale: Number,
     softcap: Number,
     window: int,
-    places: Int64,
+    now: Int64,
+    coming: Int64,
     scratch: Float32,
     out: Float32,
 ) -> None:
@@ -50,7 +83,7 @@ def attend(
     query and out are flat [rows, heads, D]; pool is flat. An item (4 numbers of `items`) is successive rows of one
     sequence: first row, tokens, position of the first, and where its pages begin in `table`. `layer_at`: where the
     layer's keys begin in a (page, KV head). `sizes`: page stride, KV head stride, page size, KV heads, query heads per
-    KV head, D, rows that scratch is made for. places [2 * TILE] is scratch memory too.
+    KV head, D, rows that scratch is made for. now and coming [TILE] are scratch memory too.
     """
     page_stride, head_stride, page_size, kv_heads, group, head_dim, most_rows = sizes
     weights_at = TILE * head_dim
@@ -59,7 +92,6 @@ def attend(
     peak_at = sums_at + (most_rows + 1) * head_dim
     count_at = peak_at + (most_rows + 1) * LANES
     values = page_size * head_dim
-    now, coming = places[:TILE], places[TILE:]
     for item in range(first_item, last_item):
         row, tokens, position = items[4 * item], items[4 * item + 1], items[4 * item + 2]
         rows = tokens * group

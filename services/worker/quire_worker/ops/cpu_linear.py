@@ -15,8 +15,8 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
-from quire_worker.ops.kernel_team import array_at, compile_job
+from quire_worker.arrays import Float32, Int8, UInt8, UInt16
+from quire_worker.ops.job import Arguments, array_at, compile_job, floats_at, ints_at
 from quire_worker.ops.microkernel import make_microkernel
 from quire_worker.ops.simd import (
     HAS_AVX512,
@@ -50,7 +50,7 @@ _UNPACKED_ROWS: Final = 5
 _ROWS_AT_ONCE: Final = 128
 _BLOCKS_AT_ONCE: Final = 12
 """Unpacked weights of so many blocks fit in the first-level cache, the inputs of all rows in the second-level one."""
-_GROUP, _TILES = (8, 2) if HAS_AVX512 else (4, 1)
+_GROUP, TILES = (8, 2) if HAS_AVX512 else (4, 1)
 """Rows and tiles of a micro-kernel: as many sums as the registers hold, 32 of 16 floats or 16 of 8 floats."""
 Scales = Float32 | UInt16
 """uint16: the bits of float16."""
@@ -204,55 +204,48 @@ def store_four(out: Float32, at: int, step: int, sums: tuple[Vector, Vector, Vec
 
 
 @cache
-def make_embedding(storage: str) -> Callable[..., None]:
-    """The embedding kernel: (first row, last row, token [rows] int64, data, scale, offset, blocks of a tile, out
-    [rows, step], step). It writes the weights of one output, a token, to each row."""
-    unpack = STORAGES[storage]
+def compile_embedding(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
+    """The address of the embedding job, over rows, for a storage with data and scales of such numbers.
 
-    @kernel
-    def embed(
-        begin: int,
-        end: int,
-        token: Int64,
-        data: Any,
-        scale: Scales,
-        offset: Scales,
-        blocks: int,
-        out: Float32,
-        step: int,
-    ) -> None:
+    It writes the weights of one output, a token, to each row. Its arguments: token [rows], data, scale, offset, blocks
+    of a tile, out [rows, inputs], inputs.
+    """
+    unpack = STORAGES[storage]
+    numbers, scales = numba.from_dtype(number), numba.from_dtype(scale_number)
+
+    def embed(begin: int, end: int, arguments: Arguments) -> None:
+        token, out, inputs, blocks = ints_at(arguments[0]), floats_at(arguments[5]), arguments[6], arguments[4]
+        data = array_at(arguments[1], numbers)
+        scale, offset = array_at(arguments[2], scales), array_at(arguments[3], scales)
         lanes = np.empty(2 * LANES, np.float32)
         for row in range(begin, end):
             tile, lane = token[row] // LANES, token[row] % LANES
-            for i in range(step):
+            for i in range(inputs):
                 block, k = i // BLOCK, i % BLOCK
                 if k < _HALF:
                     w, v = unpack(data, scale, offset, tile * blocks + block, k)
                     store(lanes, 0, w)
-                    out[row * step + i] = lanes[lane]
+                    out[row * inputs + i] = lanes[lane]
                     store(lanes, LANES, v)
-                    if i + _HALF < step:
-                        out[row * step + i + _HALF] = lanes[LANES + lane]
+                    if i + _HALF < inputs:
+                        out[row * inputs + i + _HALF] = lanes[LANES + lane]
 
-    return embed
+    return compile_job(embed)
 
 
 @cache
 def compile_linear(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
-    """The address of the kernel, a job of a kernel team over tiles, for a storage with data and scales of such numbers.
+    """The address of the linear job, over tiles, for a storage with data and scales of such numbers.
 
     Its arguments are LINEAR_ARGUMENTS.
     """
     linear = _make_linear(storage, number)
-    floats, numbers, scales = (numba.from_dtype(np.dtype(each)) for each in (np.float32, number, scale_number))
+    numbers, scales = numba.from_dtype(number), numba.from_dtype(scale_number)
 
-    def job(begin: int, end: int, arguments: Any) -> None:
-        x, bias, out = array_at(arguments[0], floats), array_at(arguments[6], floats), array_at(arguments[7], floats)
-        data, scale, offset = (
-            array_at(arguments[2], numbers),
-            array_at(arguments[3], scales),
-            array_at(arguments[4], scales),
-        )
+    def job(begin: int, end: int, arguments: Arguments) -> None:
+        x, bias, out = floats_at(arguments[0]), floats_at(arguments[6]), floats_at(arguments[7])
+        data = array_at(arguments[2], numbers)
+        scale, offset = array_at(arguments[3], scales), array_at(arguments[4], scales)
         linear(begin, end, x, arguments[1], data, scale, offset, arguments[5], bias, out, arguments[8], arguments[9])
 
     return compile_job(job)
@@ -303,8 +296,8 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
 
 def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
     """The same as the linear kernel, to the bit, quicker for many rows: weights are unpacked once for _ROWS_AT_ONCE
-    rows, _TILES tiles and _BLOCKS_AT_ONCE blocks."""
-    group, four, one = (make_microkernel(rows, _TILES, _HALF, BLOCK) for rows in (_GROUP, 4, 1))
+    rows, TILES tiles and _BLOCKS_AT_ONCE blocks."""
+    group, four, one = (make_microkernel(rows, TILES, _HALF, BLOCK) for rows in (_GROUP, 4, 1))
 
     @kernel
     def many_rows(
@@ -321,24 +314,24 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
         step: int,
         first_output: int,
     ) -> None:
-        size, row_sums = blocks * BLOCK, _TILES * LANES
+        size, row_sums = blocks * BLOCK, TILES * LANES
         half_weights, half_sums = _BLOCKS_AT_ONCE * _HALF * row_sums, _ROWS_AT_ONCE * row_sums
         unpacked, sums = np.empty(2 * half_weights, np.float32), np.empty(2 * half_sums, np.float32)
         for first_row in range(0, rows, _ROWS_AT_ONCE):
             rows_now = min(_ROWS_AT_ONCE, rows - first_row)
-            for first_tile in range(begin, end, _TILES):
+            for first_tile in range(begin, end, TILES):
                 for at in range(0, rows_now * row_sums, LANES):
                     store(sums, at, spread(_ZERO))
                     store(sums, half_sums + at, spread(_ZERO))
                 for first_block in range(0, blocks, _BLOCKS_AT_ONCE):
                     blocks_now = min(_BLOCKS_AT_ONCE, blocks - first_block)
-                    for number in range(_TILES):
+                    for number in range(TILES):
                         # An odd last tile is computed twice, and stored once.
                         place = min(first_tile + number, end - 1) * blocks + first_block
                         for block in range(blocks_now):
                             prefetch_block(data, place + block)
                             for k in range(_HALF):
-                                at = ((block * _HALF + k) * _TILES + number) * LANES
+                                at = ((block * _HALF + k) * TILES + number) * LANES
                                 w, v = unpack(data, scale, offset, place + block, k)
                                 store(unpacked, at, w)
                                 store(unpacked, half_weights + at, v)
@@ -357,11 +350,11 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
                             place = s_at + row * row_sums
                             one(x, x_at + row * size, size, unpacked, weights, blocks_now, sums, place)
                             row += 1
-                for number in range(min(_TILES, end - first_tile)):
+                for number in range(min(TILES, end - first_tile)):
                     tile = first_tile + number
                     b, target = load(bias, tile * LANES), first_row * step + first_output + tile * LANES
                     for row in range(rows_now):
-                        at = (row * _TILES + number) * LANES
+                        at = (row * TILES + number) * LANES
                         store(out, target + row * step, add(add(load(sums, at), load(sums, half_sums + at)), b))
 
     return many_rows

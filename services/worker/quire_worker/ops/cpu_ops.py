@@ -6,8 +6,6 @@ depend on its own sequence alone, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,13 +14,14 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from quire_common.credit import LogprobColumns
-from quire_worker.arrays import Float32, Int32, Int64
+from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
-from quire_worker.ops.cpu_linear import BLOCK, LINEAR_ARGUMENTS, compile_linear, make_embedding
+from quire_worker.ops.cpu_linear import BLOCK, LINEAR_ARGUMENTS, TILES, compile_embedding, compile_linear
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
 from quire_worker.ops.cpu_threads import CpuThreads
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.job import Job, compile_job, float_bits
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.simd import LANES
 from quire_worker.ops.tile_weight import tile_weight
@@ -30,9 +29,9 @@ from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
-_NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
-_MAX_CACHED_FLATS: Final = 4096
 _X, _ROWS, _OUT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out"))
+_PARTS_PER_THREAD: Final = 4
+"""Of attention: so that threads end at about the same time."""
 _PAIR_COST: Final = 8
 """Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
@@ -44,18 +43,21 @@ class CpuOps:
         self._torch = TorchOps(shape, page_size)
         self.row_multiple = 1
         self.batch_invariant = True
-        self._flats: dict[int, tuple[Tensor, Float32]] = {}
-        self._jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
-        self._embeddings: dict[str, Callable[..., None]] = {}
+        self._linear_jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
+        self._embedding_jobs: dict[int, Job] = {}
+        self._norm = Job(compile_job(cpu_rows.norm_rows), 5)
+        self._add_norm = Job(compile_job(cpu_rows.add_norm_rows), 6)
+        self._silu_gate = Job(compile_job(cpu_rows.silu_gate_rows), 3)
+        self._rope_write = Job(compile_job(cpu_rows.rope_write_rows), 18)
+        self._attend = Job(compile_job(cpu_attention.attend_parts), 19)
         self._group = shape.heads // shape.kv_heads
         self._threads = CpuThreads()
         self._scratch = Scratch()
         self._most_rows = item_tokens(self._group) * self._group
         floats = cpu_attention.scratch_floats(self._most_rows, shape.head_dim)
-        self._tile_memory = [
-            (np.zeros(2 * cpu_tile.TILE, np.int64), np.zeros(floats, np.float32)) for _ in range(self._threads.count)
-        ]
-        self._compile(shape, page_size)
+        self._most_parts = _PARTS_PER_THREAD * self._threads.count if self._threads.count > 1 else 1
+        self._attend_scratch = np.zeros((self._most_parts, floats), np.float32)
+        self._attend_places = np.zeros((self._most_parts, 2 * cpu_tile.TILE), np.int64)
 
     @staticmethod
     def supports(shape: HeadShape) -> bool:
@@ -65,27 +67,39 @@ class CpuOps:
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
         """Repack the weight into tiles and compile the kernels for its storage; `embeds`: the embedding kernel, too."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
-        self._jobs[id(tiled)] = tiled, [_linear_job(tiled, segment) for segment in tiled.segments]
+        self._linear_jobs[id(tiled)] = tiled, [_LinearJob(tiled, segment) for segment in tiled.segments]
         if embeds:
-            (segment,) = tiled.segments
-            self._embeddings.setdefault(segment.storage, make_embedding(segment.storage))
-            self._embed_tokens(np.zeros(1, np.int64), tiled)
+            (tiles,) = tiled.segments
+            function = compile_embedding(tiles.storage, tiles.data.dtype, tiles.scale.dtype)
+            self._embedding_jobs[id(tiled)] = Job(function, 7)
         return tiled
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
-        return plan_step(pages, rows, position, count, page_table, self._group)
+        return plan_step(pages, rows, position, count, page_table, self._group, self._most_parts)
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
-        rows = self._embed_tokens(token.numpy(), _tiled(weight))
-        return rows if scale == 1.0 else rows.mul_(scale)
+        tiled = _tiled(weight)
+        (tiles,) = tiled.segments
+        rows, out = token.numel(), torch.empty(token.numel(), tiled.inputs)
+        self._threads.run(
+            self._embedding_jobs[id(tiled)],
+            rows,
+            rows * tiled.inputs * LANES,
+            _address(token),
+            *(each.ctypes.data for each in (tiles.data, tiles.scale, tiles.offset)),
+            tiled.blocks,
+            _address(out),
+            tiled.inputs,
+        )
+        return out if scale == 1.0 else out.mul_(scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         if size % LANES:
             return self._torch.rms_norm(x, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
-        given = self._flat(x), self._cached_flat(norm_weight), np.float32(eps), size, self._flat(out)
-        self._threads.rows(cpu_rows.norm_rows, rows, size, *given)
+        given = _address(x), _address(norm_weight), _address(out), size, float_bits(eps)
+        self._threads.run(self._norm, rows, rows * size, *given)
         return out
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
@@ -93,8 +107,8 @@ class CpuOps:
         if size % LANES:
             return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
         out = self._scratch.take("normed", rows, size)
-        given = self._flat(delta), self._flat(residual), self._cached_flat(norm_weight)
-        self._threads.rows(cpu_rows.add_norm_rows, rows, size, *given, np.float32(eps), size, self._flat(out))
+        given = _address(delta), _address(residual), _address(norm_weight), _address(out), size, float_bits(eps)
+        self._threads.run(self._add_norm, rows, rows * size, *given)
         return out
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
@@ -112,24 +126,30 @@ class CpuOps:
         norm: QkNormWeights | None,
     ) -> Tensor:
         out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
-        flat, cached = self._flat, self._cached_flat
-        self._threads.rows(
-            cpu_rows.rope_write_rows,
+        query_norm, key_norm = (norm.query, norm.key) if norm else (out, out)
+        page_size, head_dim = pages.shape[4:]
+        self._threads.run(
+            self._rope_write,
             plan.rows,
-            qkv.shape[1],
-            flat(qkv),
-            cached(pages),
-            plan.write_at,
-            plan.position,
-            cached(rope.cos),
-            cached(rope.sin),
+            plan.rows * qkv.shape[1],
+            _address(qkv),
+            _address(pages),
+            _address(out),
+            _address(rope.cos),
+            _address(rope.sin),
+            _address(query_norm),
+            _address(key_norm),
+            plan.write_at.ctypes.data,
+            plan.position.ctypes.data,
+            plan.real_rows,
             norm is not None,
-            _NO_NORM_WEIGHT if norm is None else cached(norm.query),
-            _NO_NORM_WEIGHT if norm is None else cached(norm.key),
-            np.float32(0.0 if norm is None else norm.eps),
+            float_bits(norm.eps if norm else 0.0),
             pages.stride(2) * layer,
-            self._sizes(pages),
-            flat(out),
+            pages.stride(1),
+            page_size,
+            shape.kv_heads,
+            self._group,
+            head_dim,
         )
         return out
 
@@ -138,22 +158,30 @@ class CpuOps:
     ) -> Tensor:
         out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
         out[plan.real_rows :].zero_()
-        given = (
-            self._flat(query),
-            self._cached_flat(pages),
-            plan.table,
-            plan.items,
-            pages.stride(2) * layer,
-            self._sizes(pages),
-            np.float32(shape.score_scale),
-            np.float32(shape.softcap),
-            window,
-        )
-        target = self._flat(out)
-        self._threads.items(
-            cpu_attention.attend,
+        page_size, head_dim = pages.shape[4:]
+        self._threads.run(
+            self._attend,
+            plan.cuts.size - 1,
             plan.cost * (shape.heads * shape.head_dim * _PAIR_COST // 64),
-            lambda part: (*given, *self._tile_memory[part], target),
+            _address(query),
+            _address(pages),
+            _address(out),
+            plan.table.ctypes.data,
+            plan.items.ctypes.data,
+            plan.cuts.ctypes.data,
+            self._attend_scratch.ctypes.data,
+            self._attend_places.ctypes.data,
+            pages.stride(2) * layer,
+            pages.stride(0),
+            pages.stride(1),
+            page_size,
+            shape.kv_heads,
+            self._group,
+            head_dim,
+            self._most_rows,
+            float_bits(shape.score_scale),
+            float_bits(shape.softcap),
+            window,
         )
         return out
 
@@ -170,7 +198,8 @@ class CpuOps:
         if activation != "silu" or size % LANES:
             return self._torch.gated_activation(gate_up, activation)
         out = self._scratch.take("gated", rows, size)
-        self._threads.rows(cpu_rows.silu_gate_rows, rows, 2 * size, self._flat(gate_up), size, self._flat(out))
+        cost = 2 * rows * size
+        self._threads.run(self._silu_gate, rows, cost, _address(gate_up), _address(out), size)
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
@@ -194,82 +223,36 @@ class CpuOps:
             x = functional.pad(x, (0, size - weight.inputs))
         x = x.contiguous()
         padded = weight.bias.size
-        for job in self._jobs[id(weight)][1]:
+        for job in self._linear_jobs[id(weight)][1]:
             arguments = job.arguments
             arguments[_X], arguments[_ROWS], arguments[_OUT] = x.data_ptr(), rows, out.data_ptr()
-            self._threads.job(job.function, job.tiles, rows * size, job.address)
+            self._threads.run(job, job.tiles, job.tiles * rows * size, chunk_multiple=TILES)
         return out if padded == weight.outputs else out[:, : weight.outputs].contiguous()
 
-    def _embed_tokens(self, token: Int64, weight: TiledWeight) -> Tensor:
-        (tiles,) = weight.segments
-        out = torch.empty(token.size, weight.inputs)
-        self._threads.rows(
-            self._embeddings[tiles.storage],
-            token.size,
-            weight.inputs * LANES,
-            *(token, tiles.data, tiles.scale, tiles.offset, weight.blocks, self._flat(out), weight.inputs),
+
+class _LinearJob(Job):
+    """The linear job of one segment. Of its arguments only x, rows and out change between calls."""
+
+    def __init__(self, weight: TiledWeight, segment: Tiles) -> None:
+        super().__init__(
+            compile_linear(segment.storage, segment.data.dtype, segment.scale.dtype), len(LINEAR_ARGUMENTS)
         )
-        return out
-
-    def _flat(self, tensor: Tensor) -> Float32:
-        """A contiguous tensor as the flat array that kernels take; `view` raises for one that is not contiguous."""
-        kept = self._flats.get(id(tensor))
-        if kept is not None and kept[0] is tensor:
-            return kept[1]
-        flat: Float32 = tensor.view(-1).numpy()
-        return flat
-
-    def _cached_flat(self, tensor: Tensor) -> Float32:
-        """The same, cached for tensors that live across steps: making the array takes longer than some kernels."""
-        flat = self._flat(tensor)
-        if id(tensor) not in self._flats:
-            if len(self._flats) >= _MAX_CACHED_FLATS:
-                self._flats.clear()
-            self._flats[id(tensor)] = tensor, flat
-        return flat
-
-    def _sizes(self, pages: Tensor) -> tuple[int, ...]:
-        _, kv_heads, _, _, page_size, head_dim = pages.shape
-        return (pages.stride(0), pages.stride(1), page_size, kv_heads, self._group, head_dim, self._most_rows)
-
-    def _compile(self, shape: HeadShape, page_size: int) -> None:
-        """Run every kernel once, on next to nothing, with arguments of the types that a step has."""
-        pages = torch.zeros(2, shape.kv_heads, 1, 2, page_size, shape.head_dim)
-        one = np.ones(1, np.int32)
-        plan = self.plan(pages, 1, one - 1, one, one[:, None])
-        rope = RopeTables(torch.ones(1, shape.head_dim // 2), torch.zeros(1, shape.head_dim // 2))
-        norm_weight = torch.ones(shape.head_dim)
-        qkv = torch.zeros(1, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-        query = self.qk_norm_rope_write(qkv, pages, 0, plan, shape, rope, QkNormWeights(norm_weight, norm_weight, 1e-5))
-        self.paged_attention(query, pages, 0, plan, shape, 0)
-        row = torch.zeros(1, 2 * LANES)
-        self.add_rms_norm(row, row.clone(), torch.ones(2 * LANES), 1e-5)
-        self.rms_norm(row, torch.ones(2 * LANES), 1e-5)
-        self.gated_activation(row, "silu")
-
-
-@dataclass(frozen=True, slots=True)
-class _LinearJob:
-    """The linear kernel of one segment and its arguments, of which only x, rows and out change between calls."""
-
-    function: int
-    arguments: Int64
-    address: int
-    """Address of `arguments`."""
-    tiles: int
-
-
-def _linear_job(weight: TiledWeight, segment: Tiles) -> _LinearJob:
-    bias = weight.bias[segment.first_output :]
-    function = compile_linear(segment.storage, segment.data.dtype, segment.scale.dtype)
-    addresses = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}
-    addresses |= {"offset": segment.offset.ctypes.data, "bias": bias.ctypes.data, "blocks": weight.blocks}
-    addresses |= {"out_stride": weight.bias.size, "first_output": segment.first_output}
-    arguments = np.array([addresses.get(name, 0) for name in LINEAR_ARGUMENTS], np.int64)
-    return _LinearJob(function, arguments, arguments.ctypes.data, segment.num_tiles)
+        bias = weight.bias[segment.first_output :]
+        given = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}
+        given |= {"offset": segment.offset.ctypes.data, "bias": bias.ctypes.data, "blocks": weight.blocks}
+        given |= {"out_stride": weight.bias.size, "first_output": segment.first_output}
+        self.arguments[:] = [given.get(name, 0) for name in LINEAR_ARGUMENTS]
+        self.tiles = segment.num_tiles
 
 
 def _tiled(weight: Weight) -> TiledWeight:
     if not isinstance(weight, TiledWeight):
         raise TypeError(f"not prepared: {type(weight).__name__}")
     return weight
+
+
+def _address(tensor: Tensor) -> int:
+    """Of the first element; ValueError if the elements do not lie one after the other."""
+    if not tensor.is_contiguous():
+        raise ValueError("the kernels take contiguous tensors")
+    return tensor.data_ptr()

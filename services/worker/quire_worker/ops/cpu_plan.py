@@ -28,8 +28,10 @@ class CpuPlan:
     """[sequences * P] pages."""
     items: Int64
     """[items * 4]."""
-    cost: Int64
-    """[items]: (query, key) pairs of one head, no window."""
+    cuts: Int64
+    """[parts + 1]: where the items of each part begin; parts are of about equal cost."""
+    cost: int
+    """Of all items: (query, key) pairs of one head, no window."""
 
 
 def item_tokens(group: int) -> int:
@@ -37,7 +39,9 @@ def item_tokens(group: int) -> int:
     return max(1, _ITEM_ROWS // group)
 
 
-def plan_step(pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int) -> CpuPlan:
+def plan_step(
+    pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, most_parts: int
+) -> CpuPlan:
     """See `Ops.plan`; `group`: query heads per KV head."""
     page_size, head_dim = pages.shape[4:]
     real_rows = int(count.sum())
@@ -57,4 +61,8 @@ def plan_step(pages: Tensor, rows: int, position: Int32, count: Int32, page_tabl
     first = position[owner] + offset
     items = np.stack((starts[owner] + offset, tokens, first, owner * page_table.shape[1]), axis=1).astype(np.int64)
     table = page_table.astype(np.int64).reshape(-1)
-    return CpuPlan(rows, real_rows, row_position, write_at, table, items.reshape(-1), tokens * (first + tokens))
+    reached = np.cumsum(tokens * (first + tokens))
+    cost = int(reached[-1]) if reached.size else 0
+    parts = min(most_parts, reached.size)
+    cuts = np.append(np.searchsorted(reached, cost * np.arange(parts) // max(parts, 1)), reached.size)
+    return CpuPlan(rows, real_rows, row_position, write_at, table, items.reshape(-1), cuts.astype(np.int64), cost)

@@ -1,7 +1,7 @@
 """Kernels for the CPU that work on rows one by one: norms, rotary embedding with the page write, gated activation.
 
 Each does in one pass what takes torch several over the same memory. A row's results depend on that row alone. Sizes of
-rows are multiples of LANES; callers see to it.
+rows are multiples of LANES; callers see to it. A job's docstring begins with its arguments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from quire_worker.arrays import Float32, Int64
+from quire_worker.arrays import Float32
+from quire_worker.ops.job import Arguments, float_of, floats_at, ints_at
 from quire_worker.ops.simd import (
     LANES,
     Number,
@@ -45,27 +46,28 @@ def norm(
         store(target, target_at + d, multiply(multiply(load(source, at + d), scale), load(norm_weight, d)))
 
 
-@kernel
-def norm_rows(first: int, last: int, x: Float32, norm_weight: Float32, eps: Number, size: int, out: Float32) -> None:
-    """Rows first..last of x, normed, to out."""
+def norm_rows(first: int, last: int, arguments: Arguments) -> None:
+    """(x, norm weight, out, size, eps): rows of x, normed, to out."""
+    x, norm_weight, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
+    size, eps = arguments[3], float_of(arguments[4])
     for row in range(first, last):
         norm(x, row * size, size, norm_weight, eps, out, row * size)
 
 
-@kernel
-def add_norm_rows(
-    first: int, last: int, delta: Float32, residual: Float32, norm_weight: Float32, eps: Number, size: int, out: Float32
-) -> None:
-    """The same of residual += delta."""
+def add_norm_rows(first: int, last: int, arguments: Arguments) -> None:
+    """(delta, residual, norm weight, out, size, eps): the same of residual += delta."""
+    delta, residual = floats_at(arguments[0]), floats_at(arguments[1])
+    norm_weight, out = floats_at(arguments[2]), floats_at(arguments[3])
+    size, eps = arguments[4], float_of(arguments[5])
     for row in range(first, last):
         for at in range(row * size, (row + 1) * size, LANES):
             store(residual, at, add(load(residual, at), load(delta, at)))
         norm(residual, row * size, size, norm_weight, eps, out, row * size)
 
 
-@kernel
-def silu_gate_rows(first: int, last: int, gate_up: Float32, size: int, out: Float32) -> None:
-    """silu(first half) * second half of rows of 2 * size."""
+def silu_gate_rows(first: int, last: int, arguments: Arguments) -> None:
+    """(gate_up, out, size): silu(first half) * second half of rows of 2 * size."""
+    gate_up, out, size = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2]
     for row in range(first, last):
         for d in range(0, size, LANES):
             gate, up = load(gate_up, 2 * row * size + d), load(gate_up, (2 * row + 1) * size + d)
@@ -73,29 +75,20 @@ def silu_gate_rows(first: int, last: int, gate_up: Float32, size: int, out: Floa
             store(out, row * size + d, multiply(divide(gate, weight), up))
 
 
-@kernel
-def rope_write_rows(
-    first: int,
-    last: int,
-    qkv: Float32,
-    pool: Float32,
-    write_at: Int64,
-    position: Int64,
-    cos: Float32,
-    sin: Float32,
-    normed: bool,
-    query_norm_weight: Float32,
-    key_norm_weight: Float32,
-    eps: Number,
-    layer_at: int,
-    sizes: tuple[int, int, int, int, int, int, int],
-    out: Float32,
-) -> None:
-    """See `Ops.qk_norm_rope_write`; `sizes` and `layer_at` as in `cpu_attention.attend`. Mutates qkv where `normed`.
+def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
+    """(qkv, pool, out, cos, sin, query norm weight, key norm weight, write_at, position, real rows, normed, eps, where
+    the layer's keys begin in a (page, KV head), KV head stride, page size, KV heads, group, D): see
+    `Ops.qk_norm_rope_write`. Mutates qkv where `normed`.
 
-    write_at: of each real row, where its key of layer 0 and KV head 0 goes.
+    write_at: of each real row, where its key of layer 0 and KV head 0 goes. group: query heads per KV head.
     """
-    _, head_stride, page_size, kv_heads, group, head_dim, _ = sizes
+    qkv, pool, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
+    cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
+    query_norm_weight, key_norm_weight = floats_at(arguments[5]), floats_at(arguments[6])
+    write_at, position, real_rows = ints_at(arguments[7]), ints_at(arguments[8]), arguments[9]
+    normed, eps, layer_at = arguments[10] != 0, float_of(arguments[11]), arguments[12]
+    head_stride, page_size, kv_heads = arguments[13], arguments[14], arguments[15]
+    group, head_dim = arguments[16], arguments[17]
     heads = kv_heads * group
     for row in range(first, last):
         at = row * (heads + 2 * kv_heads) * head_dim
@@ -105,7 +98,7 @@ def rope_write_rows(
                 norm(qkv, at, head_dim, query_norm_weight, eps, qkv, at)
             rotate(qkv, at, cos, sin, angle, head_dim // 2, out, (row * heads + head) * head_dim)
             at += head_dim
-        if row >= write_at.size:
+        if row >= real_rows:
             continue
         for head in range(kv_heads):
             target = write_at[row] + head * head_stride + layer_at

@@ -1,8 +1,9 @@
-"""Threads that start their part of a compiled kernel within microseconds, as a linear layer of a single row needs.
+"""Threads that join a compiled kernel within microseconds, as a linear layer of a single row needs.
 
-The caller hands out parts through shared memory, without the GIL. A helper spins for a while after each part, then
-sleeps. So helpers stay awake through a step, and sleep between steps that are far apart. A caller that finds a helper
-asleep wakes it for the next run and goes on without it. The team does not know what a kernel computes.
+The caller offers a job through shared memory, without the GIL. It and its helpers take chunks of the items until none
+is left, so a helper that loses its core delays one chunk alone. A helper spins for a while after each job, then sleeps.
+So helpers stay awake through a step, and sleep between steps that are far apart. A caller does not wait for a helper
+that has not begun, and wakes one that sleeps for the next job. The team does not know what a kernel computes.
 """
 
 from __future__ import annotations
@@ -13,18 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from quire_worker.arrays import Int64
+from quire_worker.ops.job import Job, compile_job, untyped_intrinsic
 from quire_worker.ops.simd import kernel
 
-JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
-"""(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split
-over threads must change no bit."""
 _AWAKE_NS: Final = 300_000
 """How long a helper looks for a next part before it goes to sleep."""
 _MIN_WAIT_NS: Final = 100_000
@@ -38,8 +35,14 @@ _MIN_PAUSE_S: Final = 0.005
 _MAX_PAUSE_S: Final = 0.5
 _PAUSE_DECAY: Final = 0.98
 """Factor on the pause after each run in which all helpers end in time."""
-# Words of a helper's mailbox; those that the helper writes are in a cache line of their own.
-_SEQUENCE, _FUNCTION, _ARGUMENTS, _BEGIN, _END, _DONE, _BOX_WORDS = 0, 1, 2, 3, 4, 8, 16
+_CHUNKS: Final = 8
+_MIN_CHUNK_NS: Final = 20_000
+"""A thread's share of a job comes in so many chunks, unless they would cost less than this."""
+# Words of the job, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
+# line of its own, since all threads write it.
+_FUNCTION, _ARGUMENTS, _COUNT, _CHUNK, _NEXT, _JOB_WORDS, _STATE_WORDS = 0, 1, 2, 3, 8, 16, 8
+_IDLE, _OFFERED, _TAKEN = 0, 1, 2
+"""States of a helper. The caller offers; the helper takes, then becomes idle. The caller may take an offer back."""
 _MOST_HELPERS: Final = 255
 _INT: Final = ir.IntType(64)
 
@@ -51,11 +54,6 @@ def _address(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     return builder.gep(builder.extract_value(values[0], place), [at])
 
 
-def _untyped_intrinsic(define: Callable[..., Any]) -> Any:
-    """numba's `intrinsic`, as Any: its stubs do not type the function that kernels call."""
-    return intrinsic(define)
-
-
 def _define_load(_context: Any, array: Any, at: Any) -> Any:
     """(array, at): what another thread has stored there; what it stored before is visible then, too."""
 
@@ -65,7 +63,7 @@ def _define_load(_context: Any, array: Any, at: Any) -> Any:
     return types.int64(array, at), generate
 
 
-_load: Callable[[Int64, int], int] = _untyped_intrinsic(_define_load)
+_load: Callable[[Int64, int], int] = untyped_intrinsic(_define_load)
 
 
 def _define_store(_context: Any, array: Any, at: Any, value: Any) -> Any:
@@ -79,7 +77,34 @@ def _define_store(_context: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, at, value), generate
 
 
-_store: Callable[[Int64, int, int], None] = _untyped_intrinsic(_define_store)
+_store: Callable[[Int64, int, int], None] = untyped_intrinsic(_define_store)
+
+
+def _define_add(_context: Any, array: Any, at: Any, value: Any) -> Any:
+    """(array, at, value): add atomically; what was there before."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = context.cast(builder, values[2], signature.args[2], types.int64)
+        return builder.atomic_rmw("add", _address(context, builder, signature, values), word, "monotonic")
+
+    return types.int64(array, at, value), generate
+
+
+_add: Callable[[Int64, int, int], int] = untyped_intrinsic(_define_add)
+
+
+def _define_swap(_context: Any, array: Any, at: Any, old: Any, new: Any) -> Any:
+    """(array, at, old, new): store `new` if `old` is there, atomically; whether it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        words = [context.cast(builder, values[n], signature.args[n], types.int64) for n in (2, 3)]
+        place = _address(context, builder, signature, values)
+        return builder.extract_value(builder.cmpxchg(place, *words, "acq_rel", "acquire"), 1)
+
+    return types.boolean(array, at, old, new), generate
+
+
+_swap: Callable[[Int64, int, int, int], bool] = untyped_intrinsic(_define_swap)
 
 
 def _define_call(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
@@ -94,7 +119,7 @@ def _define_call(_context: Any, function: Any, begin: Any, end: Any, arguments: 
     return types.void(function, begin, end, arguments), generate
 
 
-_call: Callable[[int, int, int, int], None] = _untyped_intrinsic(_define_call)
+_call: Callable[[int, int, int, int], None] = untyped_intrinsic(_define_call)
 
 
 def _define_pause(_context: Any) -> Any:
@@ -109,60 +134,52 @@ def _define_pause(_context: Any) -> Any:
     return types.void(), generate
 
 
-_pause: Callable[[], None] = _untyped_intrinsic(_define_pause)
-
-
-def _define_pointer(_context: Any, address: Any) -> Any:
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(address), generate
-
-
-_pointer: Callable[[int], Any] = _untyped_intrinsic(_define_pointer)
-
-
-@kernel
-def array_at(address: int, number: Any) -> Any:
-    """The flat array of such numbers at an address, for kernels: they do not look at its size, which is 1."""
-    return numba.carray(_pointer(address), 1, number)  # type: ignore[attr-defined]  # numba's stubs lack it
+_pause: Callable[[], None] = untyped_intrinsic(_define_pause)
 
 
 @kernel
 def _serve(box: Int64, at: int, spins: int) -> None:
-    """A helper's work: compute what comes to its mailbox, until nothing has come for so many looks."""
-    done, left = _load(box, at + _DONE), spins
+    """A helper's work: join the jobs that it is offered, until nothing has come for so many looks."""
+    left = spins
     while left:
-        sequence = _load(box, at + _SEQUENCE)
-        if sequence == done:
+        if _load(box, at) == _OFFERED and _swap(box, at, _OFFERED, _TAKEN):
+            _compute(box)
+            _store(box, at, _IDLE)
+            left = spins
+        else:
             _pause()
             left -= 1
-            continue
-        _call(box[at + _FUNCTION], box[at + _BEGIN], box[at + _END], box[at + _ARGUMENTS])
-        _store(box, at + _DONE, sequence)
-        done, left = sequence, spins
 
 
 @kernel
-def _run(box: Int64, helpers: int, function: int, count: int, arguments: int, spins: int) -> bool:
-    """Give each of the first helpers a part of 0..count, compute the rest and wait for them. Returns `_ended`."""
-    parts = helpers + 1
+def _compute(box: Int64) -> None:
+    """Take chunks of the job and compute them until none is left."""
+    count, chunk = box[_COUNT], box[_CHUNK]
+    begin = _add(box, _NEXT, chunk)
+    while begin < count:
+        _call(box[_FUNCTION], begin, min(begin + chunk, count), box[_ARGUMENTS])
+        begin = _add(box, _NEXT, chunk)
+
+
+@kernel
+def _run(box: Int64, helpers: int, function: int, count: int, arguments: int, chunk: int, spins: int) -> bool:
+    """Offer the job to the first helpers, compute what they leave and wait for them. Returns `_ended`."""
+    if helpers == 0:
+        _call(function, 0, count, arguments)
+        return True
+    box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
     for helper in range(helpers):
-        at = helper * _BOX_WORDS
-        box[at + _FUNCTION], box[at + _ARGUMENTS] = function, arguments
-        box[at + _BEGIN], box[at + _END] = count * helper // parts, count * (helper + 1) // parts
-        _store(box, at + _SEQUENCE, box[at + _SEQUENCE] + 1)
-    _call(function, count * helpers // parts, count, arguments)
+        _store(box, _JOB_WORDS + helper * _STATE_WORDS, _OFFERED)
+    _compute(box)
     return _ended(box, helpers, spins)
 
 
 @kernel
 def _ended(box: Int64, helpers: int, spins: int) -> bool:
-    """Whether the first helpers have ended within so many looks."""
+    """Whether those of the first helpers that took the job end it within so many looks; the others lose the offer."""
     for helper in range(helpers):
-        at = helper * _BOX_WORDS
-        while _load(box, at + _DONE) != box[at + _SEQUENCE]:
+        at = _JOB_WORDS + helper * _STATE_WORDS
+        while _load(box, at) != _IDLE and not _swap(box, at, _OFFERED, _IDLE):
             _pause()
             spins -= 1
             if spins <= 0:
@@ -174,11 +191,10 @@ class KernelTeam:
     """The helpers of a process. One caller at a time has them; another that comes meanwhile computes alone."""
 
     def __init__(self) -> None:
-        self._box = np.zeros(_MOST_HELPERS * _BOX_WORDS, np.int64)
+        self._box = np.zeros(_JOB_WORDS + _MOST_HELPERS * _STATE_WORDS, np.int64)
         self._wakes: list[threading.Event] = []
         self._asleep: list[bool] = []
         self._caller = threading.Lock()
-        self._in_run = False
         # Until then callers compute alone: others need the cores.
         self._pause_until_s = 0.0
         self._pause_s = _MIN_PAUSE_S
@@ -188,7 +204,7 @@ class KernelTeam:
         """Have at least so many helpers, at most 255."""
         with self._caller:
             if not self._looks_per_ns:
-                _run(self._box, 0, compile_job(_nothing), 0, 0, 0)  # compiled now, not within the first step
+                _run(self._box, 0, compile_job(_nothing), 0, 0, 0, 0)  # compiled now, not within the first step
                 self._looks_per_ns = max(_measure_looks(self._box) for _ in range(_MEASUREMENTS))
             for number in range(len(self._wakes), min(helpers, _MOST_HELPERS)):
                 wake = threading.Event()
@@ -204,24 +220,25 @@ class KernelTeam:
                     self._wakes.pop()
                     raise
 
-    def run(self, function: int, count: int, arguments: int, most_threads: int, cost_ns: int) -> None:
-        """Run the job at address `function` on items 0..count; its arguments are at address `arguments`. `cost_ns`:
-        about what one thread takes for all items.
+    def run(self, job: Job, count: int, most_threads: int, cost_ns: int, chunk_multiple: int = 1) -> None:
+        """Run items 0..count of the job. `cost_ns`: about what one thread takes for all items. Chunks but the last hold
+        a multiple of `chunk_multiple` items.
 
         If helpers end late, other threads hold their cores. Callers then compute alone for a pause. A late run doubles
         the next pause; a run in time shortens it by 2 %. Threads that wait for each other without cores are slower than
         one.
         """
+        given = job.function, count, job.address
         alone = most_threads == 1 or time.monotonic() < self._pause_until_s
         if alone or not self._caller.acquire(blocking=False):
-            _run(self._box, 0, function, count, arguments, 0)
+            _run(self._box, 0, *given, 0, 0)
             return
         try:
-            # Set before `_awake` looks: from now on no helper that is awake goes to sleep.
-            self._in_run = True
             helpers = self._awake(most_threads - 1)
             looks = int(self._looks_per_ns * max(_MIN_WAIT_NS, cost_ns / 4))
-            if _run(self._box, helpers, function, count, arguments, looks):
+            chunks = (helpers + 1) * max(1, min(_CHUNKS, cost_ns // (most_threads * _MIN_CHUNK_NS)))
+            chunk = -(-count // (chunks * chunk_multiple)) * chunk_multiple
+            if _run(self._box, helpers, *given, chunk, looks):
                 self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY) if helpers else self._pause_s
             else:
                 self._wait()
@@ -231,7 +248,6 @@ class KernelTeam:
             self._wait()  # helpers may still compute with memory that the caller is about to free
             raise
         finally:
-            self._in_run = False
             self._caller.release()
 
     def _awake(self, most: int) -> int:
@@ -245,7 +261,7 @@ class KernelTeam:
         return found
 
     def _wait(self) -> None:
-        """Until all helpers have ended what they have, without keeping a core from them."""
+        """Until all helpers have ended their chunks, without keeping a core from them."""
         while not _ended(self._box, len(self._wakes), 1):
             time.sleep(_NAP_S)
 
@@ -253,19 +269,17 @@ class KernelTeam:
         """The body of a helper's thread."""
         self._asleep[number] = False
         while True:
-            _serve(self._box, number * _BOX_WORDS, int(self._looks_per_ns * _AWAKE_NS))
-            # Set before `_in_run` is read: a caller sets that before it looks who is asleep.
+            _serve(self._box, _JOB_WORDS + number * _STATE_WORDS, int(self._looks_per_ns * _AWAKE_NS))
             self._asleep[number] = True
-            if not self._in_run:
-                wake.wait()
-                wake.clear()
+            wake.wait()
+            wake.clear()
             self._asleep[number] = False
 
 
 def _measure_looks(box: Int64) -> float:
     """Looks of an idle helper in a nanosecond."""
     began_ns = time.perf_counter_ns()
-    _serve(box, 0, _MEASURED_LOOKS)
+    _serve(box, _JOB_WORDS, _MEASURED_LOOKS)
     return _MEASURED_LOOKS / (time.perf_counter_ns() - began_ns)
 
 
@@ -275,13 +289,3 @@ def _nothing(begin: int, end: int, arguments: Any) -> None:
 
 TEAM: Final = KernelTeam()
 """The team of this process."""
-
-
-def compile_job(function: Any) -> int:
-    """The address of a kernel, (begin, end, arguments), that a team can run. It stays for the life of the process."""
-    compiled: Any = numba.cfunc(JOB_SIGNATURE)(function)
-    _compiled.append(compiled)
-    return int(compiled.address)
-
-
-_compiled: list[Any] = []

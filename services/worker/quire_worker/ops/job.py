@@ -1,0 +1,103 @@
+"""Jobs: compiled kernels whose arguments lie in memory, so that any thread can run a part of one without the GIL.
+
+A kernel takes (begin, end, arguments): the items to compute, and a list of int64. An argument is an address, a whole
+number, or the bits of a float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from quire_worker.arrays import Float32, Int64
+from quire_worker.ops.simd import kernel
+
+JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
+"""(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split
+over threads must change no bit."""
+FLOAT_BYTES: Final = 4
+INT_BYTES: Final = 8
+Arguments = Any
+"""What a kernel gets: the list of its arguments."""
+JobKernel = Callable[[int, int, Arguments], None]
+
+
+class Job:
+    """A compiled kernel and the memory of its arguments. One thread at a time may run it."""
+
+    def __init__(self, function: int, count: int) -> None:
+        """`function`: of `compile_job`. `count`: of arguments."""
+        self.function = function
+        self.arguments: Int64 = np.zeros(count, np.int64)
+        self.address = self.arguments.ctypes.data
+        """Of the arguments."""
+
+
+@cache
+def compile_job(function: JobKernel) -> int:
+    """The address of the compiled kernel. It stays valid for the life of the process."""
+    compiled: Any = numba.cfunc(JOB_SIGNATURE)(function)
+    _compiled.append(compiled)
+    return int(compiled.address)
+
+
+_compiled: list[Any] = []
+
+
+@cache
+def float_bits(value: float) -> int:
+    """A float32 as an argument; `float_of` reads it."""
+    return int(np.float32(value).view(np.int32))
+
+
+def untyped_intrinsic(define: Callable[..., Any]) -> Any:
+    """numba's `intrinsic`, as Any: its stubs do not type the function that kernels call."""
+    return intrinsic(define)
+
+
+def _define_float(_context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = builder.trunc(values[0], context.get_value_type(types.int32))
+        return builder.bitcast(word, context.get_value_type(types.float32))
+
+    return types.float32(bits), generate
+
+
+float_of: Callable[[int], np.float32] = untyped_intrinsic(_define_float)
+"""The float32 of an argument made by `float_bits`."""
+
+
+def _define_pointer(_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(address), generate
+
+
+_pointer: Callable[[int], Any] = untyped_intrinsic(_define_pointer)
+
+
+@kernel
+def array_at(address: int, number: Any) -> Any:
+    """The flat array of such numbers at an address, for kernels: they do not look at its size, which is 1."""
+    return numba.carray(_pointer(address), 1, number)  # type: ignore[attr-defined]  # numba's stubs lack it
+
+
+@kernel
+def floats_at(address: int) -> Float32:
+    """The flat array of float32 at an address."""
+    found: Float32 = array_at(address, np.float32)
+    return found
+
+
+@kernel
+def ints_at(address: int) -> Int64:
+    """The flat array of int64 at an address."""
+    found: Int64 = array_at(address, np.int64)
+    return found
