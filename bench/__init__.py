@@ -1,4 +1,4 @@
-"""Benchmarks. docs/benchmarks.md lists them, and LOG.md has what they found."""
+"""Benchmarks. README.md lists the programs, and LOG.md has their results."""
 
 from pathlib import Path
 

@@ -31,26 +31,26 @@ class Claim(NamedTuple):
 
 
 CLAIMS = [
-    Claim("0.6B: ms between tokens at 1 / 8", [*ITL["0.6B"].values()], TABLE, ("{services} against {inside} ms",)),
-    Claim("8B: the same", [*ITL["8B"].values()], TABLE, ("{services} against {inside} ms",)),
-    Claim("0.6B: 512 requests", [ROWS["0.6B 512 x 512/256"]], TABLE, ("512 x 512/256 {services} / {inside} tok/s",)),
-    Claim("8B: the same", [ROWS["8B 512 x 512/256"]], TABLE, ("ms; {services} / {inside} (",)),
-    Claim("0.6B: 256 requests", [ROWS["0.6B 256 x 100..1024"]], TABLE, ("256 x 100..1024 {services} / {inside} (",)),
-    Claim("0.6B: prefill", [ROWS["0.6B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (3.8 %",)),
-    Claim("8B: the same", [ROWS["8B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (0.8 %",)),
+    Claim("time between tokens of 0.6B", [*ITL["0.6B"].values()], TABLE, ("{services} against {inside} ms",)),
+    Claim("time between tokens of 8B", [*ITL["8B"].values()], TABLE, ("{services} against {inside} ms",)),
+    Claim("0.6B, 512 requests", [ROWS["0.6B 512 x 512/256"]], TABLE, ("512 x 512/256 {services} / {inside} tok/s",)),
+    Claim("8B, 512 requests", [ROWS["8B 512 x 512/256"]], TABLE, ("ms; {services} / {inside} (",)),
+    Claim("0.6B, 256 requests", [ROWS["0.6B 256 x 100..1024"]], TABLE, ("256 x 100..1024 {services} / {inside} (",)),
+    Claim("prefill of 0.6B", [ROWS["0.6B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (3.8 %",)),
+    Claim("prefill of 8B", [ROWS["8B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (0.8 %",)),
     Claim(
-        "first token of a prompt of 1024, 0.6B; 8B",
+        "first token of one prompt of 1024 tokens, 0.6B; 8B",
         [ROWS["0.6B prompt 1024"], ROWS["8B prompt 1024"]],
         TABLE,
         ("prompt of 1024 {s[0]} / {i[0]} ms", "; {s[1]} / {i[1]} ms."),
     ),
-    Claim("what the services cost", [SERVICES_COST] * 2, TABLE, ("({s[0]} %)", "({s[1]} %)")),
-    Claim("HTTP, 0.6B, 512 / 128, one stream", [*OVER_HTTP[1]], SERVICES, ("at 1: {services} ms",)),
-    Claim("64 streams", [*OVER_HTTP[64]], SERVICES, ("at 64: {services} tok/s",)),
-    Claim("256 streams", [*OVER_HTTP[256]], SERVICES, ("at 256: {services} tok/s",)),
+    Claim("throughput that the services lose", [SERVICES_COST] * 2, TABLE, ("({s[0]} %)", "({s[1]} %)")),
+    Claim("one stream of 0.6B", [*OVER_HTTP[1]], SERVICES, ("at 1: {services} ms",)),
+    Claim("64 such streams", [*OVER_HTTP[64]], SERVICES, ("at 64: {services} tok/s",)),
+    Claim("256 such streams", [*OVER_HTTP[256]], SERVICES, ("at 256: {services} tok/s",)),
     Claim("cold start", COLD, SERVICES, ("{s[0]} s warm and {s[1]} s with an empty kernel cache",)),
     Claim(
-        "decode attention of 256 x 1024 / 32 x 8192 / 32 x 1024",
+        "decode attention, share of the memory bandwidth (4.3 TB/s), with 256 sequences of 1024 / 32 of 8192",
         [ATTENTION] * 6,
         KERNELS,
         (
@@ -59,13 +59,13 @@ CLAIMS = [
         ),
     ),
     Claim(
-        "0.6B at 256, more time between tokens",
+        "additional time between tokens of 256 sequences",
         [OVER_GREEDY["sampling 256"], OVER_GREEDY["logprobs 256"]],
         DRAWS,
         ("sampling {i[0]} % (", "logprobs {i[1]} % ("),
     ),
     Claim(
-        "two H200s, 1,024 pages of 2 MiB",
+        "transfer of 1,024 pages of 2 MiB between two H200s",
         [PULLS_WANTED],
         PULLS,
         ("= {services} of a plain copy", "The kernel alone {inside} (1,024 pages)"),
@@ -76,7 +76,7 @@ CLAIMS = [
 def claimed() -> list[list[str]]:
     """Cells of the rows of the document's table."""
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    _, table = text.split("| row | wanted | vLLM | in process | services |\n|---|---|---|---|---|\n")
+    _, table = text.split("| row | target | vLLM | in process | services |\n|---|---|---|---|---|\n")
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table.split("\n\n", maxsplit=1)[0].splitlines()
