@@ -243,7 +243,12 @@ VLLM_OPTIONS = (
     _neutral("ssl-cert-reqs", "0", "clients' certificates are not asked for.", "Use --api-key-file."),
     _switch("enable-ssl-refresh", "false", "certificates are read at the start.", "Use `quire restart router`."),
     _neutral("uds", "none", "the router listens on TCP.", "Use --host and --port."),
-    _switch("headless", "false", "services are started one by one.", "See docs/architecture.md, 'The five by hand'."),
+    _switch(
+        "headless",
+        "false",
+        "services are started one by one.",
+        "See docs/architecture.md, 'Start the five services by hand'.",
+    ),
     _switch("enable-sleep-mode", "false", "a worker does not give its memory back.", "Use `quire down`."),
     _switch("return-tokens-as-token-ids", "false", "requests ask for it.", "Send return_tokens_as_token_ids."),
     _accepted("enable-prompt-tokens-details", "usage always has the cached tokens.", switch=True),

@@ -266,7 +266,7 @@ def show(title: str, files: Sequence[tuple[str, str, str]], passed: Sequence[tup
     rows = "\n".join(f"| {n} | {service} | `{file}` | `{at}` |" for n, (service, file, at) in enumerate(files, 1))
     new = len({file for _, file, _ in files} - {file for _, file, _ in passed})
     count = f"{len(files)} files" + (f", {new} of them new" if passed else "")
-    return f"### {title}: {count}\n\n| | service | file | where |\n|---|---|---|---|\n{rows}\n"
+    return f"### {title}: {count}\n\n| | service | file | handed on in |\n|---|---|---|---|\n{rows}\n"
 
 
 def serve(service: str, flags: list[str]) -> int:
