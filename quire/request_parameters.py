@@ -86,104 +86,112 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="temperature", group="temperature", kind="number", wire="sampling.temperature", cost="token",
         default=1.0, low=0, high=100, client_checks_high=False, also_in=("responses", "messages"),
-        description="Divides the logits before a token is drawn; 0 is greedy.",
+        description="Divides the logits before a token is sampled. 0 always takes the likeliest token.",
     ),
     Parameter(
         name="top_k", group="limit", kind="int", wire="sampling.top_k", cost="token",
         default=0, low=-1, high=MAX_INT32, engine_bounds="0 or -1 (all), or positive",
         also_in=("responses", "messages"), bench_flag=True,
-        description="Keeps so many of the likeliest tokens, and the equals of the last; 0 and -1 keep all.",
+        description="Keeps the k likeliest tokens, and tokens that are as likely as the last of these. 0 and -1 "
+        "keep all tokens.",
     ),
     Parameter(
         name="top_p", group="limit", kind="number", wire="sampling.top_p", cost="token",
         default=1.0, low=0, high=1, above_low=True, instead_of_low="temperature 0 is greedy",
         also_in=("responses", "messages"), bench_flag=True,
-        description="Keeps the likeliest tokens whose mass reaches this share; 1 keeps all.",
+        description="Keeps the likeliest tokens until their probabilities add up to this share. 1 keeps all "
+        "tokens.",
     ),
     Parameter(
         name="min_p", group="limit", kind="number", wire="sampling.min_p", cost="token",
         default=0.0, low=0, high=1, also_in=("responses",), bench_flag=True,
-        description="Keeps tokens at least this many times as likely as the likeliest; 0 keeps all.",
+        description="Keeps tokens with at least this share of the likeliest token's probability. 0 keeps all "
+        "tokens.",
     ),
     Parameter(
         name="typical_p", group="limit", kind="number", wire="sampling.typical_p", cost="token",
         default=1.0, low=0, high=1, above_low=True, instead_of_low="1 keeps all", always_sent=False,
         also_in=("responses",), bench_flag=True,
-        description="Keeps the tokens whose logprobs are nearest to the mean, until their mass reaches this share; 1 "
-        "keeps all.",
+        description="Keeps the tokens whose logprobs are nearest to the expected logprob, until their "
+        "probabilities add up to this share. 1 keeps all tokens.",
     ),
     Parameter(
         name="presence_penalty", group="penalty", kind="number", wire="sampling.presence_penalty", cost="token",
         default=0.0, low=-2, high=2, engine_bounds="from -2 to 2", also_in=("responses",),
-        description="Taken off the logit of each token that the output has.",
+        description="Is subtracted from the logit of each token that the answer contains.",
     ),
     Parameter(
         name="frequency_penalty", group="penalty", kind="number", wire="sampling.frequency_penalty", cost="token",
         default=0.0, low=-2, high=2, engine_bounds="from -2 to 2", also_in=("responses",),
-        description="Taken off a token's logit once for each time that the output has the token.",
+        description="Is subtracted from a token's logit once for each time that the answer contains the token.",
     ),
     Parameter(
         name="repetition_penalty", group="penalty", kind="number", wire="sampling.repetition_penalty", cost="token",
         default=1.0, low=0, high=MAX_FLOAT32, above_low=True, least=MIN_FLOAT32, instead_of_low="1 is none",
         engine_bounds=f"above 0, from {MIN_FLOAT32:.2g} to {MAX_FLOAT32:.2g}", client_checks_high=False,
         also_in=("responses",), bench_flag=True,
-        description="Divides positive logits of tokens that prompt or output have, and multiplies negative ones.",
+        description="For tokens that the prompt or the answer contains, positive logits are divided by this "
+        "number, and negative logits are multiplied by it.",
     ),
     Parameter(
         name="logit_bias", group="control", kind="biases", wire="sampling.logit_bias", cost="token",
         low=0, high=MAX_INT32, max_items=1024,
-        description="Added to the logits of tokens, by token id; cut to -100 and 100.",
+        description="Maps token ids to numbers that are added to the logits of these tokens. Numbers beyond -100 "
+        "and 100 are cut to these.",
     ),
     Parameter(
         name="allowed_token_ids", group="control", kind="ints", wire="sampling.allowed_token_ids", cost="sequence",
         low=0, high=MAX_INT32, max_items=16_384,
-        description="Only these tokens may be drawn.",
+        description="Only these tokens may be sampled.",
     ),
     Parameter(
         name="bad_words", group="control", kind="strings", wire="bad_words", cost="token",
         default=(), high=256, max_items=512,
-        description="Texts that the output may not come to contain; with and without a space before each.",
+        description="The answer contains none of these texts, with or without a space before it.",
     ),
     Parameter(
         name="logits_processors", group="control", kind="strings", wire="sampling.logits_processors", cost="token",
         default=(), high=256, max_items=16,
-        description="Names of processors that the worker allows; see docs/python.md.",
+        description="Names of logits processors that the worker has loaded ([how](python.md#logits-processors)).",
     ),
     Parameter(
         name="seed", group="seed", kind="int", wire="sampling.seed", cost="once",
         low=-(2**63), high=MAX_UINT64, also_in=("responses",),
-        description="The key of the random draws; without one, and for -1, the router chooses.",
+        description="The seed of the random numbers. If it is missing or -1, the router chooses one.",
     ),
     Parameter(
         name="logprobs", group="report", kind="int", wire="sampling.logprobs", cost="answer",
-        low=0, high=MAX_INT32, limit="`--max-logprobs`",
-        description="So many alternatives are reported for each token; 0: the token alone. Chat: a boolean, with "
-        "`top_logprobs`.",
+        low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
+        description="For each token of the answer, logprobs of so many alternatives are returned. 0 returns only "
+        "the token's own logprob. In chat requests this field is true or false, and `top_logprobs` is"
+        " the number.",
     ),
     Parameter(
         name="prompt_logprobs", group="report", kind="int", wire="sampling.prompt_logprobs", cost="prompt",
-        low=0, high=MAX_INT32, limit="`--max-logprobs`",
-        description="The same for each token of the prompt.",
+        low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
+        description="For each token of the prompt, logprobs of so many alternatives are returned.",
     ),
     Parameter(
         name="max_tokens", group="length", kind="int", wire="max_tokens", cost="answer",
-        low=1, high=MAX_INT32, limit="the model's context",
-        description="Tokens at most. Without it: 16; in conversations, what the context has room for.",
+        low=1, high=MAX_INT32, limit="at most the model's context length",
+        description="The answer has at most so many tokens. Without this field: 16; in chat requests, as many as "
+        "the context has room for.",
     ),
     Parameter(
         name="min_tokens", group="length", kind="int", wire="min_tokens", cost="answer",
-        default=0, low=0, high=MAX_INT32, limit="max_tokens", also_in=("responses",),
-        description="No stop token is drawn before so many tokens.",
+        default=0, low=0, high=MAX_INT32, limit="at most max_tokens", also_in=("responses",),
+        description="No stop token is sampled before the answer has so many tokens.",
     ),
     Parameter(
         name="truncate_prompt_tokens", group="length", kind="int", wire="truncate_prompt_tokens", cost="prompt",
         low=-1, high=MAX_INT32,
-        description="Keeps so many tokens of the prompt, the last ones; -1: as many as the context has room for.",
+        description="Only the last so many tokens of the prompt are used. -1 keeps as many as the context has "
+        "room for.",
     ),
     Parameter(
         name="thinking_token_budget", group="length", kind="int", wire="thinking_token_budget", cost="token",
         low=-1, high=MAX_INT32,
-        description="Tokens that a model may think before the end of thinking is forced; -1: no bound.",
+        description="The model may think for so many tokens; then the end of thinking is forced. -1: no limit.",
     ),
     Parameter(
         name="stop", group="stop", kind="strings", wire="stop", cost="sequence",
@@ -193,47 +201,48 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="stop_token_ids", group="stop", kind="ints", wire="stop_token_ids", cost="sequence",
         default=(), low=0, high=MAX_INT32, max_items=1024,
-        description="Tokens that end the answer.",
+        description="Token ids that end the answer.",
     ),
     Parameter(
         name="ignore_eos", group="stop", kind="bool", wire="ignore_eos", cost="answer",
         default=False, also_in=("responses",),
-        description="The model's own end of sequence does not end the answer.",
+        description="The model's end-of-sequence token does not end the answer.",
     ),
     Parameter(
         name="repetition_detection", group="stop", kind="object", wire="repetition_detection", cost="token",
-        limit="see the fields of its own",
-        description="Ends an answer whose last tokens are one pattern several times.",
+        limit="an object; [limits.md](limits.md) has its fields",
+        description="Ends an answer whose last tokens repeat one pattern several times.",
     ),
     Parameter(
         name="include_stop_str_in_output", group="text", kind="bool", wire="include_stop_str_in_output", cost="once",
         default=False,
-        description="The text that ended the answer is part of it.",
+        description="The answer includes the text of `stop` that ended it.",
     ),
     Parameter(
         name="skip_special_tokens", group="text", kind="bool", wire="skip_special_tokens", cost="once",
         default=True,
-        description="Special tokens have no text.",
+        description="Special tokens are left out of the answer's text.",
     ),
     Parameter(
         name="spaces_between_special_tokens", group="text", kind="bool", wire="spaces_between_special_tokens",
         cost="once", default=True,
-        description="Special tokens that have text are parted by spaces.",
+        description="Special tokens in the answer's text are separated by spaces.",
     ),
     Parameter(
         name="n", group="choice", kind="int", wire="n", cost="sequence",
-        default=1, low=1, high=MAX_INT32, limit="`--max-n`",
-        description="Answers to each prompt.",
+        default=1, low=1, high=MAX_INT32, limit="at most `--max-n`",
+        description="Number of answers to each prompt.",
     ),
     Parameter(
         name="use_beam_search", group="choice", kind="bool", wire="beam_search", cost="sequence",
-        default=False, limit="n beams",
-        description="The n likeliest answers are searched for.",
+        default=False, limit="`n`, the number of beams, is at most `--max-n`",
+        description="Quire searches for the `n` likeliest answers instead of sampling. In Python: `BeamSearchParams`.",
     ),
     Parameter(
         name="length_penalty", group="choice", kind="number", wire="beam_search.length_penalty", cost="once",
         default=1.0, low=-10, high=10,
-        description="The power of its length by which a beam's logprob is divided.",
+        description="Beam search divides an answer's logprob by a power of the answer's length; this number is "
+        "the exponent.",
     ),
 )  # fmt: skip  # one row is one paragraph
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}

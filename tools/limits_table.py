@@ -25,58 +25,61 @@ if TYPE_CHECKING:
 DOCUMENT = Path(__file__).parent.parent / "docs" / "limits.md"
 
 CLASSES = {
-    "once": "Checked or copied once a request, whatever its value.",
-    "bytes": "Grows with the bytes of the request, which `--max-body-bytes` bounds.",
-    "prompt": "Grows with the tokens of the prompts: encoding, prefill, pages.",
-    "sequence": "Paid once for each sequence, of which a request has prompts x n (or best_of).",
-    "token": "Paid for each generated token of each sequence, at most some microseconds whatever the value.",
-    "answer": "Grows with the tokens that are generated, or with what is told of each.",
-    "none": "Taken and ignored, or refused unless it changes nothing.",
+    "once": "Quire checks or copies the value once per request. The cost does not depend on the value.",
+    "bytes": "The cost grows with the size of the value in bytes. `--max-body-bytes` limits this size.",
+    "prompt": "The cost grows with the number of prompt tokens, which are encoded, computed and kept in pages.",
+    "sequence": "The value costs something once for each sequence of the request.",
+    "token": "The value costs some microseconds for each generated token of each sequence.",
+    "answer": "The cost grows with the number of generated tokens, or with the data that is returned for each token.",
+    "none": "The field is ignored, or refused unless its value has no effect.",
 }
 
-_BODY = "the body's"
+_BODY = "only the limit of the body"
+_CONTEXT = "at most the model's context length"
+_OBJECT = "an object; each of its fields has its own row"
+_REFUSED = "not supported: refused"
 # By field: the cost class, and the bound where the table of fields does not say all of it.
 FIELDS: Mapping[str, tuple[str, str]] = {
     **{each.name: (each.cost, each.limit) for each in PARAMETERS},
     "add_generation_prompt": ("once", ""),
     "add_special_tokens": ("once", ""),
     "background": ("once", ""),
-    "beam_search": ("sequence", "n beams"),
-    "best_of": ("sequence", "`--max-n`"),
+    "beam_search": ("sequence", "`n`, the number of beams, is at most `--max-n`"),
+    "best_of": ("sequence", "at most `--max-n`"),
     "cache_salt": ("sequence", ""),
     "chat_template": ("prompt", ""),
-    "chat_template_kwargs": ("prompt", f"{_BODY}; depth 100"),
+    "chat_template_kwargs": ("prompt", f"{_BODY}; nested at most 100 deep"),
     "continue_final_message": ("once", ""),
     "continuous_usage_stats": ("answer", ""),
-    "detokenize": ("once", "true"),
+    "detokenize": ("once", "only true"),
     "do_remote_decode": ("once", ""),
     "do_remote_prefill": ("once", ""),
     "documents": ("prompt", ""),
     "echo": ("answer", ""),
     "effort": ("once", ""),
-    "extra_args": ("once", "kv_transfer_params alone"),
+    "extra_args": ("once", "an object that contains only kv_transfer_params"),
     "fill_context": ("answer", ""),
     "include": ("once", ""),
     "include_usage": ("once", ""),
     "inference_geo": ("none", _BODY),
-    "input": ("prompt", "the model's context"),
-    "instructions": ("prompt", "the model's context"),
-    "kind": ("once", "GENERATE"),
-    "kv_transfer_params": ("once", "see the fields of its own"),
-    "max_completion_tokens": ("answer", "the model's context"),
-    "max_output_tokens": ("answer", "the model's context"),
+    "input": ("prompt", _CONTEXT),
+    "instructions": ("prompt", _CONTEXT),
+    "kind": ("once", "only GENERATE"),
+    "kv_transfer_params": ("once", _OBJECT),
+    "max_completion_tokens": ("answer", _CONTEXT),
+    "max_output_tokens": ("answer", _CONTEXT),
     "max_pattern_size": ("token", ""),
-    "messages": ("prompt", f"{tables.MAX_MESSAGES:,} messages, the model's context"),
+    "messages": ("prompt", f"at most {tables.MAX_MESSAGES:,} messages; in all {_CONTEXT}"),
     "metadata": ("none", _BODY),
     "min_count": ("token", ""),
     "min_pattern_size": ("token", ""),
     "model": ("once", ""),
     "previous_response_id": ("prompt", ""),
     "priority": ("once", ""),
-    "prompt": ("prompt", f"{MAX_PROMPTS:,} prompts, each the model's context"),
+    "prompt": ("prompt", f"at most {MAX_PROMPTS:,} prompts, each {_CONTEXT}"),
     "prompt_cache_key": ("once", _BODY),
     "prompt_cache_retention": ("none", _BODY),
-    "reasoning": ("once", "see the fields of its own"),
+    "reasoning": ("once", _OBJECT),
     "reasoning_effort": ("once", ""),
     "remote_block_ids": ("bytes", ""),
     "remote_engine_id": ("once", ""),
@@ -84,66 +87,68 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "remote_num_tokens": ("once", ""),
     "remote_port": ("once", ""),
     "remote_request_id": ("once", ""),
+    "repetition_detection": ("token", _OBJECT),
     "request_id": ("once", ""),
-    "resume": ("prompt", "the model's context"),
+    "resume": ("prompt", _CONTEXT),
     "return_timings": ("once", ""),
     "return_token_ids": ("answer", ""),
     "return_token_strs": ("answer", ""),
     "return_tokens_as_token_ids": ("answer", ""),
     "safety_identifier": ("none", _BODY),
-    "sampling_params": ("once", "see the fields of its own"),
+    "sampling_params": ("once", _OBJECT),
     "service_tier": ("none", _BODY),
     "stop_sequences": ("sequence", ""),
     "store": ("answer", ""),
     "stream": ("answer", ""),
-    "stream_options": ("once", "see the fields of its own"),
-    "system": ("prompt", "the model's context"),
-    "text": ("once", "see the fields of its own"),
+    "stream_options": ("once", _OBJECT),
+    "system": ("prompt", _CONTEXT),
+    "text": ("once", _OBJECT),
     "timeout_s": ("once", ""),
-    "token_ids": ("prompt", "the model's context"),
+    "token_ids": ("prompt", _CONTEXT),
     "tokens": ("bytes", _BODY),
-    "top_logprobs": ("answer", "`--max-logprobs`"),
+    "top_logprobs": ("answer", "at most `--max-logprobs`"),
     "tp_size": ("once", ""),
     "truncation": ("prompt", ""),
     "user": ("once", _BODY),
 }
 # Fields of the gRPC contract that HTTP calls otherwise, or that one of another meaning is called alike.
 RPC_FIELDS: Mapping[str, tuple[str, str]] = {
-    "GenerateRequest.text": ("prompt", "the model's context"),
-    "GenerateRequest.chat": ("prompt", "see the fields of its own"),
-    "GenerateRequest.sampling": ("once", "see the fields of its own"),
-    "GenerateRequest.constraint": ("none", "refused"),
-    "GenerateRequest.adapter": ("none", "refused"),
-    "GenerateRequest.media": ("none", "refused"),
+    "GenerateRequest.text": ("prompt", _CONTEXT),
+    "GenerateRequest.chat": ("prompt", _OBJECT),
+    "GenerateRequest.sampling": ("once", _OBJECT),
+    "GenerateRequest.constraint": ("none", _REFUSED),
+    "GenerateRequest.adapter": ("none", _REFUSED),
+    "GenerateRequest.media": ("none", _REFUSED),
     "GenerateRequest.timeout_ms": ("once", "uint32"),
-    "TokenIds.ids": ("prompt", "the model's context"),
-    "Chat.messages_json": ("prompt", f"{tables.MAX_MESSAGES:,} messages, depth 100, the model's context"),
-    "Chat.tools_json": ("prompt", "depth 100, the model's context"),
-    "Chat.template_kwargs_json": ("prompt", "depth 100"),
+    "TokenIds.ids": ("prompt", _CONTEXT),
+    "Chat.messages_json": (
+        "prompt",
+        f"at most {tables.MAX_MESSAGES:,} messages, nested at most 100 deep; in all {_CONTEXT}",
+    ),
+    "Chat.tools_json": ("prompt", f"nested at most 100 deep; {_CONTEXT}"),
+    "Chat.template_kwargs_json": ("prompt", "nested at most 100 deep"),
     "SamplingParams.sample": ("once", "uint32"),
-    "SamplingParams.bad_words_ids": ("none", "refused: bad_words is the field"),
-    "LogitBiasEntry.key": ("token", "a token of the vocabulary"),
+    "SamplingParams.bad_words_ids": ("none", "refused; send bad_words instead"),
+    "LogitBiasEntry.key": ("token", "a token id of the vocabulary"),
     "LogitBiasEntry.value": ("token", "-100 to 100"),
-    "Constraint.kind": ("none", "refused"),
-    "Constraint.text": ("none", "refused"),
-    "Constraint.digest": ("none", "refused"),
-    "MediaBlob.digest": ("none", "refused"),
-    "MediaBlob.mime_type": ("none", "refused"),
-    "MediaBlob.data": ("none", "refused"),
-    "Resume.output_ids": ("prompt", "max_tokens"),
+    "Constraint.kind": ("none", _REFUSED),
+    "Constraint.text": ("none", _REFUSED),
+    "Constraint.digest": ("none", _REFUSED),
+    "MediaBlob.digest": ("none", _REFUSED),
+    "MediaBlob.mime_type": ("none", _REFUSED),
+    "MediaBlob.data": ("none", _REFUSED),
+    "Resume.output_ids": ("prompt", "at most max_tokens"),
     "Resume.characters": ("once", "uint32"),
 }
 
+# Names of products, and how large each may be.
 _PRODUCTS = (
     ("bytes of stop strings and stop_token_ids x sequences", products.MAX_STOP_BYTES),
-    ("values of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
+    ("entries of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
     ("tokens of all prompts x n", products.MAX_PROMPT_TOKENS),
-    ("tokens of all prompts x n, where the answer repeats them", products.MAX_TOLD_PROMPT_TOKENS),
-    ("alternatives of all prompt tokens x n", products.MAX_PROMPT_ALTERNATIVES),
-    (
-        f"alternatives of all answer tokens x n; {products.UNSAID_ANSWER_TOKENS:,} tokens without max_tokens",
-        products.MAX_ALTERNATIVES,
-    ),
+    ("tokens of all prompts x n, with echo or return_token_ids", products.MAX_TOLD_PROMPT_TOKENS),
+    ("tokens of all prompts x logprobs per token x n, with prompt_logprobs", products.MAX_PROMPT_ALTERNATIVES),
+    ("tokens of all answers x logprobs per token x n, with logprobs", products.MAX_ALTERNATIVES),
 )
 
 
@@ -178,15 +183,15 @@ def rpc_fields() -> dict[str, str]:
 def bound_of(field: Field) -> str:
     """The bound that a table of fields says."""
     if field.kind == "bool":
-        return "a boolean"
+        return "true or false"
     if field.kind == "strings":
-        return f"{field.max_items:,} strings of {field.high:,.0f} characters"
+        return f"at most {field.max_items:,} strings of at most {field.high:,.0f} characters"
     if field.kind == "string":
-        return f"{field.max_items:,} characters" if field.max_items else _BODY
+        return f"at most {field.max_items:,} characters" if field.max_items else _BODY
     if field.kind in ("ints", "list", "biases"):
-        return f"{field.max_items:,} entries"
+        return f"at most {field.max_items:,} entries"
     if field.kind in ("int", "number") and math.inf in (field.high, -field.low):
-        return f"from {field.low:g}"
+        return f"{field.low:g} or more"
     if field.kind in ("int", "number"):
         return f"{_number(field.low)} to {_number(field.high)}"
     return ""
@@ -196,7 +201,7 @@ def row(name: str) -> tuple[str, str, str]:
     """Field, bound and cost class. Raises KeyError for a field without a class."""
     fields = [field for field in http_fields()[name] if field.supported]
     if not fields:
-        return name, "refused unless it changes nothing", "none"
+        return name, "not supported: refused unless the value has no effect", "none"
     cost, text = FIELDS[name]
     bounds = text or next(bound for field in fields if (bound := bound_of(field)))
     return name, bounds, cost
@@ -209,7 +214,7 @@ def rpc_row(key: str, name: str) -> tuple[str, str, str]:
         return key, bound, cost
     cost, bound = FIELDS[name]
     if not bound:
-        bound = row(name)[1] if name in http_fields() else "a boolean"
+        bound = row(name)[1] if name in http_fields() else "true or false"
     return key, bound, cost
 
 
@@ -219,49 +224,65 @@ def document() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# What a request may ask for"
+    yield "# Limits of a request"
     yield ""
-    yield "Every field has a bound, and so have the products of fields. A request beyond a bound gets a 4xx (gRPC:"
-    yield "`INVALID_ARGUMENT` or `RESOURCE_EXHAUSTED`) that names the field, the cause and the fix."
-    yield "`python -m tools.limits_table` writes this page from the tables that requests are checked by."
+    yield "This page is for users. Every field of a request has a limit, so that no request can slow down the others. A"
+    yield "request that exceeds a limit gets an error, which names the field, the cause and the fix. Over HTTP the"
+    yield "status is between 400 and 499. Over gRPC it is `INVALID_ARGUMENT` or `RESOURCE_EXHAUSTED`."
     yield ""
-    yield "| cost class | what it means |"
-    yield "|---|---|"
-    for name, text in CLASSES.items():
-        yield f"| {name} | {text} |"
+    yield "`python -m tools.limits_table` generates this page from the tables that the router checks requests with."
     yield ""
-    yield "## Products"
+    yield "## Limits of products"
     yield ""
-    yield "Sequences are prompts x n (or best_of)."
+    yield "Some costs grow with two fields together, for example with the length of the prompt and with `n`. So these"
+    yield "products have a limit too. The number of *sequences* of a request is the number of prompts x `n`. If"
+    yield "`best_of` is set, it counts instead of `n`."
     yield ""
     yield "| product | at most |"
     yield "|---|---|"
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "## Connections, calls and bodies"
+    yield "The logprobs per token include the token's own. If a request has no `max_tokens`, its answers count as"
+    yield f"{products.UNSAID_ANSWER_TOKENS:,} tokens at most."
     yield ""
-    yield "| what | bound |"
+    yield "## Limits of connections, calls and bodies"
+    yield ""
+    yield "The flags are options of the router. Their defaults stand in parentheses."
+    yield ""
+    yield "| subject | limit |"
     yield "|---|---|"
-    yield "| HTTP body, gRPC request | `--max-body-bytes` (4 MiB) |"
+    yield "| size of an HTTP body or a gRPC request | `--max-body-bytes` (4 MiB) |"
     yield "| connections to each public port | `--max-connections` (4,096) |"
-    yield "| sequences in flight | `--max-concurrent-requests` (1,024) |"
+    yield "| sequences that wait or run at the same time | `--max-concurrent-requests` (1,024) |"
     yield "| gRPC calls at the same time | `--max-concurrent-requests` + 256 |"
-    yield "| HTTP head | 64 KiB, 30 s |"
-    yield "| HTTP body, gRPC request: time to arrive | 60 s |"
-    yield "| a client that takes nothing of its answer | `--client-stall-s` (120 s) |"
+    yield "| size of the HTTP request line and headers | 64 KiB |"
+    yield "| time in which the HTTP headers must arrive | 30 s |"
+    yield "| time in which an HTTP body or a gRPC request must arrive | 60 s |"
+    yield "| time after which a client that reads nothing of its answer is disconnected | `--client-stall-s` (120 s) |"
     yield "| compressed gRPC messages | refused |"
+    yield ""
+    yield "## Cost classes"
+    yield ""
+    yield "The last column of the next two tables says what the cost of a field grows with:"
+    yield ""
+    yield "| cost class | meaning |"
+    yield "|---|---|"
+    for name, text in CLASSES.items():
+        yield f"| {name} | {text} |"
     yield ""
     yield "## HTTP fields"
     yield ""
-    yield "| field | bound | cost class |"
+    yield "| field | limit | cost class |"
     yield "|---|---|---|"
     for name in sorted(http_fields()):
         yield "| {} | {} | {} |".format(*row(name))
     yield ""
     yield "## gRPC fields of quire.v1.Inference"
     yield ""
-    yield "| field | bound | cost class |"
+    yield "Each row names a message and one of its fields."
+    yield ""
+    yield "| field | limit | cost class |"
     yield "|---|---|---|"
     for key, name in rpc_fields().items():
         yield "| {} | {} | {} |".format(*rpc_row(key, name))

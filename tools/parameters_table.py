@@ -25,18 +25,21 @@ def document() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# The parameters of a request"
+    yield "# Parameters of a request"
     yield ""
-    yield "A parameter has one name in Python (`quire.SamplingParams`), in HTTP bodies and in gRPC. `/v1/completions`,"
-    yield "`/v1/chat/completions` and `/inference/v1/generate` take all of them; the last column names other routes."
-    yield "gRPC: the field of `quire.v1.GenerateRequest`. Bounds of lists and products: [limits.md](limits.md)."
+    yield "This page is for users. A parameter has the same name in Python (`quire.SamplingParams`) and in HTTP bodies."
+    yield "Over gRPC it is a field of `quire.v1.GenerateRequest`; the column *gRPC field* gives its path."
     yield ""
-    yield "Limits apply in this order: `temperature`, `min_p`, `top_k`, `top_p`, `typical_p`. A limit counts only what"
-    yield "those before have kept."
+    yield "`/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate` take all parameters. The last column"
+    yield "names other APIs that take the parameter: *responses* is `/v1/responses`, and *messages* is `/v1/messages`."
     yield ""
-    yield "`quire/request_parameters.py` is the table; `python -m tools.parameters_table` writes this page from it."
+    yield "Some parameters keep only part of the tokens for sampling. They are applied in this order: `temperature`,"
+    yield "`min_p`, `top_k`, `top_p`, `typical_p`. Each of them sees only the tokens that the one before has kept."
     yield ""
-    yield "| parameter | meaning | default | bounds | gRPC field | also in |"
+    yield "[limits.md](limits.md) lists the limits of all other fields. `python -m tools.parameters_table` generates"
+    yield "this page from `quire/request_parameters.py`."
+    yield ""
+    yield "| parameter | meaning | default | limit | gRPC field | other APIs |"
     yield "|---|---|---|---|---|---|"
     for each in PARAMETERS:
         default = "" if each.default in (None, ()) else f"{each.default}".lower()
@@ -47,9 +50,11 @@ def _lines() -> Iterator[str]:
 def _bounds(parameter: Parameter) -> str:
     field = Field(parameter.kind, low=parameter.low, high=parameter.high, max_items=parameter.max_items)
     if parameter.above_low:
-        return "above " + bound_of(field).replace(" to ", ", to ")
+        return "above " + bound_of(field).replace(" to ", ", at most ")
+    if parameter.kind == "int" and abs(parameter.low) > MAX_INT32:
+        return "any 64-bit number"
     if parameter.kind == "int" and parameter.high >= MAX_INT32:
-        return f"from {parameter.low:g}" if abs(parameter.low) < MAX_INT32 else "64 bits"
+        return f"{parameter.low:g} or more" + (f", {parameter.limit}" if parameter.limit else "")
     return parameter.limit or bound_of(field)
 
 
