@@ -49,60 +49,71 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-_CHANNEL = f"gRPC's {size(MAX_MESSAGE_BYTES)}: the call alone ends"
-_SMALL = ("below 1 KiB", "its fields")
-_MODEL = ("below 64 KiB", "one model's names, geometry and addresses")
-_TICKET = f"{_HASH} bytes a page of the prompt"
-_KEYS = (f"`--max-keys` x {_HASH} bytes ({size(8192 * _HASH)})", "page_store.py; a scheduler asks for 8,192 at most")
-_LEASE = ("below 1 KiB", "a lease's name")
-_PAGES = f"{FRAME_PAGES:,} pages, or those of one request: {_HASH} bytes each, and 4 a token where asked for"
+_CHANNEL = f"gRPC's limit of {size(MAX_MESSAGE_BYTES)}, which ends only this call"
+_SMALL = ("below 1 KiB", "the message has only small fields")
+_MODEL = ("below 64 KiB", "the message describes one model")
+_TICKET = f"{_HASH} bytes per page of the prompt"
+_KEYS = (
+    f"`--max-keys` (8,192) x {_HASH} bytes: {size(8192 * _HASH)}",
+    "page_store.py; a scheduler sends at most 8,192 hashes",
+)
+_LEASE = ("below 1 KiB", "the message names one lease")
+_PAGES = (
+    f"{FRAME_PAGES:,} pages, or all pages of one request: {_HASH} bytes per page, and 4 bytes per token if the watcher "
+    "asked for tokens"
+)
 
 # By `Service.Method`: bound and enforcer of the request, or of each message of its stream, and of the answer.
 RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Inference.Generate": (
-        ("`--max-body-bytes` (4 MiB)", "the public port's gRPC options"),
+        ("`--max-body-bytes` (4 MiB)", "the gRPC options of the public port"),
         (
-            f"what came since the client last read; of prompt logprobs {MAX_PROMPT_ALTERNATIVES:,} alternatives of "
-            f"about {_PUBLIC_ALTERNATIVE} bytes ({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)})",
-            f"products.py, which takes {MAX_ALTERNATIVES:,} of answers; {_CHANNEL}",
+            f"the answer since the client last read: at most {MAX_PROMPT_ALTERNATIVES:,} logprobs of the prompt, "
+            f"of about {_PUBLIC_ALTERNATIVE} bytes each ({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)}), and "
+            f"at most {MAX_ALTERNATIVES:,} logprobs of the answer",
+            f"products.py; {_CHANNEL}",
         ),
     ),
-    "Inference.ListModels": (_SMALL, ("a ModelInfo, below 64 KiB, for each served name", "configuration")),
+    "Inference.ListModels": (_SMALL, ("64 KiB for each served model name", "the configuration lists the names")),
     "Scheduler.Session": (
         (
-            f"{size(SESSION_BYTES)} and one more Submit (4 bytes a token of its sequence, controls, {_TICKET} of its "
-            "ticket) or Handover",
+            f"{size(SESSION_BYTES)}, and one more entry: a Submit (4 bytes per token, logit controls, and a ticket "
+            f"with {_TICKET}) or a Handover",
             "session_outgoing.py, `--max-body-bytes` and the model's context",
         ),
         (
-            f"{size(PIECE_BYTES)}, or one row or ticket ({_TICKET}); of steps that wait {size(MOST_JOINED_BYTES)}",
+            f"{size(PIECE_BYTES)}, or one larger row or ticket ({_TICKET}); {size(MOST_JOINED_BYTES)} if several steps "
+            "wait for the router and are joined",
             "output_split.py, session.py",
         ),
     ),
     "Scheduler.GenerateTokens": (
-        ("4 bytes a token of the sequence, and its controls", _CHANNEL),
-        (f"{size(PIECE_BYTES)}, or one row", "output_split.py"),
+        ("4 bytes per token of the sequence, and its logit controls", _CHANNEL),
+        (f"{size(PIECE_BYTES)}, or one larger row", "output_split.py"),
     ),
     "Scheduler.GetModelInfo": (_SMALL, _MODEL),
-    "Scheduler.WatchLoad": (_SMALL, ("below 2 KiB", "load_watch.py cuts the detail at 500 characters")),
-    "Scheduler.WatchPages": (_SMALL, (_PAGES, "page_events.py, and pieces of a snapshot in page_names.py")),
+    "Scheduler.WatchLoad": (_SMALL, ("below 2 KiB", "load_watch.py cuts texts to 500 characters")),
+    "Scheduler.WatchPages": (_SMALL, (_PAGES, "page_events.py; page_names.py divides snapshots")),
     "Scheduler.Drain": (_SMALL, _SMALL),
     "Scheduler.GetTicket": (_SMALL, (_TICKET, "the model's context")),
     "Scheduler.SetRole": (_SMALL, _SMALL),
     "Tokenizer.Encode": (
-        ("`--max-text-bytes` (16 MiB) in `--max-texts` (1,024)", "encoder.py"),
-        ("4 bytes a token: of so much text at most 64 MiB, of a public request 16 MiB", f"max_tokens; {_CHANNEL}"),
+        ("`--max-text-bytes` (16 MiB), in at most `--max-texts` (1,024) texts", "encoder.py"),
+        ("4 bytes per token: 64 MiB for the longest texts, 16 MiB for a public request", f"max_tokens; {_CHANNEL}"),
     ),
     "Tokenizer.RenderChat": (
         ("`--max-text-bytes` (16 MiB)", "conversation.py"),
-        ("4 bytes a token, or the text", f"max_tokens, the renderer's memory; {_CHANNEL}"),
+        ("4 bytes per token, or the text", f"max_tokens, the memory limit of the renderer; {_CHANNEL}"),
     ),
     "Tokenizer.Tokenize": (
-        (size(TOKENIZE_BYTES), "tokenize_stream.py: larger work is a call of its own"),
-        (f"4 bytes a token, at most {size(4 * TOKENIZE_BYTES)}, or the rendered text", "the request's size, templates"),
+        (size(TOKENIZE_BYTES), "tokenize_stream.py, which sends larger texts by Encode or RenderChat"),
+        (
+            f"4 bytes per token, at most {size(4 * TOKENIZE_BYTES)}; or the rendered text",
+            "the size of the request; the chat template",
+        ),
     ),
     "Tokenizer.Detokenize": (
-        (f"{size(MESSAGE_BYTES)} of tokens, and one open's stop strings", "rows_codec.py, stream_outgoing.py"),
+        (f"{size(MESSAGE_BYTES)} of tokens, and the stop strings of one sequence", "rows_codec.py, stream_outgoing.py"),
         (f"{MOST_CHARS:,} characters", "long_answer.py"),
     ),
     "Tokenizer.Decode": (
@@ -113,17 +124,17 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ("`--max-token-ids` (1,048,576) x 4 bytes", "the tokenizer's servicer"),
         ("the bytes of these tokens", _CHANNEL),
     ),
-    "Tokenizer.GetTokenizerInfo": (_SMALL, ("below 4 KiB", "a model's names and marks")),
+    "Tokenizer.GetTokenizerInfo": (_SMALL, ("below 4 KiB", "the message describes one tokenizer")),
     "Worker.Load": (_SMALL, _MODEL),
     "Worker.Run": (
         (
-            f"starts of {size(MAX_START_BYTES)}, or one; {_HASH + 4} bytes a page that begins to move, and 12 a page "
-            "that is granted",
-            "admission.py, the number of device pages",
+            f"{size(MAX_START_BYTES)} of sequences to start, or one larger sequence; {_HASH + 4} bytes per page to "
+            "transfer; 12 bytes per allocated page",
+            "admission.py, the number of pages on the device",
         ),
         (
-            f"prompt logprobs of {size(MAX_SCORE_BYTES)}; 17 bytes a row, and {_ALTERNATIVE} for each of its "
-            f"alternatives (256 at most); several steps together {size(REPORT_BYTES)}",
+            f"{size(MAX_SCORE_BYTES)} of prompt logprobs; 17 bytes per token, and {_ALTERNATIVE} bytes for each of its "
+            f"logprobs (at most 256); Reports are joined up to {size(REPORT_BYTES)}",
             "step_schedule.py, `--max-num-seqs`, report_bundle.py",
         ),
     ),
@@ -132,90 +143,104 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
         (size(TUNNEL_BYTES), "tunnel_stream.py"),
         (size(TUNNEL_BYTES), "tunnel_stream.py"),
     ),
-    "KvStore.LookupAndPin": (_KEYS, ("16 bytes a page, where the lookup is direct; else below 1 KiB", "`--max-keys`")),
-    "KvStore.BeginPut": (_KEYS, ("4 bytes a page", "`--max-keys`")),
+    "KvStore.LookupAndPin": (
+        _KEYS,
+        ("16 bytes per page if the answer contains the places of the pages; else below 1 KiB", "`--max-keys`"),
+    ),
+    "KvStore.BeginPut": (_KEYS, ("4 bytes per page", "`--max-keys`")),
     "KvStore.Put": ((f"{size(PUT_FRAME_BYTES)} of a page", f"the sender; {_CHANNEL}"), _SMALL),
     "KvStore.CommitPut": (_LEASE, _SMALL),
-    "KvStore.Get": (("4 bytes a page", "`--max-keys`"), (f"{size(PUT_FRAME_BYTES)} of a page", "servicer.py")),
-    "KvStore.Attach": (_LEASE, ("16 bytes a page", "`--max-keys`")),
+    "KvStore.Get": (("4 bytes per page", "`--max-keys`"), (f"{size(PUT_FRAME_BYTES)} of a page", "servicer.py")),
+    "KvStore.Attach": (_LEASE, ("16 bytes per page", "`--max-keys`")),
     "KvStore.Check": (_LEASE, _SMALL),
     "KvStore.Renew": (_LEASE, _SMALL),
-    "KvStore.Release": (("18 bytes a lease", "a scheduler's requests, `--max-leases` (4,096)"), _SMALL),
+    "KvStore.Release": (("18 bytes per lease", "the number of leases of a scheduler, `--max-leases` (4,096)"), _SMALL),
     "KvStore.Watch": (_SMALL, (_PAGES, "page_events.py, page_watch.py")),
-    "KvStore.Stats": (_SMALL, ("below 4 KiB", "three tiers")),
+    "KvStore.Stats": (_SMALL, ("below 4 KiB", "a store has three tiers")),
 }
 
-_HEAD = "none"
-_INDICES = "4 bytes a page"
-# Payloads of data connections, by kind of frame.
-DATA_FRAMES: Mapping[FrameKind, str] = {
-    FrameKind.GET: _INDICES,
-    FrameKind.PUT: f"{size(BODY_BYTES)} of a page's body",
-    FrameKind.DAMAGED: _HEAD,
-    FrameKind.MAP: _HEAD,
-    FrameKind.LEND: _HEAD,
-    FrameKind.TAKE: _HEAD,
-    FrameKind.DONE: _HEAD,
-    FrameKind.LOCATE: _HEAD,
-    FrameKind.AGENT: _HEAD,
-    FrameKind.SHOW: _INDICES,
-    FrameKind.PAGE: f"{size(BODY_BYTES)} of a page's body",
-    FrameKind.END: _HEAD,
-    FrameKind.TAKEN: _HEAD,
-    FrameKind.REFUSED: "an error's code",
-    FrameKind.ALIVE: _HEAD,
-    FrameKind.PLACED: "4 bytes a page, 4,096 pages at most; or a NIXL agent's metadata",
-    FrameKind.SHOWN: "136 bytes a page, half of the peer's window at most",
+_NONE = "none"
+_INDICES = "4 bytes per page"
+_BODY = f"{size(BODY_BYTES)} of a page's body"
+# Purpose and payload of each kind of frame on data connections.
+DATA_FRAMES: Mapping[FrameKind, tuple[str, str]] = {
+    FrameKind.GET: ("asks for pages of a lease", _INDICES),
+    FrameKind.PUT: ("contains a part of a page to store", _BODY),
+    FrameKind.DAMAGED: ("reports a page that arrived damaged", _NONE),
+    FrameKind.MAP: ("asks for the file descriptor of the other side's memory (Unix sockets only)", _NONE),
+    FrameKind.LEND: ("passes a file descriptor of the sender's memory (Unix sockets only)", _NONE),
+    FrameKind.TAKE: ("says that a page to store lies in the memory of LEND", _NONE),
+    FrameKind.DONE: ("says that the reader needs nothing more of the lease", _NONE),
+    FrameKind.LOCATE: ("asks where pages lie in the memory that the ticket names", _NONE),
+    FrameKind.AGENT: ("asks for the NIXL agent of the other side", _NONE),
+    FrameKind.SHOW: ("asks for pages of a lease over NIXL", _INDICES),
+    FrameKind.PAGE: ("answers GET with a part of a page", _BODY),
+    FrameKind.END: ("ends the answer to a request", _NONE),
+    FrameKind.TAKEN: ("acknowledges pages", _NONE),
+    FrameKind.REFUSED: ("refuses a request", "the code of the error"),
+    FrameKind.ALIVE: ("says that the answer will go on", _NONE),
+    FrameKind.PLACED: (
+        "answers LOCATE and AGENT",
+        "4 bytes per page, for at most 4,096 pages; or the metadata of a NIXL agent",
+    ),
+    FrameKind.SHOWN: (
+        "answers GET and SHOW with the places of pages in shared memory",
+        "136 bytes per page, for at most half of the reader's window",
+    ),
 }
-# Payloads between a worker and its transfer agent processes.
-AGENT_FRAMES: Mapping[AgentFrameKind, str] = {
-    AgentFrameKind.SETUP: "the configuration, as JSON",
-    AgentFrameKind.MOVE: f"{_HASH + 4} bytes a page",
-    AgentFrameKind.FILLED: "8 bytes a slot of the ring",
-    AgentFrameKind.RETURNED: "4 bytes a slot of the ring",
-    AgentFrameKind.CANCEL: _HEAD,
-    AgentFrameKind.PING: _HEAD,
-    AgentFrameKind.CUT: _HEAD,
-    AgentFrameKind.OFFERED: "4 bytes",
-    AgentFrameKind.FETCHED: "4 bytes",
-    AgentFrameKind.READY: _HEAD,
-    AgentFrameKind.WANTED: "4 bytes a page of the move",
-    AgentFrameKind.ARRIVED: "8 bytes a slot of the ring",
-    AgentFrameKind.RELEASED: "4 bytes a slot of the ring",
-    AgentFrameKind.ENDED: "8 bytes",
-    AgentFrameKind.PONG: _HEAD,
-    AgentFrameKind.FETCH: "4 bytes a page of the move",
-    AgentFrameKind.KEPT: "4 bytes",
+# Purpose and payload of each kind of frame between a worker's engine and its KV transfer agent.
+AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
+    AgentFrameKind.SETUP: ("configures the agent", "JSON"),
+    AgentFrameKind.MOVE: ("starts a transfer", f"{_HASH + 4} bytes per page"),
+    AgentFrameKind.FILLED: ("says that pages to send lie in the ring", "8 bytes per slot of the ring"),
+    AgentFrameKind.RETURNED: ("says that the engine has read pages from the ring", "4 bytes per slot of the ring"),
+    AgentFrameKind.CANCEL: ("cancels all earlier transfers", _NONE),
+    AgentFrameKind.PING: ("asks whether the agent is alive", _NONE),
+    AgentFrameKind.CUT: ("cancels one transfer", _NONE),
+    AgentFrameKind.OFFERED: ("says how many pages of an export are complete on the device", "4 bytes"),
+    AgentFrameKind.FETCHED: ("says how many pages the engine has read from another worker's memory", "4 bytes"),
+    AgentFrameKind.READY: ("says that the agent has started", _NONE),
+    AgentFrameKind.WANTED: ("asks the engine to put pages into the ring", "4 bytes per page"),
+    AgentFrameKind.ARRIVED: ("says that received pages lie in the ring", "8 bytes per slot of the ring"),
+    AgentFrameKind.RELEASED: ("says that the agent has sent pages from the ring", "4 bytes per slot of the ring"),
+    AgentFrameKind.ENDED: ("ends a transfer, with the number of complete pages", "8 bytes"),
+    AgentFrameKind.PONG: ("answers PING", _NONE),
+    AgentFrameKind.FETCH: ("asks the engine to read pages from another worker's memory", "4 bytes per page"),
+    AgentFrameKind.KEPT: ("says how many of these pages are valid", "4 bytes"),
 }
-# ZeroMQ messages and Redis values: name, bound and enforcer.
+# ZeroMQ messages and Redis values: name, limit and enforcer.
 ZMQ = (
     (
-        "topic, number (8 bytes), batch of changes",
-        "256 changes; each a request's pages: 14 bytes a page, 5 a token",
+        "events: topic, number (8 bytes), batch of changes",
+        "256 changes, each of one request: 14 bytes per page, 5 bytes per token",
         "event_pump.py",
     ),
-    ("topic, number, piece of a snapshot", "1,024 pages", "page_names.py"),
-    ("replay request: client, empty frame, number", "8 bytes; others are dropped", "zmq_publisher.py"),
+    ("snapshot: topic, number, part of the snapshot", "1,024 pages", "page_names.py"),
+    ("request for missed events: client, empty frame, number", "8 bytes; others are dropped", "zmq_publisher.py"),
     (
-        "replay answer: client, empty frame, number, batch",
-        "as the batch; `buffer_steps` (10,000) are kept",
+        "missed events: client, empty frame, number, batch",
+        "as for events; the last `buffer_steps` (10,000) batches are kept",
         "zmq_publisher.py",
     ),
 )
 REDIS = (
-    ("`quire:endpoint:SERVICE:INSTANCE`", "below 1 KiB", "one address and its metadata, for `ttl_s`"),
-    ("`quire:instances:SERVICE`", "an instance's name each", "those that have gone are taken out"),
-    ("`quire:life`", "below 100 bytes", "a random value"),
+    ("`quire:endpoint:SERVICE:INSTANCE`", "below 1 KiB", "the value is one address; it expires after `ttl_s`"),
+    ("`quire:instances:SERVICE`", "the names of all instances", "names of instances that have ended are removed"),
+    ("`quire:life`", "below 100 bytes", "the value is one random number"),
     (
         "`quire:limit:{TENANT}:requests`, `:tokens`",
         "two numbers, and one for each router",
-        "expires when the bucket is full",
+        "the key expires when the tenant's limit is free again",
     ),
-    ("`quire:response:TENANT:ID`", "`--responses-max-mib` (64 MiB)", "store.py, for `--responses-ttl-s`"),
     (
-        "`quire:page:` namespace, hash, group",
-        "a page and 128 bytes; a page `--max-page-bytes` (256 MiB)",
-        "put_manager.py, for `--redis-ttl-s`",
+        "`quire:response:TENANT:ID`",
+        "`--responses-max-mib` (64 MiB)",
+        "store.py; the key expires after `--responses-ttl-s`",
+    ),
+    (
+        "`quire:page:` with namespace, hash and KV group",
+        "a page of `--max-page-bytes` (256 MiB) and 128 bytes",
+        "put_manager.py; the key expires after `--redis-ttl-s`",
     ),
 )
 
@@ -232,15 +257,22 @@ def document() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# Messages between services, and their bounds"
+    yield "# Messages between services, and their limits"
     yield ""
-    yield f"No gRPC message is larger than {size(MAX_MESSAGE_BYTES)}: a larger one ends its call, and with a stream all"
-    yield "requests that share it. Senders therefore cut or refuse what goes into shared streams far below that."
-    yield "`python -m tools.messages_table` writes this page from the contracts and the constants that the code uses."
+    limit = size(MAX_MESSAGE_BYTES)
+    yield "This page is for contributors. Many requests share one gRPC stream. If a message on such a stream is larger"
+    yield f"than gRPC's limit of {limit}, the stream ends, and with it all its requests. So each sender keeps its"
+    yield "messages far below this limit: it divides large content, or refuses it."
+    yield ""
+    yield "The tables show how large each message can be. The last column names what ensures this: a file of the code,"
+    yield "an option, or the content itself. `python -m tools.messages_table` generates this page from the protobuf"
+    yield "contracts and from constants in the code."
     yield ""
     yield "## RPCs"
     yield ""
-    yield "| RPC | message | at most | what enforces it |"
+    yield "Each RPC has two rows: the request and the response. For a stream, the limit holds for each message."
+    yield ""
+    yield "| RPC | message | at most | ensured by |"
     yield "|---|---|---|---|"
     for name, method in methods().items():
         request, response = RPCS[name]
@@ -253,27 +285,40 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames of data connections"
     yield ""
-    yield f"A frame is a head of {FRAME_BYTES} bytes and a payload of {size(MAX_PAYLOAD_BYTES)} at most; a longer one"
-    yield "ends the connection (`kv_data/frame.py`)."
+    payload = size(MAX_PAYLOAD_BYTES)
+    yield "Workers and kvstores exchange KV pages beside gRPC, on *data connections*. A frame on such a connection has"
+    yield f"a head of {FRAME_BYTES} bytes and a payload of at most {payload}. A larger frame ends the connection"
+    yield "(`quire_common/kv_data/frame.py`)."
     yield ""
-    yield "| frame | payload |"
-    yield "|---|---|"
+    yield "| frame | purpose | payload |"
+    yield "|---|---|---|"
     for kind in FrameKind:
-        yield f"| {kind.name} | {DATA_FRAMES[kind]} |"
+        yield "| {} | {} | {} |".format(kind.name, *DATA_FRAMES[kind])
     yield ""
-    yield "## Frames between a worker and its transfer agents"
+    yield "## Frames between a worker and its KV transfer agent"
     yield ""
-    yield f"At most {size(AGENT_FRAME_BYTES)} each (`kv_transfer/wire.py`); bytes of pages lie in shared memory."
+    yield "The KV transfer agent is the worker's helper process that sends and receives pages. The pages lie in the"
+    yield "*ring*, a memory that both processes share. The two processes exchange frames about these pages. A"
+    yield f"frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/kv_transfer/wire.py`)."
     yield ""
-    yield "| frame | payload |"
-    yield "|---|---|"
+    yield "| frame | purpose | payload |"
+    yield "|---|---|---|"
     for agent_frame_kind in AgentFrameKind:
-        yield f"| {agent_frame_kind.name} | {AGENT_FRAMES[agent_frame_kind]} |"
-    for title, rows in (("KV events over ZeroMQ", ZMQ), ("Redis", REDIS)):
+        yield "| {} | {} | {} |".format(agent_frame_kind.name, *AGENT_FRAMES[agent_frame_kind])
+    for title, intro, rows in (
+        (
+            "KV events over ZeroMQ",
+            "With `--kv-events-config`, a scheduler publishes which pages it stores and removes, in vLLM's format.",
+            ZMQ,
+        ),
+        ("Redis", "These are the keys that Quire stores in Redis.", REDIS),
+    ):
         yield ""
         yield f"## {title}"
         yield ""
-        yield f"| {'key' if rows is REDIS else 'message'} | at most | what enforces it |"
+        yield intro
+        yield ""
+        yield f"| {'key' if rows is REDIS else 'message'} | at most | ensured by |"
         yield "|---|---|---|"
         for row in rows:
             yield "| {} | {} | {} |".format(*row)
