@@ -31,13 +31,16 @@ def document() -> str:
 def _lines() -> Iterator[str]:
     yield "# vLLM's options"
     yield ""
-    yield "`LLM(...)`, `quire serve` and `quire up` take the option names of vLLM 0.24. A name that is in no table"
-    yield "below is an error that names the nearest one."
+    yield "This page is for users of vLLM. `LLM(...)`, `quire serve` and `quire up` accept the option names of vLLM"
+    yield "0.24. The tables show what Quire does with each option. A name that is in no table is an error, which"
+    yield "suggests the most similar name. `quire serve --help` also lists the options that only Quire has."
     yield ""
-    yield "`quire/vllm_options.py` and `quire/engine_options.py` are the tables; `python -m"
-    yield "tools.vllm_options_table` writes this page from them."
+    yield "`python -m tools.vllm_options_table` generates this page from the tables in `quire/vllm_options.py` and"
+    yield "`quire/engine_options.py`."
     yield ""
-    yield "## Taken under the same name"
+    yield "## Supported"
+    yield ""
+    yield "These options have the same purpose as in vLLM."
     yield ""
     yield "| option | meaning |"
     yield "|---|---|"
@@ -45,8 +48,10 @@ def _lines() -> Iterator[str]:
         if engine.name in _EXACT or not engine.name.startswith(_OURS):
             yield f"| `--{engine.name}` | {_cell(engine.help)} |"
     yield ""
-    for title, kind, header in _SECTIONS:
+    for title, kind, intro, header in _SECTIONS:
         yield f"## {title}"
+        yield ""
+        yield intro
         yield ""
         yield header
         yield "|" + "---|" * (header.count("|") - 1)
@@ -55,10 +60,30 @@ def _lines() -> Iterator[str]:
 
 
 _SECTIONS = (
-    ("Translated", "translated", "| option | meaning | becomes |"),
-    ("Accepted without an effect", "accepted", "| option | why it changes nothing |"),
-    ("Accepted at some values; others are refused", "neutral values", "| option | accepted | why no other | instead |"),
-    ("Refused", "refused", "| option | why | instead |"),
+    (
+        "Translated",
+        "translated",
+        "Quire does what these options ask for by an option of its own.",
+        "| option | meaning | Quire's option |",
+    ),
+    (
+        "Ignored",
+        "accepted",
+        "These options are accepted and have no effect.",
+        "| option | why it has no effect |",
+    ),
+    (
+        "Accepted with some values only",
+        "neutral values",
+        "The values in the second column ask for what Quire does anyway. Any other value is an error.",
+        "| option | accepted values | why other values are refused | what to do instead |",
+    ),
+    (
+        "Refused",
+        "refused",
+        "These options are an error with any value.",
+        "| option | why | what to do instead |",
+    ),
 )
 
 
