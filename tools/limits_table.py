@@ -236,7 +236,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Some costs grow with two fields together, for example with the length of the prompt and with `n`. So these"
     yield "products have a limit too. The number of *sequences* of a request is the number of prompts x `n`. If"
-    yield "`best_of` is set, it counts instead of `n`."
+    yield "`best_of` is set, `best_of` counts instead of `n`."
     yield ""
     yield "| product | at most |"
     yield "|---|---|"
