@@ -136,8 +136,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="logit_bias", group="control", kind="biases", wire="sampling.logit_bias", cost="token",
         low=0, high=MAX_INT32, max_items=1024,
-        description="Maps token ids to numbers that are added to the logits of these tokens. Below -100 counts as -100, "
-        "above 100 as 100.",
+        description="Maps token ids to numbers that are added to the logits of these tokens. Below -100 counts as "
+        "-100, above 100 as 100.",
     ),
     Parameter(
         name="allowed_token_ids", group="control", kind="ints", wire="sampling.allowed_token_ids", cost="sequence",
