@@ -12,7 +12,7 @@ import pytest
 
 from quire_worker.arrays import Int64
 from quire_worker.ops import kernel_team
-from quire_worker.ops.job import Job, compile_job
+from quire_worker.ops.job import ARGUMENTS, COST_NS, COUNT, THREADS, Job, compile_job
 from quire_worker.ops.kernel_team import KernelTeam
 
 
@@ -35,8 +35,8 @@ def team() -> KernelTeam:
 
 def run(team: KernelTeam, function: int, counts: Int64, threads: int = 4, cost_ns: int = 1_000_000) -> None:
     job = Job(function, 0)
-    job.address = counts.ctypes.data
-    team.run(job, counts.size, threads, cost_ns)
+    job.words[[COUNT, ARGUMENTS, THREADS, COST_NS]] = counts.size, counts.ctypes.data, threads, cost_ns
+    team.run(job.words)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -58,7 +58,7 @@ def test_helpers_that_sleep_are_woken_and_not_waited_for(team: KernelTeam, funct
     counts = np.zeros(64, np.int64)
     for turn in range(1, 6):
         until(lambda: all(team._asleep))
-        assert team._awake(3) == 0
+        assert team._awake() == 0
         run(team, function, counts)
         assert (counts == turn).all()
 
@@ -84,8 +84,8 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     counts, helped = np.zeros(8, np.int64), list[int]()
     awake = team._awake
 
-    def noted(most: int) -> int:
-        helped.append(awake(most))
+    def noted() -> int:
+        helped.append(awake())
         return helped[-1]
 
     monkeypatch.setattr(team, "_awake", noted)

@@ -18,8 +18,8 @@ from quire_worker.ops.weight import Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
 Attend = Callable[[Tensor, Tensor, int, P, int, Weight, Tensor | None], Tensor | None]
-"""Attention and the product behind it: query [R, Q D], pages, layer, plan, window, the weight and what to add to, if
-that may be done at once -> [R, H], or None where it was."""
+"""Attention and the linear layer behind it: query [R, Q D], pages, layer, plan, window, the weight and what to add to,
+if that may be done at once -> [R, H], or None where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,28 @@ class Decoder(Generic[P]):
         self.rope = RopeTables(*(table.to(self.final_norm.device) for table in tables))
         self.head = self.embedding if spec.tied_embeddings else _weight(ops, store, "head", MODEL_WIDE)
         self.layers = [_layer_weights(spec, store, ops, layer) for layer in range(spec.layers)]
+        self._run_layers = ops.capture(self.run_layers)
 
     def first_layers(self, count: int) -> Decoder[P]:
         """A decoder of so many of its layers, with the same weights."""
         few = copy.copy(self)
         few.layers = self.layers[:count]
+        few._run_layers = few.ops.capture(few.run_layers)
         return few
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
         """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`.
-        `attend` stands in for attention and the product behind it."""
+        `attend` stands in for attention and the linear layer behind it."""
+        if attend is None:
+            residual, delta = self._run_layers(token, pages, plan)
+        else:
+            residual, delta = self.run_layers(token, pages, plan, attend)
+        return residual if delta is None else residual.add_(delta)
+
+    def run_layers(
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` without its last addition: what is to be added up, [R, H] both."""
         spec, ops = self.spec, self.ops
         attend = self._attend if attend is None else attend
         residual = ops.embedding(token, self.embedding, spec.embedding_scale)
@@ -75,7 +87,7 @@ class Decoder(Generic[P]):
             x = self._enter(delta, residual, layer.mlp_norm)
             onto = residual if layer.mlp_post_norm is None else None
             delta = self._leave(self.project(self._inner(x, layer), layer.down, onto), layer.mlp_post_norm)
-        return residual if delta is None else residual.add_(delta)
+        return residual, delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
@@ -83,7 +95,7 @@ class Decoder(Generic[P]):
         return self.ops.lm_head(x, self.head, self.spec.logit_softcap)
 
     def project(self, x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:
-        """The product that ends a block: [R, H], or None where it was added to `onto`."""
+        """The linear layer that ends a block: [R, H], or None where it was added to `onto`."""
         return self.ops.linear(x, weight) if onto is None else self.ops.add_linear(x, weight, onto)
 
     def _attend(
@@ -92,7 +104,7 @@ class Decoder(Generic[P]):
         return self.project(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight, onto)
 
     def _inner(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        """What the MLP's last product takes."""
+        """What the MLP's last linear layer takes."""
         ops, kind = self.ops, self.spec.activation
         if self.spec.gated_mlp:
             return ops.gated_linear(x, layer.gate_up, kind)

@@ -31,28 +31,28 @@ def scratch_floats(rows: int, head_dim: int) -> int:
 
 
 def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
-    """(query, pool, out, table, items, cuts, scratch, places, where the layer's keys begin in a (page, KV head), page
-    stride, KV head stride, page size, KV heads, query heads per KV head, D, most rows of an item, score scale, softcap,
-    window): `attend` of successive parts. A part's items begin at cuts[part].
+    """(query, pool, out, plan, scratch, places, where the layer's keys begin in a (page, KV head), page stride, KV head
+    stride, page size, KV heads, query heads per KV head, D, most rows of an item, score scale, softcap, window):
+    `attend` of successive parts of the plan.
 
-    scratch: `scratch_floats` for each part; places: 2 * TILE for each part.
+    plan: addresses as in PLAN_ARRAYS. scratch: `scratch_floats` for each part; places: 2 * TILE for each part.
     """
-    most_rows, head_dim = arguments[15], arguments[14]
-    scratch = floats_at(arguments[6] + first_part * scratch_floats(most_rows, head_dim) * FLOAT_BYTES)
-    places = arguments[7] + first_part * 2 * TILE * INT_BYTES
-    cuts = ints_at(arguments[5])
+    plan, head_dim, most_rows = ints_at(arguments[3]), arguments[12], arguments[13]
+    table, items, cuts = ints_at(plan[2]), ints_at(plan[3]), ints_at(plan[4])
+    scratch = floats_at(arguments[4] + first_part * scratch_floats(most_rows, head_dim) * FLOAT_BYTES)
+    places = arguments[5] + first_part * 2 * TILE * INT_BYTES
     attend(
         cuts[first_part],
         cuts[last_part],
         floats_at(arguments[0]),
         floats_at(arguments[1]),
-        ints_at(arguments[3]),
-        ints_at(arguments[4]),
-        arguments[8],
-        (arguments[9], arguments[10], arguments[11], arguments[12], arguments[13], head_dim, most_rows),
-        float_of(arguments[16]),
-        float_of(arguments[17]),
-        arguments[18],
+        table,
+        items,
+        arguments[6],
+        (arguments[7], arguments[8], arguments[9], arguments[10], arguments[11], head_dim, most_rows),
+        float_of(arguments[14]),
+        float_of(arguments[15]),
+        arguments[16],
         ints_at(places),
         ints_at(places + TILE * INT_BYTES),
         scratch,

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from quire_worker.arrays import Float32, Int8, UInt8, UInt16
-from quire_worker.ops.job import Arguments, array_at, compile_job, floats_at, ints_at
+from quire_worker.ops.job import Arguments, array_at, compile_job, float_of, floats_at, ints_at
 from quire_worker.ops.microkernel import make_microkernel
 from quire_worker.ops.simd import (
     HAS_AVX512,
@@ -207,8 +207,8 @@ def store_four(out: Float32, at: int, step: int, sums: tuple[Vector, Vector, Vec
 def compile_embedding(storage: str, number: np.dtype[Any], scale_number: np.dtype[Any]) -> int:
     """The address of the embedding job, over rows, for a storage with data and scales of such numbers.
 
-    It writes the weights of one output, a token, to each row. Its arguments: token [rows], data, scale, offset, blocks
-    of a tile, out [rows, inputs], inputs.
+    It writes the weights of one output, a token, times a factor to each row. Its arguments: token [rows], data, scale,
+    offset, blocks of a tile, out [rows, inputs], inputs, factor.
     """
     unpack = STORAGES[storage]
     numbers, scales = numba.from_dtype(number), numba.from_dtype(scale_number)
@@ -217,7 +217,7 @@ def compile_embedding(storage: str, number: np.dtype[Any], scale_number: np.dtyp
         token, out, inputs, blocks = ints_at(arguments[0]), floats_at(arguments[5]), arguments[6], arguments[4]
         data = array_at(arguments[1], numbers)
         scale, offset = array_at(arguments[2], scales), array_at(arguments[3], scales)
-        lanes = np.empty(2 * LANES, np.float32)
+        factor, lanes = float_of(arguments[7]), np.empty(2 * LANES, np.float32)
         for row in range(begin, end):
             tile, lane = token[row] // LANES, token[row] % LANES
             for i in range(inputs):
@@ -225,10 +225,10 @@ def compile_embedding(storage: str, number: np.dtype[Any], scale_number: np.dtyp
                 if k < _HALF:
                     w, v = unpack(data, scale, offset, tile * blocks + block, k)
                     store(lanes, 0, w)
-                    out[row * inputs + i] = lanes[lane]
+                    out[row * inputs + i] = factor * lanes[lane]
                     store(lanes, LANES, v)
                     if i + _HALF < inputs:
-                        out[row * inputs + i + _HALF] = lanes[LANES + lane]
+                        out[row * inputs + i + _HALF] = factor * lanes[LANES + lane]
 
     return compile_job(embed)
 

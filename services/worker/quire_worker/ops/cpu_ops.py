@@ -14,22 +14,26 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from quire_common.credit import LogprobColumns
-from quire_worker.arrays import Int32
+from quire_worker.arrays import Int32, Int64
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
 from quire_worker.ops.cpu_linear import BLOCK, LINEAR_ARGUMENTS, TILES, compile_embedding, compile_linear
-from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
+from quire_worker.ops.cpu_plan import PLAN_ARRAYS, CpuPlan, item_tokens, plan_step
 from quire_worker.ops.cpu_threads import CpuThreads
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.job import Job, compile_job, float_bits
+from quire_worker.ops.kernel_team import TEAM
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.simd import LANES
+from quire_worker.ops.step_tape import StepTape
 from quire_worker.ops.tile_weight import tile_weight
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 _X, _ROWS, _OUT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out"))
+_TAPE_ROWS: Final = 64
+"""Steps of more rows compute for so long that Python between the kernels does not count."""
 _PARTS_PER_THREAD: Final = 4
 """Of attention: so that threads end at about the same time."""
 _PAIR_COST: Final = 8
@@ -48,14 +52,17 @@ class CpuOps:
         self._norm = Job(compile_job(cpu_rows.norm_rows), 5)
         self._add_norm = Job(compile_job(cpu_rows.add_norm_rows), 6)
         self._silu_gate = Job(compile_job(cpu_rows.silu_gate_rows), 3)
-        self._rope_write = Job(compile_job(cpu_rows.rope_write_rows), 18)
-        self._attend = Job(compile_job(cpu_attention.attend_parts), 19)
+        self._rope_write = Job(compile_job(cpu_rows.rope_write_rows), 17)
+        self._attend = Job(compile_job(cpu_attention.attend_parts), 17)
         self._group = shape.heads // shape.kv_heads
+        self._pair_cost = shape.heads * shape.head_dim * _PAIR_COST // 64
         self._threads = CpuThreads()
         self._scratch = Scratch()
         self._most_rows = item_tokens(self._group) * self._group
         floats = cpu_attention.scratch_floats(self._most_rows, shape.head_dim)
         self._most_parts = _PARTS_PER_THREAD * self._threads.count if self._threads.count > 1 else 1
+        self._plan: Int64 = np.zeros(len(PLAN_ARRAYS), np.int64)
+        """Addresses of the arrays of the plan in hand."""
         self._attend_scratch = np.zeros((self._most_parts, floats), np.float32)
         self._attend_places = np.zeros((self._most_parts, 2 * cpu_tile.TILE), np.int64)
 
@@ -71,16 +78,59 @@ class CpuOps:
         if embeds:
             (tiles,) = tiled.segments
             function = compile_embedding(tiles.storage, tiles.data.dtype, tiles.scale.dtype)
-            self._embedding_jobs[id(tiled)] = Job(function, 7)
+            self._embedding_jobs[id(tiled)] = Job(function, 8)
         return tiled
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
         return plan_step(pages, rows, position, count, page_table, self._group, self._most_parts)
 
+    def capture(self, run: RunLayers[CpuPlan]) -> RunLayers[CpuPlan]:
+        tapes: dict[int, StepTape] = {}
+
+        def replay(token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
+            if plan.rows > _TAPE_ROWS or plan.rows > plan.real_rows:
+                return run(token, pages, plan)
+            key = self._scratch.replaced, pages.data_ptr(), torch.get_num_threads()
+            tape = tapes.get(plan.rows)
+            if tape is None or tape.key != key:
+                return self._record(run, tapes, StepTape(plan.rows, key), token, pages, plan)
+            if not tape.complete:
+                return run(token, pages, plan)
+            self._use(plan)
+            tape.token.copy_(token)
+            count, cost = self._attention_items(plan)
+            tape.set_items(self._attend, count, cost, self._threads.threads(cost, count))
+            TEAM.run(tape.jobs.reshape(-1))
+            result: tuple[Tensor, Tensor | None] = tape.result
+            return result
+
+        return replay
+
+    def _record(
+        self,
+        run: RunLayers[CpuPlan],
+        tapes: dict[int, StepTape],
+        tape: StepTape,
+        token: Tensor,
+        pages: Tensor,
+        plan: CpuPlan,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run and record; the tape is kept unless buffers were replaced meanwhile."""
+        tape.token.copy_(token)
+        self._threads.tape = tape
+        try:
+            tape.record(lambda given: run(given, pages, plan))
+        finally:
+            self._threads.tape = None
+        if tape.key[0] == self._scratch.replaced:
+            tapes[plan.rows] = tape
+        result: tuple[Tensor, Tensor | None] = tape.result
+        return result
+
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         tiled = _tiled(weight)
         (tiles,) = tiled.segments
-        rows, out = token.numel(), torch.empty(token.numel(), tiled.inputs)
+        rows, out = token.numel(), self._scratch.take("residual", token.numel(), tiled.inputs)
         self._threads.run(
             self._embedding_jobs[id(tiled)],
             rows,
@@ -90,8 +140,9 @@ class CpuOps:
             tiled.blocks,
             _address(out),
             tiled.inputs,
+            float_bits(scale),
         )
-        return out if scale == 1.0 else out.mul_(scale)
+        return out
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
@@ -139,8 +190,7 @@ class CpuOps:
             _address(rope.sin),
             _address(query_norm),
             _address(key_norm),
-            plan.write_at.ctypes.data,
-            plan.position.ctypes.data,
+            self._use(plan),
             plan.real_rows,
             norm is not None,
             float_bits(norm.eps if norm else 0.0),
@@ -157,18 +207,16 @@ class CpuOps:
         self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, window: int
     ) -> Tensor:
         out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
-        out[plan.real_rows :].zero_()
+        if plan.rows > plan.real_rows:
+            out[plan.real_rows :].zero_()
         page_size, head_dim = pages.shape[4:]
         self._threads.run(
             self._attend,
-            plan.cuts.size - 1,
-            plan.cost * (shape.heads * shape.head_dim * _PAIR_COST // 64),
+            *self._attention_items(plan),
             _address(query),
             _address(pages),
             _address(out),
-            plan.table.ctypes.data,
-            plan.items.ctypes.data,
-            plan.cuts.ctypes.data,
+            self._use(plan),
             self._attend_scratch.ctypes.data,
             self._attend_places.ctypes.data,
             pages.stride(2) * layer,
@@ -216,6 +264,15 @@ class CpuOps:
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         return self._torch.logprobs(logits, token, wanted)
 
+    def _use(self, plan: CpuPlan) -> int:
+        """Make this the plan that kernels see; the address of its arrays' addresses."""
+        self._plan[:] = plan.addresses()
+        return self._plan.ctypes.data
+
+    def _attention_items(self, plan: CpuPlan) -> tuple[int, int]:
+        """The number of the plan's parts and their cost."""
+        return plan.cuts.size - 1, plan.cost * self._pair_cost
+
     def _linear_into(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
         """Compute x @ weight.T + bias into `out` [R, outputs of all tiles]; return it without the padding outputs."""
         rows, size = x.shape[0], weight.blocks * BLOCK
@@ -226,7 +283,7 @@ class CpuOps:
         for job in self._linear_jobs[id(weight)][1]:
             arguments = job.arguments
             arguments[_X], arguments[_ROWS], arguments[_OUT] = x.data_ptr(), rows, out.data_ptr()
-            self._threads.run(job, job.tiles, job.tiles * rows * size, chunk_multiple=TILES)
+            self._threads.run(job, job.tiles, job.tiles * rows * size)
         return out if padded == weight.outputs else out[:, : weight.outputs].contiguous()
 
 
@@ -235,7 +292,7 @@ class _LinearJob(Job):
 
     def __init__(self, weight: TiledWeight, segment: Tiles) -> None:
         super().__init__(
-            compile_linear(segment.storage, segment.data.dtype, segment.scale.dtype), len(LINEAR_ARGUMENTS)
+            compile_linear(segment.storage, segment.data.dtype, segment.scale.dtype), len(LINEAR_ARGUMENTS), TILES
         )
         bias = weight.bias[segment.first_output :]
         given = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}

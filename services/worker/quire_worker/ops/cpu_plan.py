@@ -12,6 +12,8 @@ from quire_worker.arrays import Int32, Int64
 
 _ITEM_ROWS: Final = 64
 """Query rows per KV head that share a tile's transposed keys: enough that transposing does not count."""
+PLAN_ARRAYS: Final = ("position", "write_at", "table", "items", "cuts")
+"""Kernels find the addresses of a plan's arrays in a list of this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class CpuPlan:
     """[parts + 1]: where the items of each part begin; parts are of about equal cost."""
     cost: int
     """Of all items: (query, key) pairs of one head, no window."""
+
+    def addresses(self) -> tuple[int, ...]:
+        """Of the arrays, in the order of PLAN_ARRAYS."""
+        return tuple(getattr(self, name).ctypes.data for name in PLAN_ARRAYS)
 
 
 def item_tokens(group: int) -> int:

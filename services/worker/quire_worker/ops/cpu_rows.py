@@ -76,19 +76,20 @@ def silu_gate_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(qkv, pool, out, cos, sin, query norm weight, key norm weight, write_at, position, real rows, normed, eps, where
-    the layer's keys begin in a (page, KV head), KV head stride, page size, KV heads, group, D): see
-    `Ops.qk_norm_rope_write`. Mutates qkv where `normed`.
+    """(qkv, pool, out, cos, sin, query norm weight, key norm weight, plan, real rows, normed, eps, where the layer's
+    keys begin in a (page, KV head), KV head stride, page size, KV heads, group, D): see `Ops.qk_norm_rope_write`.
+    Mutates qkv where `normed`. plan: addresses as in PLAN_ARRAYS.
 
     write_at: of each real row, where its key of layer 0 and KV head 0 goes. group: query heads per KV head.
     """
     qkv, pool, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
     cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
     query_norm_weight, key_norm_weight = floats_at(arguments[5]), floats_at(arguments[6])
-    write_at, position, real_rows = ints_at(arguments[7]), ints_at(arguments[8]), arguments[9]
-    normed, eps, layer_at = arguments[10] != 0, float_of(arguments[11]), arguments[12]
-    head_stride, page_size, kv_heads = arguments[13], arguments[14], arguments[15]
-    group, head_dim = arguments[16], arguments[17]
+    plan, real_rows = ints_at(arguments[7]), arguments[8]
+    position, write_at = ints_at(plan[0]), ints_at(plan[1])
+    normed, eps, layer_at = arguments[9] != 0, float_of(arguments[10]), arguments[11]
+    head_stride, page_size, kv_heads = arguments[12], arguments[13], arguments[14]
+    group, head_dim = arguments[15], arguments[16]
     heads = kv_heads * group
     for row in range(first, last):
         at = row * (heads + 2 * kv_heads) * head_dim

@@ -7,8 +7,9 @@ from typing import Final
 
 import torch
 
-from quire_worker.ops.job import Job
+from quire_worker.ops.job import COST_NS, COUNT, THREADS, Job
 from quire_worker.ops.kernel_team import TEAM
+from quire_worker.ops.step_tape import StepTape
 
 _LEAST_COST: Final = 1 << 14
 """Smallest cost of a thread's part, in about nanoseconds. Below it, handing out the part takes longer than it saves."""
@@ -20,13 +21,21 @@ class CpuThreads:
     def __init__(self) -> None:
         self.count = torch.get_num_threads()
         TEAM.grow(self.count - 1)
+        self.tape: StepTape | None = None
+        """Jobs that run are recorded here, too."""
 
-    def run(self, job: Job, count: int, cost: int, *arguments: int, chunk_multiple: int = 1) -> None:
-        """Give the job these arguments, if there are any, and run its items 0..count.
+    def run(self, job: Job, count: int, cost: int, *arguments: int) -> None:
+        """Run items 0..count of the job, with these arguments if there are any.
 
-        `cost`: of all items, in about nanoseconds of one thread. `chunk_multiple`: see `KernelTeam.run`.
+        `cost`: of all items, in about nanoseconds of one thread.
         """
         if arguments:
             job.arguments[:] = arguments
-        threads = max(1, min(self.count, torch.get_num_threads(), cost // _LEAST_COST, count))
-        TEAM.run(job, count, threads, cost, chunk_multiple)
+        job.words[COUNT], job.words[COST_NS], job.words[THREADS] = count, cost, self.threads(cost, count)
+        TEAM.run(job.words)
+        if self.tape is not None:
+            self.tape.add(job)
+
+    def threads(self, cost: int, count: int) -> int:
+        """The most threads that a job of this cost and number of items may have."""
+        return max(1, min(self.count, torch.get_num_threads(), cost // _LEAST_COST, count))

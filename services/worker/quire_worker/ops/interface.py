@@ -8,6 +8,7 @@ the implementation, valid until the same operation is called again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,8 @@ from quire_worker.sampling.columns import SamplingColumns
 
 P = TypeVar("P")
 """An implementation's own plan of a step's attention."""
+RunLayers = Callable[[Tensor, Tensor, P], tuple[Tensor, Tensor | None]]
+"""A decoder's pass: token [R] int64, pages and plan -> two results whose sum is hidden [R, H]; see Decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class RopeTables:
 
 @dataclass(frozen=True, slots=True)
 class QkNormWeights:
-    """Gains of the norms over query and key heads, each [D], and their epsilon."""
+    """Weights of the norms over query and key heads, each [D], and their epsilon."""
 
     query: Tensor
     key: Tensor
@@ -71,7 +74,7 @@ class Ops(Protocol[P]):
         ...
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """Called for every weight of the model before any step: measure, compile or choose what its products need.
+        """Called for every weight of the model before any step: measure, compile or choose what its GEMMs need.
         Returns the weight that the other methods take, which may be stored in another way. `embeds`: `embedding` takes
         it."""
         ...
@@ -85,12 +88,16 @@ class Ops(Protocol[P]):
         """
         ...
 
+    def capture(self, run: RunLayers[P]) -> RunLayers[P]:
+        """A function that computes the same as `run`. It may record what `run` does and replay it."""
+        ...
+
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         """token [R] int64, weight of V outputs and H inputs -> [R, H]: rows of the weight, times `scale`."""
         ...
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """[R, H] -> x / sqrt(mean(x^2) + eps) * gain."""
+        """[R, H] -> x / sqrt(mean(x^2) + eps) * norm_weight."""
         ...
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

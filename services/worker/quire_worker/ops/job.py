@@ -28,15 +28,18 @@ Arguments = Any
 JobKernel = Callable[[int, int, Arguments], None]
 
 
+# Words of a job, int64 each: the compiled kernel, its items, the address of its arguments, the most threads that may
+# share it, about what one thread takes for all items, and what chunks of items are a multiple of (but for the last).
+FUNCTION, COUNT, ARGUMENTS, THREADS, COST_NS, CHUNK_MULTIPLE, JOB_WORDS = 0, 1, 2, 3, 4, 5, 6
+
+
 class Job:
     """A compiled kernel and the memory of its arguments. One thread at a time may run it."""
 
-    def __init__(self, function: int, count: int) -> None:
-        """`function`: of `compile_job`. `count`: of arguments."""
-        self.function = function
-        self.arguments: Int64 = np.zeros(count, np.int64)
-        self.address = self.arguments.ctypes.data
-        """Of the arguments."""
+    def __init__(self, function: int, arguments: int, chunk_multiple: int = 1) -> None:
+        """`function`: of `compile_job`. `arguments`: their number."""
+        self.arguments: Int64 = np.zeros(arguments, np.int64)
+        self.words: Int64 = np.array([function, 0, self.arguments.ctypes.data, 1, 0, chunk_multiple], np.int64)
 
 
 @cache

@@ -19,7 +19,16 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from quire_worker.arrays import Int64
-from quire_worker.ops.job import Job, compile_job, untyped_intrinsic
+from quire_worker.ops.job import (
+    ARGUMENTS,
+    CHUNK_MULTIPLE,
+    COST_NS,
+    COUNT,
+    FUNCTION,
+    JOB_WORDS,
+    THREADS,
+    untyped_intrinsic,
+)
 from quire_worker.ops.simd import kernel
 
 _AWAKE_NS: Final = 300_000
@@ -38,9 +47,11 @@ _PAUSE_DECAY: Final = 0.98
 _CHUNKS: Final = 8
 _MIN_CHUNK_NS: Final = 20_000
 """A thread's share of a job comes in so many chunks, unless they would cost less than this."""
-# Words of the job, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
+_JOBS_AT_ONCE: Final = 32
+"""After so many jobs the caller looks again which helpers are awake."""
+# The job in hand, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
 # line of its own, since all threads write it.
-_FUNCTION, _ARGUMENTS, _COUNT, _CHUNK, _NEXT, _JOB_WORDS, _STATE_WORDS = 0, 1, 2, 3, 8, 16, 8
+_FUNCTION, _ARGUMENTS, _COUNT, _CHUNK, _NEXT, _BOX_WORDS, _STATE_WORDS = 0, 1, 2, 3, 8, 16, 8
 _IDLE, _OFFERED, _TAKEN = 0, 1, 2
 """States of a helper. The caller offers; the helper takes, then becomes idle. The caller may take an offer back."""
 _MOST_HELPERS: Final = 255
@@ -162,23 +173,33 @@ def _compute(box: Int64) -> None:
 
 
 @kernel
-def _run(box: Int64, helpers: int, function: int, count: int, arguments: int, chunk: int, spins: int) -> bool:
-    """Offer the job to the first helpers, compute what they leave and wait for them. Returns `_ended`."""
-    if helpers == 0:
-        _call(function, 0, count, arguments)
-        return True
-    box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
-    for helper in range(helpers):
-        _store(box, _JOB_WORDS + helper * _STATE_WORDS, _OFFERED)
-    _compute(box)
-    return _ended(box, helpers, spins)
+def _run(box: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_ns: int, looks_per_ns: float) -> int:
+    """Run jobs begin..end, words as in job.py, with the first helpers. Returns `end`, or ~job if helpers ended
+    that job late."""
+    for job in range(begin, end):
+        at = job * JOB_WORDS
+        function, count, arguments = jobs[at + FUNCTION], jobs[at + COUNT], jobs[at + ARGUMENTS]
+        threads, cost_ns, multiple = jobs[at + THREADS], jobs[at + COST_NS], jobs[at + CHUNK_MULTIPLE]
+        joining = min(helpers, threads - 1)
+        chunks = threads * max(1, min(_CHUNKS, cost_ns // (threads * _MIN_CHUNK_NS)))
+        chunk = (count + chunks * multiple - 1) // (chunks * multiple) * multiple
+        if joining == 0 or chunk >= count:
+            _call(function, 0, count, arguments)
+            continue
+        box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
+        for helper in range(joining):
+            _store(box, _BOX_WORDS + helper * _STATE_WORDS, _OFFERED)
+        _compute(box)
+        if not _ended(box, joining, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
+            return ~job
+    return end
 
 
 @kernel
 def _ended(box: Int64, helpers: int, spins: int) -> bool:
     """Whether those of the first helpers that took the job end it within so many looks; the others lose the offer."""
     for helper in range(helpers):
-        at = _JOB_WORDS + helper * _STATE_WORDS
+        at = _BOX_WORDS + helper * _STATE_WORDS
         while _load(box, at) != _IDLE and not _swap(box, at, _OFFERED, _IDLE):
             _pause()
             spins -= 1
@@ -191,7 +212,7 @@ class KernelTeam:
     """The helpers of a process. One caller at a time has them; another that comes meanwhile computes alone."""
 
     def __init__(self) -> None:
-        self._box = np.zeros(_JOB_WORDS + _MOST_HELPERS * _STATE_WORDS, np.int64)
+        self._box = np.zeros(_BOX_WORDS + _MOST_HELPERS * _STATE_WORDS, np.int64)
         self._wakes: list[threading.Event] = []
         self._asleep: list[bool] = []
         self._caller = threading.Lock()
@@ -204,7 +225,7 @@ class KernelTeam:
         """Have at least so many helpers, at most 255."""
         with self._caller:
             if not self._looks_per_ns:
-                _run(self._box, 0, compile_job(_nothing), 0, 0, 0, 0)  # compiled now, not within the first step
+                _run(self._box, np.zeros(0, np.int64), 0, 0, 0, 0, 0.0)  # compiled now, not within the first step
                 self._looks_per_ns = max(_measure_looks(self._box) for _ in range(_MEASUREMENTS))
             for number in range(len(self._wakes), min(helpers, _MOST_HELPERS)):
                 wake = threading.Event()
@@ -220,41 +241,40 @@ class KernelTeam:
                     self._wakes.pop()
                     raise
 
-    def run(self, job: Job, count: int, most_threads: int, cost_ns: int, chunk_multiple: int = 1) -> None:
-        """Run items 0..count of the job. `cost_ns`: about what one thread takes for all items. Chunks but the last hold
-        a multiple of `chunk_multiple` items.
+    def run(self, jobs: Int64) -> None:
+        """Run jobs one after the other; `jobs` holds JOB_WORDS words of each.
 
-        If helpers end late, other threads hold their cores. Callers then compute alone for a pause. A late run doubles
-        the next pause; a run in time shortens it by 2 %. Threads that wait for each other without cores are slower than
-        one.
+        If helpers end a job late, other threads hold their cores. Callers then compute alone for a pause. A late job
+        doubles the next pause; jobs in time shorten it by 2 %. Threads that wait for each other without cores are
+        slower than one.
         """
-        given = job.function, count, job.address
-        alone = most_threads == 1 or time.monotonic() < self._pause_until_s
-        if alone or not self._caller.acquire(blocking=False):
-            _run(self._box, 0, *given, 0, 0)
-            return
-        try:
-            helpers = self._awake(most_threads - 1)
-            looks = int(self._looks_per_ns * max(_MIN_WAIT_NS, cost_ns / 4))
-            chunks = (helpers + 1) * max(1, min(_CHUNKS, cost_ns // (most_threads * _MIN_CHUNK_NS)))
-            chunk = -(-count // (chunks * chunk_multiple)) * chunk_multiple
-            if _run(self._box, helpers, *given, chunk, looks):
-                self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY) if helpers else self._pause_s
-            else:
-                self._wait()
-                self._pause_until_s = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-        except BaseException:
-            self._wait()  # helpers may still compute with memory that the caller is about to free
-            raise
-        finally:
-            self._caller.release()
+        count, done = jobs.size // JOB_WORDS, 0
+        while done < count:
+            end = min(done + _JOBS_AT_ONCE, count)
+            if time.monotonic() < self._pause_until_s or not self._caller.acquire(blocking=False):
+                done = _run(self._box, jobs, done, end, 0, 0, 0.0)
+                continue
+            try:
+                helpers = self._awake()
+                reached = _run(self._box, jobs, done, end, helpers, _MIN_WAIT_NS, self._looks_per_ns)
+                if reached < 0:
+                    self._wait()
+                    self._pause_until_s = time.monotonic() + self._pause_s
+                    self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+                elif helpers:
+                    self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY)
+                done = reached if reached >= 0 else ~reached + 1
+            except BaseException:
+                self._wait()  # helpers may still compute with memory that the caller is about to free
+                raise
+            finally:
+                self._caller.release()
 
-    def _awake(self, most: int) -> int:
-        """How many of the first helpers are awake, one after the other; the others are woken for the next time."""
+    def _awake(self) -> int:
+        """How many of the helpers are awake, from the first on; the others are woken for the next time."""
         found = 0
-        for number in range(min(most, len(self._wakes))):
-            if self._asleep[number]:
+        for number, asleep in enumerate(self._asleep):
+            if asleep:
                 self._wakes[number].set()
             elif found == number:
                 found += 1
@@ -269,7 +289,7 @@ class KernelTeam:
         """The body of a helper's thread."""
         self._asleep[number] = False
         while True:
-            _serve(self._box, _JOB_WORDS + number * _STATE_WORDS, int(self._looks_per_ns * _AWAKE_NS))
+            _serve(self._box, _BOX_WORDS + number * _STATE_WORDS, int(self._looks_per_ns * _AWAKE_NS))
             self._asleep[number] = True
             wake.wait()
             wake.clear()
@@ -279,12 +299,8 @@ class KernelTeam:
 def _measure_looks(box: Int64) -> float:
     """Looks of an idle helper in a nanosecond."""
     began_ns = time.perf_counter_ns()
-    _serve(box, _JOB_WORDS, _MEASURED_LOOKS)
+    _serve(box, _BOX_WORDS, _MEASURED_LOOKS)
     return _MEASURED_LOOKS / (time.perf_counter_ns() - began_ns)
-
-
-def _nothing(begin: int, end: int, arguments: Any) -> None:
-    """A job that computes nothing."""
 
 
 TEAM: Final = KernelTeam()

@@ -19,6 +19,8 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
         self._taken: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self.replaced = 0
+        """Buffers that larger ones have replaced so far."""
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A contiguous tensor of the shape; what it holds is left over from before."""
@@ -31,6 +33,7 @@ class Scratch:
             # Zeros, since left-over NaNs in padding would spread.
             buffer = self._buffers[name] = torch.zeros(size)
             self._taken.clear()
+            self.replaced += 1
         if len(self._taken) >= _MOST_SHAPES:
             self._taken.clear()
         taken = self._taken[name, shape] = buffer[:size].view(shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depends_on_rows
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
@@ -70,6 +70,9 @@ class TorchOps:
             tile=self._tile,
             row_tile=self._row_tile,
         )
+
+    def capture(self, run: RunLayers[TorchPlan]) -> RunLayers[TorchPlan]:
+        return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         rows = as_dense(weight).data.index_select(0, token)

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.triton.attention import decode_attention, prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.fresh_attention import Fresh, fresh_attention
@@ -66,6 +66,9 @@ class TritonOps:
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
         return plan_step(self._device, rows, position, count, page_table, self._shape, even=self.batch_invariant)
+
+    def capture(self, run: RunLayers[TritonPlan]) -> RunLayers[TritonPlan]:
+        return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         rows = as_dense(weight).data

@@ -1,0 +1,108 @@
+"""A recorded pass: replayed with new tokens, positions and pages it has the bits of a pass, or it is not replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire_worker.loading import LoadedModel
+from quire_worker.ops.cpu_ops import CpuOps
+from quire_worker.ops.cpu_plan import CpuPlan
+from tests.model.batches import pages_for
+from tests.model.folders import load_dummy_model
+
+SIZES: dict[str, Any] = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
+"""That the kernels take as they are: others are padded, by torch."""
+
+
+class Passes:
+    """A decoder's passes through `capture`, and how many of them ran."""
+
+    def __init__(self, model: LoadedModel, *, extra: bool = False) -> None:
+        self.ran, self.extra = 0, extra
+        self.decoder, self.pages = model.runner.decoder, model.runner.pool.tensor
+        assert isinstance(self.decoder.ops, CpuOps)
+        self.ops: CpuOps = self.decoder.ops
+        self.captured = self.ops.capture(self.run)
+
+    def run(self, token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
+        self.ran += 1
+        residual, delta = self.decoder.run_layers(token, pages, plan)
+        return residual.mul_(2.0) if self.extra else residual, delta
+
+    def step(self, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Hidden rows of a step of one-token sequences, by `capture` and without it, and the pages both wrote."""
+        drawn = np.random.default_rng(seed)
+        position = drawn.integers(0, 100, rows).astype(np.int32)
+        table = np.array([pages_for(100, 1 + 7 * row) for row in range(rows)], np.int32)
+        token = torch.from_numpy(drawn.integers(0, 97, rows))
+        found = []
+        with torch.inference_mode():
+            for run in (self.captured, self.decoder.run_layers):
+                self.pages.copy_(torch.randn(self.pages.shape, generator=torch.Generator().manual_seed(seed)))
+                plan = self.ops.plan(self.pages, rows, position, np.ones(rows, np.int32), table)
+                residual, delta = run(token, self.pages, plan)
+                assert delta is not None
+                found.append(torch.cat([(residual + delta).flatten(), self.pages.flatten()]))
+        return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_dummy_model(tmp_path_factory.mktemp("model"), **SIZES)
+
+
+def test_a_replay_has_the_bits_of_a_pass(model: LoadedModel) -> None:
+    passes = Passes(model)
+    passes.step(8, 0)
+    passes.ran = 0  # its buffers were made within that pass, which was not recorded therefore
+    for turn, rows in enumerate((8, 1, 3, 8, 1, 3, 3, 8)):
+        replayed, plain = passes.step(rows, turn)
+        assert torch.equal(replayed, plain), turn
+    assert passes.ran == 3
+
+
+def test_a_pass_is_recorded_anew_when_buffers_were_replaced(model: LoadedModel) -> None:
+    passes = Passes(model)
+    passes.step(2, 0)
+    passes.step(2, 1)
+    assert passes.ran == 1
+    passes.ops._scratch.take("residual", 1000, 64)
+    for turn in range(2, 5):
+        replayed, plain = passes.step(2, turn)
+        assert torch.equal(replayed, plain)
+    assert passes.ran == 2
+
+
+def test_a_pass_in_which_torch_computes_is_never_replayed(model: LoadedModel) -> None:
+    passes = Passes(model, extra=True)
+    for turn in range(4):
+        passes.step(2, turn)
+    assert passes.ran == 4
+
+
+def test_another_number_of_threads_is_recorded_anew(model: LoadedModel) -> None:
+    passes, before = Passes(model), torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            for turn in range(2):
+                replayed, plain = passes.step(4, turn)
+                assert torch.equal(replayed, plain)
+    finally:
+        torch.set_num_threads(before)
+    assert passes.ran == 3
+
+
+def test_a_model_of_another_activation_runs_as_it_did(tmp_path: Path) -> None:
+    """Torch computes it: see Ops.activation."""
+    passes = Passes(load_dummy_model(tmp_path, **SIZES, hidden_act="gelu_pytorch_tanh"))
+    for turn in range(3):
+        replayed, plain = passes.step(2, turn)
+        assert torch.equal(replayed, plain)
+    assert passes.ran == 3
