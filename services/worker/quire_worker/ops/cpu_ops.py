@@ -117,11 +117,8 @@ class CpuOps:
     ) -> tuple[Tensor, Tensor | None]:
         """Run and record; the tape is kept unless buffers were replaced meanwhile."""
         tape.token.copy_(token)
-        self._threads.tape = tape
-        try:
+        with self._threads.recording(tape):
             tape.record(lambda given: run(given, pages, plan))
-        finally:
-            self._threads.tape = None
         if tape.key[0] == self._scratch.replaced:
             tapes[plan.rows] = tape
         result: tuple[Tensor, Tensor | None] = tape.result

@@ -3,6 +3,8 @@ what a job computes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -21,8 +23,7 @@ class CpuThreads:
     def __init__(self) -> None:
         self.count = torch.get_num_threads()
         TEAM.grow(self.count - 1)
-        self.tape: StepTape | None = None
-        """Jobs that run are recorded here, too."""
+        self._tape: StepTape | None = None
 
     def run(self, job: Job, count: int, cost: int, *arguments: int) -> None:
         """Run items 0..count of the job, with these arguments if there are any.
@@ -33,8 +34,17 @@ class CpuThreads:
             job.arguments[:] = arguments
         job.words[COUNT], job.words[COST_NS], job.words[THREADS] = count, cost, self.threads(cost, count)
         TEAM.run(job.words)
-        if self.tape is not None:
-            self.tape.add(job)
+        if self._tape is not None:
+            self._tape.add(job)
+
+    @contextmanager
+    def recording(self, tape: StepTape) -> Iterator[None]:
+        """Jobs that run within the context are recorded, too."""
+        self._tape = tape
+        try:
+            yield
+        finally:
+            self._tape = None
 
     def threads(self, cost: int, count: int) -> int:
         """The most threads that a job of this cost and number of items may have."""
