@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire_worker.ops import cpu_threads
-from quire_worker.ops.cpu_ops import CpuOps
+from quire_worker.ops.cpu import threads
+from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
 
@@ -165,7 +165,7 @@ def test_damage_shows_in_the_rows_that_see_it(damage: float, kind: int) -> None:
 
 
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_threads, "_LEAST_COST", 1)
+    monkeypatch.setattr(threads, "_LEAST_COST", 1)
     parts = [(0, 0, 200), (1, 180, 1), (2, 90, 37), (3, 0, 1)]
     before = torch.get_num_threads()
     for case in (Case(), Case(group=3, window=20)):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from quire_common.gguf.block_kinds import KIND_NAMED
-from quire_worker.ops.cpu_ops import CpuOps
+from quire_worker.ops.cpu.cpu_ops import CpuOps
+from quire_worker.ops.cpu.simd import HAS_AVX512
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.simd import HAS_AVX512
 from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Weight, quantize_int8
 from quire_worker.weights.gguf.dequantize import READABLE_KINDS
 

@@ -15,12 +15,12 @@ from quire_worker.arrays import Float32
 from quire_worker.config import WorkerConfig
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
-from quire_worker.ops import cpu_threads
 from quire_worker.ops.backends import BACKENDS, SUPPORTED, backend_on, make_ops
-from quire_worker.ops.cpu_ops import CpuOps
-from quire_worker.ops.cpu_plan import CpuPlan
+from quire_worker.ops.cpu import threads
+from quire_worker.ops.cpu.cpu_ops import CpuOps
+from quire_worker.ops.cpu.plan import CpuPlan
+from quire_worker.ops.cpu.simd import LANES, exp, kernel, largest, load, store, total
 from quire_worker.ops.interface import HeadShape, Ops, QkNormWeights, RopeTables
-from quire_worker.ops.simd import LANES, exp, kernel, largest, load, store, total
 from quire_worker.ops.torch_reference import TorchOps
 
 SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32, score_scale=0.3)
@@ -33,7 +33,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture(params=[1, 2])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuOps]:
-    monkeypatch.setattr(cpu_threads, "_LEAST_COST", 1)
+    monkeypatch.setattr(threads, "_LEAST_COST", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield CpuOps(SHAPE, PAGE)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from quire_worker.arrays import Int64
-from quire_worker.ops import kernel_team
-from quire_worker.ops.job import ARGUMENTS, COST_NS, COUNT, THREADS, Job, compile_job
-from quire_worker.ops.kernel_team import KernelTeam
+from quire_worker.ops.cpu import kernel_team
+from quire_worker.ops.cpu.job import ARGUMENTS, COST_NS, COUNT, THREADS, Job, compile_job
+from quire_worker.ops.cpu.kernel_team import KernelTeam
 
 
 def add_one(begin: int, end: int, words: Any) -> None:

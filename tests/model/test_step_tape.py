@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire_worker.loading import LoadedModel
-from quire_worker.ops.cpu_ops import CpuOps
-from quire_worker.ops.cpu_plan import CpuPlan
+from quire_worker.ops.cpu.cpu_ops import CpuOps
+from quire_worker.ops.cpu.plan import CpuPlan
 from tests.model.batches import pages_for
 from tests.model.folders import load_dummy_model
 

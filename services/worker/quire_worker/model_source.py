@@ -83,7 +83,7 @@ def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
     --torch-threads fixes the number, there is one thread, or torch computes: its products have other bits then."""
     import torch
 
-    from quire_worker.ops.cpu_ops import CpuOps
+    from quire_worker.ops.cpu.cpu_ops import CpuOps
     from quire_worker.threads.sharing_runner import SharingRunner
 
     ops = runner.decoder.ops

@@ -36,7 +36,7 @@ def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
 
 
 def _cpu(shape: HeadShape, page_size: int) -> Ops[Any]:
-    from quire_worker.ops.cpu_ops import CpuOps
+    from quire_worker.ops.cpu.cpu_ops import CpuOps
 
     if not CpuOps.supports(shape):
         log.info("torch computes attention: no kernel for this head size", head_dim=shape.head_dim)

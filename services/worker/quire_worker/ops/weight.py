@@ -116,10 +116,10 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Consecutive tiles of one storage format, laid out for the kernels of cpu_linear.py."""
+    """Consecutive tiles of one storage format, laid out for the kernels of cpu/linear.py."""
 
     storage: str
-    """One of cpu_linear.STORAGES."""
+    """One of STORAGES in cpu/linear.py."""
     data: NDArray[Any]
     """Flat: [tiles, blocks, ...], as the storage has it."""
     scale: Float32 | UInt16

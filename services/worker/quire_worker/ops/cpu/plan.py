@@ -18,7 +18,7 @@ PLAN_ARRAYS: Final = ("position", "write_at", "table", "items", "cuts")
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What the CPU kernels need of a step; see `cpu_attention.attend`."""
+    """What the CPU kernels need of a step; see `attention.attend`."""
 
     rows: int
     real_rows: int

@@ -9,9 +9,9 @@ from typing import Final
 
 import torch
 
-from quire_worker.ops.job import COST_NS, COUNT, THREADS, Job
-from quire_worker.ops.kernel_team import TEAM
-from quire_worker.ops.step_tape import StepTape
+from quire_worker.ops.cpu.job import COST_NS, COUNT, THREADS, Job
+from quire_worker.ops.cpu.kernel_team import TEAM
+from quire_worker.ops.cpu.step_tape import StepTape
 
 _LEAST_COST: Final = 1 << 14
 """Smallest cost of a thread's part, in about nanoseconds. Below it, handing out the part takes longer than it saves."""

@@ -16,17 +16,17 @@ from torch import Tensor
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32, Int64
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
-from quire_worker.ops.cpu_linear import BLOCK, LINEAR_ARGUMENTS, TILES, compile_embedding, compile_linear
-from quire_worker.ops.cpu_plan import PLAN_ARRAYS, CpuPlan, item_tokens, plan_step
-from quire_worker.ops.cpu_threads import CpuThreads
+from quire_worker.ops.cpu import attention, attention_tile, row_kernels
+from quire_worker.ops.cpu.job import Job, compile_job, float_bits
+from quire_worker.ops.cpu.kernel_team import TEAM
+from quire_worker.ops.cpu.linear import BLOCK, LINEAR_ARGUMENTS, TILES, compile_embedding, compile_linear
+from quire_worker.ops.cpu.plan import PLAN_ARRAYS, CpuPlan, item_tokens, plan_step
+from quire_worker.ops.cpu.simd import LANES
+from quire_worker.ops.cpu.step_tape import StepTape
+from quire_worker.ops.cpu.threads import CpuThreads
+from quire_worker.ops.cpu.tile_weight import tile_weight
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
-from quire_worker.ops.job import Job, compile_job, float_bits
-from quire_worker.ops.kernel_team import TEAM
 from quire_worker.ops.scratch import Scratch
-from quire_worker.ops.simd import LANES
-from quire_worker.ops.step_tape import StepTape
-from quire_worker.ops.tile_weight import tile_weight
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
@@ -49,22 +49,22 @@ class CpuOps:
         self.batch_invariant = True
         self._linear_jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
         self._embedding_jobs: dict[int, Job] = {}
-        self._norm = Job(compile_job(cpu_rows.norm_rows), 5)
-        self._add_norm = Job(compile_job(cpu_rows.add_norm_rows), 6)
-        self._silu_gate = Job(compile_job(cpu_rows.silu_gate_rows), 3)
-        self._rope_write = Job(compile_job(cpu_rows.rope_write_rows), 17)
-        self._attend = Job(compile_job(cpu_attention.attend_parts), 17)
+        self._norm = Job(compile_job(row_kernels.norm_rows), 5)
+        self._add_norm = Job(compile_job(row_kernels.add_norm_rows), 6)
+        self._silu_gate = Job(compile_job(row_kernels.silu_gate_rows), 3)
+        self._rope_write = Job(compile_job(row_kernels.rope_write_rows), 17)
+        self._attend = Job(compile_job(attention.attend_parts), 17)
         self._group = shape.heads // shape.kv_heads
         self._pair_cost = shape.heads * shape.head_dim * _PAIR_COST // 64
         self._threads = CpuThreads()
         self._scratch = Scratch()
         self._most_rows = item_tokens(self._group) * self._group
-        floats = cpu_attention.scratch_floats(self._most_rows, shape.head_dim)
+        floats = attention.scratch_floats(self._most_rows, shape.head_dim)
         self._most_parts = _PARTS_PER_THREAD * self._threads.count if self._threads.count > 1 else 1
         self._plan: Int64 = np.zeros(len(PLAN_ARRAYS), np.int64)
         """Addresses of the arrays of the plan in hand."""
         self._attend_scratch = np.zeros((self._most_parts, floats), np.float32)
-        self._attend_places = np.zeros((self._most_parts, 2 * cpu_tile.TILE), np.int64)
+        self._attend_places = np.zeros((self._most_parts, 2 * attention_tile.TILE), np.int64)
 
     @staticmethod
     def supports(shape: HeadShape) -> bool:

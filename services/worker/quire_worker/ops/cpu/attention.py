@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from quire_worker.arrays import Float32, Int64
-from quire_worker.ops.cpu_tile import TILE, collect, collect_two, find, score, soften
-from quire_worker.ops.job import FLOAT_BYTES, INT_BYTES, Arguments, float_of, floats_at, ints_at
-from quire_worker.ops.simd import LANES, Number, divide, kernel, load, multiply, spread, store, total, transpose
+from quire_worker.ops.cpu.attention_tile import TILE, collect, collect_two, find, score, soften
+from quire_worker.ops.cpu.job import FLOAT_BYTES, INT_BYTES, Arguments, float_of, floats_at, ints_at
+from quire_worker.ops.cpu.simd import LANES, Number, divide, kernel, load, multiply, spread, store, total, transpose
 
 _FEW_ROWS: Final = 8
 """Up to so many rows wait for memory more than they compute: the next tile is loaded ahead."""

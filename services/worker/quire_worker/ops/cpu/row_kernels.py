@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from quire_worker.arrays import Float32
-from quire_worker.ops.job import Arguments, float_of, floats_at, ints_at
-from quire_worker.ops.simd import (
+from quire_worker.ops.cpu.job import Arguments, float_of, floats_at, ints_at
+from quire_worker.ops.cpu.simd import (
     LANES,
     Number,
     add,

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from quire_worker.arrays import Float32, Int64
-from quire_worker.ops.simd import kernel
+from quire_worker.ops.cpu.simd import kernel
 
 JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
 """(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire_worker.arrays import Int64
-from quire_worker.ops.job import ARGUMENTS, COST_NS, COUNT, FUNCTION, JOB_WORDS, THREADS, Job
+from quire_worker.ops.cpu.job import ARGUMENTS, COST_NS, COUNT, FUNCTION, JOB_WORDS, THREADS, Job
 
 _VIEWS: Final = (torch.ops.aten.view.default, torch.ops.aten.slice.Tensor)
 

@@ -1,4 +1,4 @@
-"""Repacks weights into the tiles that cpu_linear.py reads: LANES outputs side by side, one input after the other.
+"""Repacks weights into the tiles that linear.py reads: LANES outputs side by side, one input after the other.
 
 Quantised values become 4-bit integers if their range fits in 16 levels, else 8-bit ones, with scales. bfloat16 and
 float16 stay 16-bit. The values are those of the file, to the bit but for the sign of a zero.
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.arrays import Float32
-from quire_worker.ops.cpu_linear import BLOCK, Scales
-from quire_worker.ops.simd import LANES
+from quire_worker.ops.cpu.linear import BLOCK, Scales
+from quire_worker.ops.cpu.simd import LANES
 from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredRows, StoredWeight, TiledWeight, Tiles
 from quire_worker.weights.gguf.dequantize import is_quantised, quants
 

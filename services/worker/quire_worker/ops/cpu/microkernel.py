@@ -12,7 +12,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from quire_worker.arrays import Float32
-from quire_worker.ops.simd import LANES, LLVM_VECTOR, emit_fma, emit_load, emit_spread_from, emit_store
+from quire_worker.ops.cpu.simd import LANES, LLVM_VECTOR, emit_fma, emit_load, emit_spread_from, emit_store
 
 _INT: Final = ir.IntType(64)
 Microkernel = Callable[[Float32, int, int, Float32, int, int, Float32, int], None]

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from quire_worker.arrays import Int64
-from quire_worker.ops.job import (
+from quire_worker.ops.cpu.job import (
     ARGUMENTS,
     CHUNK_MULTIPLE,
     COST_NS,
@@ -29,7 +29,7 @@ from quire_worker.ops.job import (
     THREADS,
     untyped_intrinsic,
 )
-from quire_worker.ops.simd import kernel
+from quire_worker.ops.cpu.simd import kernel
 
 _AWAKE_NS: Final = 300_000
 """How long a helper looks for a next part before it goes to sleep."""

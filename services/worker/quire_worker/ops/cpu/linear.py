@@ -16,9 +16,9 @@ import numba
 import numpy as np
 
 from quire_worker.arrays import Float32, Int8, UInt8, UInt16
-from quire_worker.ops.job import Arguments, array_at, compile_job, float_of, floats_at, ints_at
-from quire_worker.ops.microkernel import make_microkernel
-from quire_worker.ops.simd import (
+from quire_worker.ops.cpu.job import Arguments, array_at, compile_job, float_of, floats_at, ints_at
+from quire_worker.ops.cpu.microkernel import make_microkernel
+from quire_worker.ops.cpu.simd import (
     HAS_AVX512,
     LANES,
     Vector,

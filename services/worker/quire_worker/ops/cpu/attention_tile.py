@@ -1,6 +1,6 @@
 """One tile of attention: kernels for where its keys lie, its scores, their softmax, and the weighted values.
 
-All work on scratch memory that `cpu_attention` lays out: transposed keys first, [D, TILE]. A tile holds 64 keys; what
+All work on scratch memory that attention.py lays out: transposed keys first, [D, TILE]. A tile holds 64 keys; what
 is written here of two rows at once is the same arithmetic, in the same order, for each.
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from quire_worker.arrays import Float32, Int64
-from quire_worker.ops.simd import (
+from quire_worker.ops.cpu.simd import (
     LANES,
     Number,
     Vector,

@@ -1,0 +1,1 @@
+"""`Ops` for the CPU: compiled kernels, and the threads that run them."""
