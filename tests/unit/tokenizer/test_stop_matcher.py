@@ -76,24 +76,30 @@ def test_time_is_linear_in_the_text_and_not_in_the_stop_strings(piece: int) -> N
     assert seconds(20_000) < 0.5
 
 
-@pytest.mark.perf
-def test_the_largest_list_costs_a_sequence_next_to_nothing() -> None:
-    """n = 128 of them stopped a tokenizer for seconds, and took 9 MiB each."""
-    stops, sent = largest_list(), [largest_list() for _ in range(128)]
-    text = "".join(stop[:300] for stop in stops)
+def test_siblings_share_the_largest_list() -> None:
+    """An automaton for each of n = 128 siblings once took 9 MiB, 1.2 GiB together."""
+    sent = [largest_list() for _ in range(128)]
     tracemalloc.start()
     try:
-        started = time.process_time()
         matchers = [StopMatcher(stop_strings(each)) for each in sent]
-        seconds = time.process_time() - started
         for matcher in matchers:
-            matcher.feed(text)
+            matcher.feed(sent[0][0][:300])
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert seconds < 0.25  # traced, which is several times slower; 128 automata took 3.5 s without
     assert kept < 1_000_000
     assert len({id(matcher._stops) for matcher in matchers}) == 1
+
+
+@pytest.mark.perf
+def test_the_largest_list_costs_a_sequence_next_to_nothing() -> None:
+    """Automata for n = 128 siblings took 3.5 s, in which their tokenizer did nothing else."""
+    sent = [largest_list() for _ in range(128)]
+    started = time.process_time()
+    matchers = [StopMatcher(stop_strings(each)) for each in sent]
+    seconds = time.process_time() - started
+    assert len(matchers) == 128
+    assert seconds < 0.05
 
 
 def test_what_is_kept_for_the_next_request_is_small() -> None:
@@ -105,7 +111,7 @@ def test_what_is_kept_for_the_next_request_is_small() -> None:
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 10_000_000
+    assert kept < 3_000_000  # 8 MB if all stayed
 
 
 def test_a_list_in_use_is_there_once_however_many_others_come() -> None:
