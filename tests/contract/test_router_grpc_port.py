@@ -13,6 +13,7 @@ import pytest
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry.metrics import registry
 from quire_router.front.grpc import grpc_limits
+from tests.fakes.router_faults import until
 from tests.fakes.router_rig import RouterRig, router_rig
 
 GENERATE = "/quire.v1.Inference/Generate"
@@ -158,6 +159,29 @@ async def test_calls_and_connections_are_bounded() -> None:
                 assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         assert answered <= 4
         assert answered >= 3, "the rig has one of its own"
+        for channel in channels:
+            await channel.close()
+
+
+async def test_calls_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are refused have their answer at once, though others wait for their messages."""
+    monkeypatch.setattr(grpc_limits, "_MORE_CALLS", 2)
+    never = asyncio.Event()
+
+    async def silent() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    async with router_rig(max_concurrent_requests=2) as rig:
+        alone = (("grpc.use_local_subchannel_pool", 1),)
+        channels = [raw_channel(rig.grpc_address, alone) for _ in range(8)]
+        calls = [channel.stream_stream(GENERATE)(silent()) for channel in channels]
+        ends = [asyncio.ensure_future(call.code()) for call in calls]
+        await until(lambda: sum(end.done() for end in ends) == 4)
+        assert {end.result() for end in ends if end.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*ends)
         for channel in channels:
             await channel.close()
 

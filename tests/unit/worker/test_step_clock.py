@@ -12,7 +12,9 @@ from quire_common.errors import Internal
 from quire_scheduler.config import SchedulerConfig
 from quire_worker.config import WorkerConfig
 from quire_worker.engine import device as device_module
-from quire_worker.engine.device import StepClock
+from quire_worker.engine.device import StepClock, ThreadDevice
+from quire_worker.replica import Replica
+from tests.fakes.worker_server import counting_model
 
 
 class Time:
@@ -90,3 +92,12 @@ def test_the_worker_and_its_scheduler_have_one_limit() -> None:
     assert WorkerConfig().worker_timeout_s == SchedulerConfig().worker_timeout_s == 120.0
     flags = stack_flags({"worker_timeout_s": 7})
     assert flags["worker"]["worker-timeout-s"] == flags["scheduler"]["worker-timeout-s"] == "7"
+
+
+def test_a_worker_waits_for_a_step_as_long_as_its_option_says() -> None:
+    worker = Replica(WorkerConfig(model="counting", worker_timeout_s=7.0), counting_model(), lambda error: None)
+    try:
+        assert isinstance(worker._device, ThreadDevice)
+        assert worker._device._clock._limit_s == 7.0
+    finally:
+        worker.close()
