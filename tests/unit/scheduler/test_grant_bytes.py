@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire_common.credit import Start, encode_grant, start_bytes
+from quire_common.credit import MoveKind, PageMove, Start, encode_grant, start_bytes
 from quire_common.credit.grant import Grant
 from quire_common.credit.hello import Epoch
 from quire_common.logit_controls import LogitControls
@@ -107,3 +107,14 @@ def test_start_bytes_is_an_upper_bound(seed: int) -> None:
     plain = replace(sequence, sampling=Sampling(), cache_salt="", thinking=None)
     least = start_bytes(plain, RequestContext(""), 0)
     assert least <= 4 * (sequence.known_len + len(sequence.stop.stop_token_ids)) + 1024, "the bound is not far above"
+
+
+def test_start_bytes_counts_each_page_with_its_move() -> None:
+    """A load names each page of the Start once more, with its hash."""
+    sequence, context = a_sequence(5), RequestContext("r")
+    pages = np.arange(2_000, dtype=np.int32)
+    start = Start(0, 1, sequence, 0, (pages,), 10, context, 100)
+    load = PageMove(1, MoveKind.LOAD, 0, pages, (bytes(32),) * len(pages))
+    empty = encode_grant(Grant(Epoch(1, 1), 1)).ByteSize()
+    size = encode_grant(Grant(Epoch(1, 1), 1, start=[start], move=[load])).ByteSize() - empty
+    assert size <= start_bytes(sequence, context, len(pages)) <= size + 1024
