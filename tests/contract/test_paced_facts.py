@@ -57,6 +57,17 @@ def test_a_folder_without_facts_and_a_context_too_long_are_refused(folder: Path)
     assert error.value.code == "MAX_MODEL_LEN_TOO_LARGE"
 
 
+def test_context_and_eos_ids_beyond_int32_are_refused(folder: Path) -> None:
+    config = {"vocab_size": 500, "max_position_embeddings": 2**40}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="max_position_embeddings"):
+        read_facts(str(folder))
+    assert read_facts(str(folder), 128).max_model_len == 128
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2**31}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: `eos_token_id`"):
+        read_facts(str(folder), 128)
+
+
 def test_number_of_paced_pages_by_flag_bytes_or_default() -> None:
     assert loaded(paced_pages=10).num_pages == 11
     assert loaded(kv_cache_memory_bytes=64 * 8 * 16).num_pages == 64

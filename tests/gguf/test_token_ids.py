@@ -91,6 +91,15 @@ def test_eos_id_outside_the_vocabulary_is_refused(role: str, tmp_path: Path) -> 
     assert f"`tokenizer.ggml.{role}_token_id` is 6, not an id of the 6 tokens" in error.value.message
 
 
+def test_eos_id_of_a_file_without_tokens_is_an_int32(tmp_path: Path) -> None:
+    def told(eos: int) -> tuple[int, ...]:
+        return eos_token_ids(Metadata({"tokenizer.ggml.eos_token_id": eos}, tmp_path / "text.gguf"))
+
+    assert told(2**31 - 1) == (2**31 - 1,)
+    with pytest.raises(ConfigError, match=r"`tokenizer\.ggml\.eos_token_id` is 2147483648, not from 0 to 2147483647"):
+        told(2**31)
+
+
 def test_required_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="bos_token_id"):
         special_token_id(metadata(tmp_path, [], {"bos": 6}), "bos", required=True)

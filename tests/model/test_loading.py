@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,27 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "rope kind": (lambda f: write_config(f, rope_scaling={"rope_type": "spiral"}), "UNSUPPORTED_ROPE", "llama3"),
     "rope factors": (lambda f: write_config(f, rope_scaling=ROPE), "BAD_CONFIG", "high_freq_factor"),
     "rope is a number": (lambda f: write_config(f, rope_scaling=3), "BAD_CONFIG", "an object"),
+    "layers beyond int32": (lambda f: write_config(f, num_hidden_layers=2**32), "BAD_CONFIG", "1 to 2147483647"),
+    "a factor beyond floats": (
+        lambda f: write_config(f, rope_scaling={"rope_type": "linear", "factor": 10**400}),
+        "BAD_CONFIG",
+        "`factor`",
+    ),
+    "context beyond int32": (
+        lambda f: sound(f, max_position_embeddings=2**32),
+        "BAD_CONFIG",
+        "`max_position_embeddings` is 4294967296, not at most 2147483647",
+    ),
+    "eos id beyond int32": (
+        lambda f: sound(f, eos_token_id=[2, 2**31]),
+        "BAD_CONFIG",
+        "config.json: `eos_token_id` is [2, 2147483648], not a token id from 0 to 2147483647",
+    ),
+    "eos id of the generation config": (
+        lambda f: (sound(f), (f / "generation_config.json").write_text('{"eos_token_id": 4294967297}')),
+        "BAD_CONFIG",
+        "generation_config.json: `eos_token_id` is 4294967297",
+    ),
     "quantised": (lambda f: write_config(f, quantization_config={}), "UNSUPPORTED_QUANTIZATION", "quantised"),
     "no weights": (write_config, "MISSING_WEIGHTS", "model.safetensors"),
     "other format": (other_format, "UNSUPPORTED_WEIGHT_FORMAT", "other than safetensors"),
@@ -144,6 +166,20 @@ def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(QuireError) as error:
         load_model(tmp_path, LoadOptions(max_model_len=513))
     assert error.value.code == "MAX_MODEL_LEN_TOO_LARGE" and "512" in error.value.fix
+
+
+def test_a_context_beyond_int32_needs_a_shorter_one(tmp_path: Path) -> None:
+    sound(tmp_path, max_position_embeddings=10**18)
+    with pytest.raises(QuireError) as error:
+        load_model(tmp_path, OPTIONS)
+    assert "--max-model-len" in error.value.fix
+    assert load_model(tmp_path, replace(OPTIONS, max_model_len=100)).facts.max_model_len == 100
+
+
+def test_an_eos_id_outside_the_vocabulary_loads(tmp_path: Path) -> None:
+    """It is never sampled, and harms nobody."""
+    sound(tmp_path, eos_token_id=2**31 - 1)
+    assert load_model(tmp_path, OPTIONS).facts.eos_token_ids == (2**31 - 1,)
 
 
 def test_a_cache_without_room_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ I32 = np.dtype("<i4")
 I64 = np.dtype("<i8")
 F32 = np.dtype("<f4")
 U8 = np.dtype("u1")
+MAX_I32 = 2**31 - 1
 MAX_U32 = 2**32 - 1
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
 from quire_common.gguf import gguf_files
 
@@ -70,7 +71,7 @@ def eos_ids_of_folder(folder: Path) -> list[int]:
             "Give the path of a Hugging Face folder or a GGUF file.",
             param="model",
         )
-    return [*_ids(_read_json(folder / "generation_config.json")), *_ids(_read_json(folder / "config.json"))]
+    return [*_eos_ids(folder / "generation_config.json"), *_eos_ids(folder / "config.json")]
 
 
 def read_template(path: str) -> str:
@@ -97,7 +98,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         loaded = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("BAD_MODEL_FILE", f"{path} is no valid JSON: {error}.", "Fetch the file again.") from error
     if not isinstance(loaded, dict):
         raise ConfigError("BAD_MODEL_FILE", f"{path} holds no JSON object.", "Fetch the file again.")
@@ -131,11 +132,18 @@ def _token_text(value: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _ids(settings: Mapping[str, Any]) -> list[int]:
-    """`eos_token_id` is an id or a list of ids."""
-    value = settings.get("eos_token_id")
+def _eos_ids(path: Path) -> list[int]:
+    """Return the ids of `eos_token_id`, which is one or a list. Raises ConfigError for what is no int32."""
+    value = _read_json(path).get("eos_token_id")
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    ids = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    for wrong in (v for v in ids if abs(v) > MAX_I32):
+        raise ConfigError(
+            "BAD_MODEL_FILE",
+            f"{path}: `eos_token_id` holds {repr(wrong)[:80]}; a token id is from 0 to {MAX_I32}.",
+            "Use the file of the model's own revision.",
+        )
+    return ids
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
 from quire_tokenizer.chat.thinking_marks import find_marks
 from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
@@ -48,6 +49,12 @@ class Vocabulary:
                 f"Download {folder.tokenizer_file} again.",
             )
         self.size = max(self._tokens) + 1
+        if self.size > MAX_I32:
+            raise ConfigError(
+                "BAD_TOKENIZER",
+                f"{folder.tokenizer_file} has the token id {self.size - 1}; ids are less than {MAX_I32}.",
+                f"Download {folder.tokenizer_file} again.",
+            )
         self.specials = {i: token.content for i, token in added.items() if token.special}
         self._special_ids = frozenset(self.specials)
         self.guarded = GuardedTokenizer(self.tokenizer, self._tokens, added)

@@ -26,6 +26,7 @@ from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import find_family
 from quire_worker.model.architectures.config_check import check_config
 from quire_worker.model.architectures.family import Family
+from quire_worker.model.config_facts import context_length, eos_token_ids
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import ParameterSpec, parameter_specs
@@ -132,7 +133,7 @@ class ModelSource:
             architecture=self.architecture,
             max_model_len=self.max_model_len,
             vocab_size=self.spec.vocab_size,
-            eos_token_ids=_eos_token_ids(self.path, self.config),
+            eos_token_ids=eos_token_ids(self.path, self.config),
             digest=digest,
             parameters=sum(prod(each.shape) for each in self.parameters),
             capabilities=CAPABILITIES + ("batch_invariant",) * batch_invariant,
@@ -200,7 +201,7 @@ def read_source(folder: str | Path, options: LoadOptions, progress: Progress) ->
     architecture, family = find_family(config)
     check_config(config, family)
     spec = family.build_spec(architecture, config)
-    max_model_len = _max_model_len(spec, options)
+    max_model_len = context_length(config, options.max_model_len)
     return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), max_model_len, gguf)
 
 
@@ -236,27 +237,6 @@ def _read_config(path: Path) -> ConfigFile:
             "Serve the unquantised checkpoint.",
         )
     return config
-
-
-def _max_model_len(spec: ArchSpec, options: LoadOptions) -> int:
-    wanted = options.max_model_len or spec.max_positions
-    if wanted > spec.max_positions:
-        raise ConfigError(
-            "MAX_MODEL_LEN_TOO_LARGE",
-            f"--max-model-len {wanted} exceeds the model's context of {spec.max_positions}.",
-            f"Use at most {spec.max_positions}.",
-        )
-    return wanted
-
-
-def _eos_token_ids(path: Path, config: ConfigFile) -> tuple[int, ...]:
-    """Return the end-of-sequence token ids that config.json and, if it exists, generation_config.json name: those of
-    both files, sorted. Raises ConfigError if a file is malformed."""
-    found = set(config.token_ids("eos_token_id"))
-    file = path / "generation_config.json"
-    if file.is_file():
-        found |= set(ConfigFile(read_json(file), str(file)).token_ids("eos_token_id"))
-    return tuple(sorted(found))
 
 
 def _model_digest(config: ConfigFile, weights: bytes) -> bytes:

@@ -67,6 +67,13 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def huge_token_id(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["zzz"] = 2**31
+    path.write_text(json.dumps(tokenizer))
+
+
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
@@ -75,7 +82,11 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (write("tokenizer.json", b"{}"), "BAD_TOKENIZER"),
         (write("tokenizer_config.json", b"[]"), "BAD_MODEL_FILE"),
         (write("tokenizer_config.json", b"{"), "BAD_MODEL_FILE"),
+        (write("tokenizer_config.json", b"[" * 100_000), "BAD_MODEL_FILE"),
         (write("generation_config.json", b"\xff\xfe"), "BAD_MODEL_FILE"),
+        (write("generation_config.json", b'{"eos_token_id": [2, 2147483648]}'), "BAD_MODEL_FILE"),
+        (write("config.json", b'{"eos_token_id": -99999999999999999999}'), "BAD_MODEL_FILE"),
+        (huge_token_id, "BAD_TOKENIZER"),
         (write("chat_template.jinja", b"{% if %}"), "BAD_CHAT_TEMPLATE"),
     ],
 )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from quire_common.columns import MAX_I32
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -81,16 +83,16 @@ def special_token_id(metadata: Metadata, role: str, *, required: bool = False) -
     """The id of the token with a role: bos, eos, unknown, padding and so on. None where there is none.
 
     An id outside the vocabulary counts as absent, as in llama.cpp, unless it is of an eos role or `required`: then
-    ConfigError. A file without tokens has ids of any size.
+    ConfigError. Of a file without tokens, every int32 is an id.
     """
     key = f"tokenizer.ggml.{role}_token_id"
     size = len(metadata.text_array(TOKENS)) if TOKENS in metadata else None
     if key in metadata:
         found = metadata.integer(key, minimum=-1)
-        if found >= 0 and (size is None or found < size):
+        if 0 <= found <= (MAX_I32 if size is None else size - 1):
             return found
         if required or role in _EOS_ROLES:
-            raise metadata.bad(key, "a token id" if size is None else f"an id of the {size} tokens")
+            raise metadata.bad(key, f"from 0 to {MAX_I32}" if size is None else f"an id of the {size} tokens")
     kind = metadata.values.get(VOCABULARY_KIND)
     default = _DEFAULT_IDS.get(kind, {}).get(role) if isinstance(kind, str) else None
     return default if default is not None and size is not None and default < size else None

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
 
 MAX_CONFIG_BYTES = 16 << 20
+_MOST_POSITIONS = 2**63 - 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -50,17 +53,22 @@ class ConfigFile:
         """Whether the field is there and not null."""
         return self.fields.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_I32) -> int:
+        """An integer from `minimum` to `maximum`."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.bad(name, f"an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.bad(name, f"an integer from {minimum} to {maximum}")
         return value
+
+    def positions(self, name: str, default: int | None = None) -> int:
+        """A number of positions. May be more than int32, where a model claims to have no bound."""
+        return self.integer(name, default, maximum=_MOST_POSITIONS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        # Not isfinite: an integer may be more than a float holds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.bad(name, "a number above 0")
         return float(value)
 
@@ -96,11 +104,11 @@ class ConfigFile:
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """A token id or a list of them; empty where absent."""
+        """A token id or a list of them; empty where absent. They may be outside the vocabulary."""
         value = self._value(name, [])
         items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items):
-            raise self.bad(name, "a token id or a list of token ids")
+        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in items):
+            raise self.bad(name, f"a token id from 0 to {MAX_I32}, or a list of such ids")
         return tuple(items)
 
     def section(self, name: str) -> ConfigFile | None:
@@ -112,20 +120,13 @@ class ConfigFile:
             raise self.bad(name, "an object")
         return ConfigFile(value, f"{self.source}: {name}")
 
-    def bad(self, name: str, wanted: str) -> ConfigError:
-        """The error for a field that is absent or not what is wanted."""
+    def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
+        """The error for a field that is absent or not what is wanted. `fix`: another than the model's own file."""
+        fix = fix or "Use the config.json of the model's own revision."
         if not self.has(name):
-            return ConfigError(
-                "BAD_CONFIG",
-                f"{self.source} lacks `{name}` ({wanted}).",
-                "Use the config.json of the model's own revision.",
-            )
+            return ConfigError("BAD_CONFIG", f"{self.source} lacks `{name}` ({wanted}).", fix)
         shown = repr(self.fields[name])[:80]
-        return ConfigError(
-            "BAD_CONFIG",
-            f"{self.source}: `{name}` is {shown}, not {wanted}.",
-            "Use the config.json of the model's own revision.",
-        )
+        return ConfigError("BAD_CONFIG", f"{self.source}: `{name}` is {shown}, not {wanted}.", fix)
 
     def _value(self, name: str, default: object) -> object:
         value = self.fields.get(name)

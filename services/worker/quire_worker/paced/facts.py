@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire_common.errors import ConfigError
+from quire_worker.model.config_facts import CONTEXT, context_length, eos_token_ids
 from quire_worker.model.config_file import ConfigFile, read_json
 
 ARCHITECTURE = "PacedForCausalLM"
@@ -36,21 +37,10 @@ def read_facts(folder: str, max_model_len: int = 0) -> PacedFacts:
     """Read the facts from a model folder's JSON files, without weights; an empty path gives the defaults.
     `max_model_len` 0: the model's own. Raises ConfigError if the folder has no config.json or a context shorter than
     `max_model_len`."""
-    facts = _of_folder(Path(folder)) if folder else DEFAULT_FACTS
-    if max_model_len > facts.max_model_len:
-        raise ConfigError(
-            "MAX_MODEL_LEN_TOO_LARGE",
-            f"--max-model-len {max_model_len} exceeds the model's context of {facts.max_model_len}.",
-            f"Use at most {facts.max_model_len}.",
-            param="max_model_len",
-        )
-    return PacedFacts(facts.vocab_size, facts.eos_token_ids, max_model_len or facts.max_model_len)
-
-
-def _of_folder(folder: Path) -> PacedFacts:
-    """Read vocabulary, context length and end-of-sequence ids from config.json and, if present, generation_config.json.
-    Raises ConfigError MODEL_NOT_FOUND without a config.json."""
-    file = folder / "config.json"
+    if not folder:
+        config = ConfigFile({CONTEXT: DEFAULT_FACTS.max_model_len})
+        return replace(DEFAULT_FACTS, max_model_len=context_length(config, max_model_len))
+    file = Path(folder) / "config.json"
     if not file.is_file():
         raise ConfigError(
             "MODEL_NOT_FOUND",
@@ -59,8 +49,5 @@ def _of_folder(folder: Path) -> PacedFacts:
             param="model",
         )
     config = ConfigFile(read_json(file), str(file))
-    eos = set(config.token_ids("eos_token_id"))
-    generation = folder / "generation_config.json"
-    if generation.is_file():
-        eos |= set(ConfigFile(read_json(generation), str(generation)).token_ids("eos_token_id"))
-    return PacedFacts(config.integer("vocab_size"), tuple(sorted(eos)), config.integer("max_position_embeddings"))
+    eos = eos_token_ids(Path(folder), config)
+    return PacedFacts(config.integer("vocab_size"), eos, context_length(config, max_model_len))

@@ -9,6 +9,7 @@ from typing import Final, cast
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker.model.arch_spec import Activation, RopeKind, RopeSpec
 from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 from quire_worker.model.rope import SUPPORTED_ROPE_KINDS
 
@@ -89,7 +90,7 @@ def read_sizes(config: ConfigFile, *, default_head_dim: int = 0) -> Sizes:
         kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=config.positions(CONTEXT),
         norm_eps=config.number("rms_norm_eps", 1e-6),
     )
 
@@ -138,7 +139,7 @@ def read_rope(config: ConfigFile) -> RopeSpec:
             f"{section.source}: high_freq_factor ({high}) is not above low_freq_factor ({low}).",
             "Use the config.json of the model's own revision.",
         )
-    original = section.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    original = section.positions("original_max_position_embeddings", config.positions(CONTEXT))
     return RopeSpec(cast(RopeKind, kind), theta, section.number("factor"), low, high, original)
 
 
@@ -162,9 +163,7 @@ def _check_rope_keys(config: ConfigFile, section: ConfigFile, name: str, kind: s
 def read_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
     """Sliding windows per layer, from `layer_types`, or from `max_window_layers` where that is absent."""
     types = _layer_types(config, layers)
-    wanted = config.has("sliding_window") and config.integer("sliding_window") < config.integer(
-        "max_position_embeddings"
-    )
+    wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
     if wanted and not config.has("use_sliding_window"):
         # Some engines apply such a window and some do not.
         raise refused(config, "sliding_window", "a sliding window or none, as `use_sliding_window` is absent: add it")
@@ -188,7 +187,7 @@ def refuse_windows(config: ConfigFile) -> None:
     if "sliding_attention" in _layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")
     asked = config.has("sliding_window") and config.flag("use_sliding_window", True)
-    if asked and config.integer("sliding_window") < config.integer("max_position_embeddings"):
+    if asked and config.positions("sliding_window") < config.positions(CONTEXT):
         raise refused(config, "sliding_window", "sliding windows")
 
 

@@ -76,15 +76,14 @@ class GgufConfig(ConfigFile):
         found = ConfigFile.section(self, name)
         return None if found is None else GgufConfig(found.fields, self.source, self.keys)
 
-    def bad(self, name: str, wanted: str) -> ConfigError:
-        """The error for a field that is absent or not what is wanted."""
+    def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
+        """The error for a field that is absent or not what is wanted. `fix`: another than a good file."""
         wanted = re.sub(r"\w+", lambda word: self.keys.get(word[0], word[0]), wanted)
         cause = f"{self.source} lacks `{name}` ({wanted})."
         if self.has(name):
             cause = f"{self.source}: `{self.keys.get(name, name)}` is {repr(self.fields[name])[:80]}, not {wanted}."
-        return ConfigError(
-            "BAD_CONFIG", cause, f"Download {self.source} again, or convert the model with a current llama.cpp."
-        )
+        fix = fix or f"Download {self.source} again, or convert the model with a current llama.cpp."
+        return ConfigError("BAD_CONFIG", cause, fix)
 
 
 def read_config(model: GgufModel) -> ConfigFile:

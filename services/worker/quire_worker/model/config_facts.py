@@ -1,0 +1,45 @@
+"""What all architectures say in the same config fields: the end-of-sequence tokens and the context length.
+
+The real models and the paced one read them here, so that they agree. Knows nothing of weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import MAX_I32
+from quire_common.errors import ConfigError
+from quire_worker.model.config_file import ConfigFile, read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTEXT = "max_position_embeddings"
+
+
+def eos_token_ids(folder: Path, config: ConfigFile) -> tuple[int, ...]:
+    """Return the end-of-sequence token ids that config.json and, if it exists, generation_config.json name: those of
+    both files, sorted. Raises ConfigError if a file is malformed."""
+    found = set(config.token_ids("eos_token_id"))
+    file = folder / "generation_config.json"
+    if file.is_file():
+        found |= set(ConfigFile(read_json(file), str(file)).token_ids("eos_token_id"))
+    return tuple(sorted(found))
+
+
+def context_length(config: ConfigFile, asked: int) -> int:
+    """Return the most tokens of a sequence: `asked` or, if that is 0, the model's context. Raises ConfigError where
+    that is more than the model's context, or than int32 positions reach."""
+    positions = config.positions(CONTEXT)
+    if asked > positions:
+        raise ConfigError(
+            "MAX_MODEL_LEN_TOO_LARGE",
+            f"--max-model-len {asked} exceeds the model's context of {positions}.",
+            f"Use at most {positions}.",
+            param="max_model_len",
+        )
+    if not asked and positions > MAX_I32:
+        raise config.bad(
+            CONTEXT, f"at most {MAX_I32}", fix="Give the longest sequence that you need with --max-model-len."
+        )
+    return asked or positions
