@@ -21,6 +21,7 @@ other exceptions reach them as INTERNAL, with their text in the logs only.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
@@ -189,7 +190,7 @@ def to_status(error: QuireError) -> status_pb2.Status:
     packed = [_pack(detail) for detail in details]
     if error.retry_after_s > 0:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        retry.retry_delay.FromMilliseconds(math.ceil(error.retry_after_s * 1000))  # never too early
         packed.append(_pack(retry))
     return status_pb2.Status(code=error.grpc_code.value[0], message=error.message, details=packed)
 

@@ -33,6 +33,11 @@ def test_round_trips(cls: type[QuireError]) -> None:
     assert 400 <= cls.http_status < 600
 
 
+def test_a_delay_is_rounded_up_to_milliseconds() -> None:
+    error = errors.Overloaded("FULL", "m", "f", retry_after_s=0.0112)
+    assert errors.from_status(errors.to_status(error)).retry_after_s == 0.012
+
+
 def test_grpc_codes_are_google_rpc_codes() -> None:
     for cls in TREE:
         assert code_pb2.Code.Name(errors.to_status(cls("A", "b", "c")).code) == cls.grpc_code.name

@@ -16,6 +16,7 @@ from quire_common.errors import ConfigError, InvalidArgument, NotFound, Overload
 from quire_router.api_keys import ApiKeys, load_api_keys
 from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
+from quire_router.front.http.exchange import error_headers
 from quire_router.replicas.session_codec import session_step
 from quire_router.replicas.session_reducer import apply_events, apply_rows
 from quire_router.requests.admission import Admission
@@ -34,6 +35,11 @@ def test_handles_are_unique_and_carry_their_bit() -> None:
     taken = [counter.next_handle(offsets=bool(i % 2)) for i in range(8)]
     assert len(set(taken)) == 8 and all(0 < handle < 2**31 for handle in taken)
     assert [handle & 1 for handle in taken] == [0, 1] * 4
+
+
+@pytest.mark.parametrize(("delay_s", "told"), [(0.0, b"1"), (0.001, b"1"), (1.0, b"1"), (1.2, b"2"), (30.4, b"31")])
+def test_a_client_that_heeds_retry_after_never_comes_too_early(delay_s: float, told: bytes) -> None:
+    assert error_headers(Overloaded("FULL", "m", "f", retry_after_s=delay_s)) == [(b"retry-after", told)]
 
 
 async def test_admission() -> None:

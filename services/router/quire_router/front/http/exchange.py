@@ -5,6 +5,7 @@ Endpoints are ASGI applications that write with `send` themselves: a token's way
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,11 +53,11 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds and at least 1; and
+    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; and
     `www-authenticate` for 401."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
-        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
