@@ -35,6 +35,15 @@ def test_a_bucket_fills_evenly_and_may_be_in_debt() -> None:
     assert buckets.levels(1000.0).tokens == 595
 
 
+def test_tokens_that_are_given_back_fill_no_bucket_beyond_its_size() -> None:
+    buckets = TenantBuckets(KeyLimits(60, 600), 0.0)
+    buckets.charge(500, 0.0)
+    buckets.charge(-200, 0.0)
+    assert buckets.levels(0.0).tokens == 300
+    buckets.charge(-400, 0.0)
+    assert buckets.levels(0.0).tokens == 600
+
+
 @given(st.lists(st.floats(0, 30), max_size=200), st.integers(1, 100))
 def test_no_window_admits_more_than_its_share(gaps: list[float], per_minute: int) -> None:
     buckets, now, admitted = TenantBuckets(KeyLimits(per_minute), 0.0), 0.0, list[float]()
@@ -154,6 +163,9 @@ async def test_memory_and_redis_count_alike(redis_server: RedisServer) -> None:
     assert -30.1 < (await shared.charge("t", limits, full, 80, 1)).tokens < -10  # the same, sent again
     admitted, levels = await shared.admit("t", limits, full)
     assert not admitted and 118.9 <= levels.requests <= 120
+    # Given back, to a full bucket at most.
+    assert (await shared.charge("t", limits, full, -40, 2)).tokens > -2
+    assert (await shared.charge("t", limits, full, -80, 3)).tokens == 50
     # Of a tenant that Redis has forgotten, the router knows.
     admitted, levels = await shared.admit("forgotten", limits, Levels(0.5, 50))
     assert not admitted and levels.requests == pytest.approx(0.5, abs=0.1)

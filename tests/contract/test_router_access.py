@@ -15,6 +15,7 @@ from starlette.routing import Route
 from quire.v1 import inference_pb2 as ib
 from quire_common.errors import PermissionDenied
 from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.limits.rate_limits import RateLimits
 from tests.fakes.router_rig import RouterRig, router_rig
 
 INFERENCE, METRICS, ADMIN = "key-of-a-client", "key-of-a-scraper", "key-of-an-operator"
@@ -147,6 +148,58 @@ async def test_answers_count_too_and_may_leave_a_debt() -> None:
         refused = await rig.complete("ab", max_tokens=1)
         assert refused.status_code == 429 and "60 tokens per minute" in refused.json()["error"]["message"]
         assert refused.headers["x-ratelimit-remaining-tokens"] == "0" and int(refused.headers["retry-after"]) > 20
+
+
+@pytest.fixture
+def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The charges of one request, in order."""
+    found: list[int] = []
+    monkeypatch.setattr(RateLimits, "charge", lambda _limits, _tenant, tokens: found.append(tokens))
+    return found
+
+
+async def test_tokens_that_are_cut_off_are_charged_over_http_and_grpc(charges: list[int]) -> None:
+    async with router_rig() as rig:
+        for prompt in ("x" * 100, [65] * 100, "x" * 100):
+            charges.clear()
+            answer = await rig.complete(prompt, truncate_prompt_tokens=10, max_tokens=3, ignore_eos=True)
+            assert answer.json()["usage"]["prompt_tokens"] == 10
+            assert sum(charges) == 103
+        charges.clear()
+        request = ib.GenerateRequest(text="x" * 100, truncate_prompt_tokens=10, max_tokens=3, ignore_eos=True)
+        assert [answer async for answer in rig.inference.Generate(request)]
+        assert sum(charges) == 103
+        charges.clear()
+        beams = await rig.complete("x" * 100, truncate_prompt_tokens=10, use_beam_search=True, n=1, max_tokens=1)
+        assert beams.status_code == 200 and sum(charges) == 100 + beams.json()["usage"]["completion_tokens"]
+
+
+async def test_text_that_only_tokenizers_work_on_is_charged(charges: list[int]) -> None:
+    text, chat = "x" * 100, [{"role": "user", "content": "x" * 100}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/tokenize": {"prompt": text},
+        "/detokenize": {"tokens": [65] * 100},
+        "/v1/completions/render": {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 3},
+        "/v1/chat/completions/render": {"messages": chat, "max_tokens": 1},
+        "/v1/messages/count_tokens": {"messages": chat, "model": "fake"},
+    }
+    async with router_rig() as rig:
+        for path, body in bodies.items():
+            charges.clear()
+            answer = await rig.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert 100 <= sum(charges) < 130, path
+        counted = sum(charges)
+        charges.clear()
+        answer = await rig.http.post("/tokenize", json={"messages": chat})
+        assert sum(charges) == answer.json()["count"] == counted
+
+
+async def test_a_prompt_that_is_too_long_is_charged_for_what_fits(charges: list[int]) -> None:
+    async with router_rig() as rig:
+        (model,) = rig.router.fleet.models()
+        assert (await rig.complete("x" * 1_000_000, max_tokens=3)).status_code == 400
+        assert sum(charges) == model.max_model_len
 
 
 async def test_without_keys_a_router_is_administrated_from_its_own_machine_and_by_no_page() -> None:

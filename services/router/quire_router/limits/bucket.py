@@ -68,7 +68,7 @@ class TenantBuckets:
         return True
 
     def charge(self, tokens: int, now_s: float) -> None:
-        """Take tokens, into debt if need be."""
+        """Take tokens, into debt if need be; give them back where `tokens` is negative."""
         self.tokens.now(now_s)
         self.tokens.level -= tokens
 

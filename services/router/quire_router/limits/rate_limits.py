@@ -1,8 +1,9 @@
-"""Rate limits per tenant: a request is admitted or refused at once, tokens are counted when they are known.
+"""Rate limits per tenant: a request is admitted or refused at once, and its tokens are counted as they come.
 
-A request is admitted while its tenant has a request left and its tokens are not in debt; prompt tokens are charged once
-the prompt is encoded, answers when they end. So a bucket may go into debt by what is in flight, and nobody is admitted
-until it has recovered: over time the limit holds exactly, however little a client says of its answer's length.
+A request is admitted while its tenant has a request left and its tokens are not in debt; a prompt is charged by an
+estimate that is corrected once it is encoded, answers when they end. So a bucket may go into debt by what is in flight,
+and nobody is admitted until it has recovered: over time the limit holds exactly, however little a client says of its
+answer's length.
 
 With Redis, all routers share the buckets. What Redis says is kept beside it, so that local limits take over from there
 when it stops answering, and give back what they know when it has come back empty.
@@ -87,7 +88,8 @@ class RateLimits:
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Take tokens of a tenant that was admitted, into debt if need be. Never waits: a task tells Redis later."""
+        """Take tokens of a tenant that was admitted, into debt if need be; give them back where `tokens` is
+        negative. Never waits: a task tells Redis later."""
         known = self._tenants.get(tenant)
         if known is None or not known[0].tokens_per_minute or not tokens:
             return

@@ -51,7 +51,7 @@ local answer = {(admitted or force) and 1 or 0}
 for i, key in ipairs(KEYS) do
   local size = tonumber(ARGV[i * 4 - 2])
   if size > 0 then
-    if (admitted or force) and not again then levels[i] = levels[i] - tonumber(ARGV[i * 4]) end
+    if (admitted or force) and not again then levels[i] = math.min(size, levels[i] - tonumber(ARGV[i * 4])) end
     redis.call('HSET', key, 'level', string.format('%.6f', levels[i]), 'at', string.format('%.3f', now))
     redis.call('PEXPIRE', key, math.ceil((size - levels[i]) * 60000 / size) + 60000)
     answer[i + 1] = string.format('%.6f', levels[i])
@@ -79,8 +79,8 @@ class SharedBuckets:
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
-        """Take tokens, into debt if need be, and return the levels then. A charge that is sent several times under one
-        `number` is taken once; numbers only grow."""
+        """Take tokens, into debt if need be (or give them back, if negative), and return the levels then. A charge that
+        is sent several times under one `number` is taken once; numbers only grow."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 

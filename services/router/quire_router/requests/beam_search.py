@@ -116,7 +116,6 @@ class BeamSearch:
             async with asyncio.timeout(left_s):
                 rendering = await self._pipeline.render(job, caller)
                 with self._pipeline.admitted(job.weight):
-                    self._pipeline.charge(caller.tenant, sum(len(ids) for ids, _ in rendering.prompts))
                     return await self._run(rendering, caller, arrived_ns)
         except TimeoutError:
             raise DeadlineExceeded(

@@ -22,12 +22,13 @@ from quire_router.requests.generation import Generation
 from quire_router.requests.lengths import answer_length, check_prompt, check_resume, truncated
 from quire_router.requests.products import check_encoded, check_request
 from quire_router.requests.prompt_pages import forget_pages, name_pages
+from quire_router.requests.token_charge import charged
 from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.sequence_state import SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from quire_router.requests.admission import Admission
     from quire_router.requests.catalog import Catalog, ServedModel
     from quire_router.requests.encoder import Encoder
+    from quire_router.requests.token_charge import Charge
     from quire_router.sequences.handles import HandleCounter
     from quire_router.sequences.job import Caller, GenerateJob
     from quire_router.text.token_bytes import TokenBytes
@@ -65,7 +67,7 @@ class Pipeline:
         handles: HandleCounter,
         admission: Admission,
         token_bytes: TokenBytes,
-        charge: Callable[[str, int], None],
+        charge: Charge,
         *,
         ticket_manager: TicketManager,
         share_prefix_across_keys: bool,
@@ -134,10 +136,9 @@ class Pipeline:
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
-            job, prompts, timing = await self._encode(job, served, context)
+            charge = _nothing if admitted else self.charge
+            job, prompts, timing = await self._encode(job, served, context, charge)
             texts = await self._prompt_texts(job, prompts) if job.wants.echo else []
-        if not admitted:
-            self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
         delta_queue = DeltaQueue[SequenceState]()
         sequences = self._make_sequences(job, caller, served, context, prompts, delta_queue)
@@ -187,20 +188,21 @@ class Pipeline:
             raise
 
     async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
-        """Check the job, find its model and tokenize its prompts as `generate` does; nothing is sent to a replica.
-        Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
+        """Check the job, find its model, tokenize its prompts and charge them as `generate` does; nothing is sent to a
+        replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model)
-        job, prompts, _timing = await self._encode(job, served, RequestContext(caller.request_id, 0, caller.tenant))
+        context = RequestContext(caller.request_id, 0, caller.tenant)
+        job, prompts, _timing = await self._encode(job, served, context, self.charge)
         limit = served.model.max_model_len
         return Rendering(job, served, tuple((ids, answer_length(job, len(ids), limit)) for ids in prompts))
 
     async def _encode(
-        self, job: GenerateJob, served: ServedModel, context: RequestContext
+        self, job: GenerateJob, served: ServedModel, context: RequestContext, charge: Charge
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
-        """Tokenize the job's bad words, thinking marks and prompts; truncate the prompts; check all lengths. Returns
-        the job completed, each prompt's ids, and the tokenizer's time. Raises QuireError."""
+        """Tokenize the job's bad words, thinking marks and prompts; charge the prompts, then truncate them; check all
+        lengths. Returns the job completed, each prompt's ids, and the tokenizer's time. Raises QuireError."""
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.thinking_tokens is not None:
@@ -208,7 +210,10 @@ class Pipeline:
         if job.sampling.controls is not None:
             check_vocabulary(job.sampling.controls, served.model.vocab_size)
         limit = served.model.max_model_len
-        encoded = await self._encoder.encode(job, context, limit - 1)
+        most = 0 if job.truncate_to is not None else limit
+        with charged(charge, context.tenant, job.prompts, most=most) as settle:
+            encoded = await self._encoder.encode(job, context, limit - 1)
+            settle(map(len, encoded.ids))
         prompts = [truncated(job, ids, limit) for ids in encoded.ids]
         for ids in prompts:
             check_prompt(ids, served.model.vocab_size, limit)
@@ -303,8 +308,8 @@ class Pipeline:
         metrics.in_flight.dec(weight)
 
 
-def _nothing() -> None:
-    """Do nothing: of a part of a request, the whole request gives the places back."""
+def _nothing(*_: object) -> None:
+    """Do nothing: of a part of a request, the whole request gives the places back and pays for the tokens."""
 
 
 def check_logprobs(logprobs: int, most: int, param: str) -> None:

@@ -19,7 +19,8 @@ from quire_router.front.http.parsing.sampling_params import sampling_params_of
 from quire_router.front.parameters.fields import check_fields
 from quire_router.front.parameters.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from quire_router.off_loop import MOST_VALUES, off_loop
-from quire_router.sequences.job import ChatPrompt
+from quire_router.requests.token_charge import charged
+from quire_router.sequences.job import ChatPrompt, TextPrompt
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class TextRoutes:
-    """Endpoints for POST. Lengths are not checked against the context: there may be no answer to make room for."""
+    """Endpoints for POST. Lengths are not checked against the context: there may be no answer to make room for. The
+    tokens count against the tenant's limit, as those of a prompt do."""
 
     def __init__(self, serving: Serving, catalog: Catalog, tokenizer: TokenizerClient, token_bytes: TokenBytes) -> None:
         self._serving = serving
@@ -53,9 +55,11 @@ class TextRoutes:
             values = check_fields(body, TOKENIZE)
             served = self._catalog.resolve(values["model"])
             text = required(values, "prompt")
-            (ids,), _us = await self._tokenizer.encode(
-                [text], context, add_special_tokens=values["add_special_tokens"], max_tokens=0
-            )
+            with charged(self._serving.pipeline.charge, context.tenant, [TextPrompt(text)]) as settle:
+                (ids,), _us = await self._tokenizer.encode(
+                    [text], context, add_special_tokens=values["add_special_tokens"], max_tokens=0
+                )
+                settle([len(ids)])
         # As many as a body has bytes: as an array they take 4 bytes each, and a tenth of the time.
         heavy = len(ids) > MOST_VALUES
         if values["return_token_strs"]:
@@ -79,8 +83,9 @@ class TextRoutes:
         values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
         self._catalog.resolve(values["model"])
         tokens = required(values, "tokens")
-        ids = (await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens))).ids
-        text = await self._tokenizer.decode(ids, skip_special_tokens=False) if len(ids) else ""
+        prompt = await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens))
+        with charged(self._serving.pipeline.charge, exchange_of(request.scope).tenant, [prompt]):
+            text = await self._tokenizer.decode(prompt.ids, skip_special_tokens=False) if len(prompt.ids) else ""
         return _json({"prompt": text})
 
     async def count_tokens(self, request: Request) -> Response:
@@ -124,7 +129,9 @@ class TextRoutes:
 
     async def _tokenize_chat(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Return the token ids of a conversation. Raises QuireError."""
-        ids, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
+        with charged(self._serving.pipeline.charge, context.tenant, [prompt]) as settle:
+            ids, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
+            settle([len(ids)])
         return ids
 
 

@@ -1,0 +1,57 @@
+"""What a tenant pays for a text while a tokenizer works on it: an estimate at first, then the tokens that there were.
+
+So a long text counts before the work begins, and a text that is refused or cut off afterwards counts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Unavailable
+from quire_router.sequences.job import ChatPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from quire_router.sequences.job import Prompt
+
+    Charge = Callable[[str, int], None]
+
+# Of English; other languages and code have fewer.
+_CHARS_PER_TOKEN = 4
+
+
+@contextlib.contextmanager
+def charged(
+    charge: Charge, tenant: str, prompts: Iterable[Prompt], *, most: int = 0
+) -> Iterator[Callable[[Iterable[int]], None]]:
+    """Charge an estimate of the prompts' tokens at once. The `with` block calls the yielded function with the real
+    lengths, which replace the estimates. Where no tokenizer is available, nothing is charged in the end.
+
+    `most`: a prompt with more tokens is refused once so many are encoded, so that no more are charged; 0: no bound.
+    """
+    paid = 0
+
+    def settle(lengths: Iterable[int]) -> None:
+        nonlocal paid
+        tokens = sum(min(length, most) if most else length for length in lengths)
+        if tokens != paid:
+            charge(tenant, tokens - paid)
+            paid = tokens
+
+    settle(map(_estimate, prompts))
+    try:
+        yield settle
+    except Unavailable:
+        settle(())
+        raise
+
+
+def _estimate(prompt: Prompt) -> int:
+    """Return about how many tokens a prompt has; exactly, where it is token ids."""
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.ids)
+    if isinstance(prompt, ChatPrompt):
+        return (len(prompt.messages_json) + len(prompt.tools_json)) // _CHARS_PER_TOKEN
+    return len(prompt.text) // _CHARS_PER_TOKEN

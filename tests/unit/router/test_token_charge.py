@@ -1,0 +1,52 @@
+"""What a tenant pays for a text: an estimate before the work, its tokens after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire_common.errors import InvalidArgument, Unavailable
+from quire_router.requests.token_charge import charged
+from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
+
+PROMPTS = (TextPrompt("a" * 400), ChatPrompt("m" * 800, "t" * 40), TokenPrompt(np.arange(7, dtype=np.int32)))
+ESTIMATE = 100 + 210 + 7
+
+
+class Payer:
+    def __init__(self) -> None:
+        self.paid = 0
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        assert tenant == "t"
+        self.paid += tokens
+
+
+def test_an_estimate_is_paid_before_the_work_and_the_tokens_after_it() -> None:
+    payer = Payer()
+    with charged(payer.charge, "t", PROMPTS) as settle:
+        assert payer.paid == ESTIMATE
+        settle([3, 8, 9])
+    assert payer.paid == 20
+
+
+def test_a_prompt_that_is_refused_has_been_worked_on() -> None:
+    payer = Payer()
+    with pytest.raises(InvalidArgument), charged(payer.charge, "t", PROMPTS):
+        raise InvalidArgument("PROMPT_TOO_LONG", "m", "f")
+    assert payer.paid == ESTIMATE
+
+
+def test_a_prompt_pays_no_more_than_can_be_encoded_of_it() -> None:
+    payer = Payer()
+    with charged(payer.charge, "t", PROMPTS, most=50) as settle:
+        assert payer.paid == 50 + 50 + 7
+        settle([60, 8, 9])
+    assert payer.paid == 50 + 8 + 9
+
+
+def test_without_a_tokenizer_nothing_is_paid() -> None:
+    payer = Payer()
+    with pytest.raises(Unavailable), charged(payer.charge, "t", PROMPTS):
+        raise Unavailable("NO_TOKENIZER", "m", "f")
+    assert payer.paid == 0
