@@ -147,6 +147,7 @@ _PRODUCTS = (
     ("entries of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
     ("tokens of all prompts x n", products.MAX_PROMPT_TOKENS),
     ("tokens of all prompts x n, with echo or return_token_ids", products.MAX_TOLD_PROMPT_TOKENS),
+    ("tokens of all prompts and their longest answers x n, with beam search", products.MAX_BEAM_TOKENS),
     ("tokens of all prompts x logprobs per token x n, with prompt_logprobs", products.MAX_PROMPT_ALTERNATIVES),
     ("tokens of all answers x logprobs per token x n, with logprobs", products.MAX_ALTERNATIVES),
 )

@@ -174,6 +174,8 @@ async def http_products(target: Target) -> None:
         {"n": 128, "allowed_token_ids": bounds.TOKENS * 2},
         {"n": 128, "logit_bias": {str(token): 1.0 for token in range(1000)}},
         {"n": 128, "logprobs": 20},
+        {"n": 128, "use_beam_search": True},
+        {"n": 40, "use_beam_search": True, "logprobs": 20, "prompt": bounds.LONG_TEXT[:3000]},
         {"n": 16, "prompt": [bounds.LONG_TEXT[:4000]] * 16},
         {"n": 128, "repetition_detection": repetition},
         {"prompt": bounds.LONG_TEXT[:3000], "prompt_logprobs": 20, "n": 8},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import threading
 import zlib
 from typing import Any
 
@@ -18,7 +19,9 @@ from quire.v1 import inference_pb2 as ib
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.columns import i32, pack_f32, pack_i32
 from quire_common.telemetry import tracing
+from quire_router.front.http.formats.completion_format import CompletionFormat
 from quire_router.limits.rate_limits import RateLimits
+from quire_router.requests import generation
 from tests.fakes.fake_scheduler import EOS, FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 
@@ -132,6 +135,35 @@ async def test_logprobs_of_beams() -> None:
                 given = choice["logprobs"]["token_logprobs"]
                 wanted = [logprobs((*prompt, *ids[:i]))[token] for i, token in enumerate(ids)]
                 assert given == pytest.approx(wanted, abs=1e-5)
+
+
+async def test_a_search_asks_for_the_bytes_of_tokens_that_it_tells_alone() -> None:
+    """Each step asked for those of all alternatives of all beams."""
+    async with router_rig([LittleModel()]) as rig:
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
+        assert (await rig.complete("a", **fields)).status_code == 200
+        assert rig.tokenizer.token_bytes_calls == 0
+        assert (await rig.complete("a", logprobs=1, **fields)).status_code == 200
+        assert rig.tokenizer.token_bytes_calls
+
+
+@pytest.mark.parametrize(("most", "in_loop"), [(1, False), (1 << 20, True)])
+async def test_a_thread_writes_a_large_answer_of_beams(
+    most: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    document = CompletionFormat.document
+
+    def noted(self: CompletionFormat, deltas: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return document(self, deltas)
+
+    monkeypatch.setattr(CompletionFormat, "document", noted)
+    monkeypatch.setattr(generation, "MOST_VALUES", most)
+    async with router_rig([LittleModel()]) as rig:
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "logprobs": 1}
+        assert (await rig.complete("a", **fields)).status_code == 200
+    assert [thread == threading.get_ident() for thread in threads] == [in_loop]
 
 
 async def test_a_chat_is_searched_too() -> None:

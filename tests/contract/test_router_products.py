@@ -8,6 +8,7 @@ import pytest
 from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.errors import from_rpc_error
+from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import router_rig
 
 LONG = [f"{i:02d}" + "x" * 510 for i in range(64)]
@@ -46,3 +47,17 @@ async def test_alternatives_of_too_many_tokens_are_refused_before_an_engine_is_a
                 pass
         assert from_rpc_error(caught.value).code == "PRODUCT_TOO_LARGE"
         assert not rig.scheduler.submits
+
+
+async def test_long_beams_are_refused_before_an_engine_is_asked() -> None:
+    async with router_rig([FakeScheduler(max_model_len=20_000)]) as rig:
+        answer = await rig.complete("abc", n=128, use_beam_search=True, max_tokens=10_000)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "PRODUCT_TOO_LARGE", "n")
+        assert "beam search" in error["message"]
+        asked = ib.GenerateRequest(text="abc", n=128, max_tokens=10_000, beam_search=ib.BeamSearch())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in rig.inference.Generate(asked):
+                pass
+        assert from_rpc_error(caught.value).code == "PRODUCT_TOO_LARGE"
+        assert not rig.scheduler.submits and rig.router.admission.inside == 0

@@ -20,7 +20,7 @@ from quire_router.requests.best_of import whole_answers
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from quire_router.api_keys import ApiKeys
     from quire_router.config import RouterConfig
@@ -108,12 +108,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateResponse]:
-    """Convert whole answers to responses; the last one has usage and timings."""
+def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> Iterator[ib.GenerateResponse]:
+    """Convert whole answers to responses, each when the client takes it; the last one has usage and timings."""
     answer = GenerateFormat(generation)
-    responses = [answer.delta(delta) for delta in deltas]
-    answer.finish(responses[-1])
-    return responses
+    for delta in deltas[:-1]:
+        yield answer.delta(delta)
+    yield answer.finish(answer.delta(deltas[-1]))
 
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:

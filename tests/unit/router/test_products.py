@@ -65,6 +65,8 @@ ALLOWED = LogitControls(allowed_token_ids=tuple(range(16_384)))
         (job_of(sampling=Sampling(prompt_logprobs=7)), 131_071, 1),
         (job_of(n=128, sampling=Sampling(controls=ALLOWED)), 100, 16),
         (job_of(n=16, wants=Wants(echo=True)), 100_000, 16),
+        (job_of(n=128, beams=True), 7000, 1000),
+        (job_of(n=8, beams=True), 1000, 130_072),  # a chat without max_tokens
     ],
 )
 def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> None:
@@ -82,9 +84,17 @@ def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> 
         (job_of(n=128, sampling=Sampling(controls=BIASES)), 100, 16, "n"),
         (job_of(n=128, wants=Wants(echo=True)), 100_000, 16, "n"),
         (job_of(n=128, wants=Wants(token_ids=True)), 100_000, 16, "n"),
+        (job_of(n=128, beams=True), 100, 16_000, "n"),
+        (job_of(n=128, beams=True), 16_000, 100, "n"),
     ],
 )
 def test_long_requests_many_times_over_are_not(job: GenerateJob, prompt: int, answer: int, param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_encoded(job, [prompt], [answer])
     assert (caught.value.code, caught.value.param) == ("PRODUCT_TOO_LARGE", param)
+
+
+def test_beams_of_many_prompts_count_together() -> None:
+    check_encoded(job_of(8, n=128, beams=True), [24] * 8, [1000] * 8)
+    with pytest.raises(InvalidArgument, match="beam search"):
+        check_encoded(job_of(8, n=128, beams=True), [25] * 8, [1000] * 8)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, fields, replace
-from heapq import nlargest
-from operator import itemgetter
+from codecs import getincrementaldecoder
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,41 +21,30 @@ from quire_common.logit_controls import NEUTRAL
 from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
 from quire_common.telemetry import tracing
 from quire_router import metrics
+from quire_router.off_loop import MOST_VALUES, off_loop
+from quire_router.requests.beams import Search
 from quire_router.requests.generation import Generation
 from quire_router.requests.pipeline import start_span
-from quire_router.sequences.delta import FINISH_NAMES, LENGTH, STOP, Delta, LogprobEntry, Usage
+from quire_router.sequences.delta import FINISH_NAMES, LENGTH, STOP, Delta, Usage
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.job import GenerateJob, TextOptions, TokenPrompt, Wants
+from quire_router.sequences.logprob_entries import unpack_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from quire_router.requests.beams import Beam
     from quire_router.requests.encoder import Encoder
     from quire_router.requests.pipeline import Pipeline, Rendering
+    from quire_router.sequences.delta import LogprobEntry
     from quire_router.sequences.job import Caller
     from quire_router.text.token_bytes import TokenBytes
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """A candidate answer so far. `entries` has one per token; `stopped`: its last token ended it."""
-
-    ids: tuple[int, ...] = ()
-    logprob: float = 0.0
-    entries: tuple[LogprobEntry, ...] = ()
-    stopped: bool = False
-
-    def score(self, prompt_tokens: int, length_penalty: float) -> float:
-        """Return vLLM's score: the sum of logprobs divided by the length to the power of `length_penalty`. The length
-        includes the prompt, but not an end token."""
-        length = prompt_tokens + len(self.ids) - self.stopped
-        return float(self.logprob / max(length, 1) ** length_penalty)
-
-
-# Its logprob with the token, the live beam's number, and the token with its own logprob and rank.
-_Candidate = tuple[float, int, int, float, int]
+# Of a packed entry, by value: an id and its logprob.
+_VALUE_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -64,16 +52,6 @@ class _Costs:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Search:
-    """Of one prompt."""
-
-    prompt_ids: NDArray[np.int32]
-    left: int
-    live: list[Beam] = field(default_factory=lambda: [Beam()])
-    ended: list[Beam] = field(default_factory=list)
 
 
 class SearchedGeneration(Generation):
@@ -158,13 +136,13 @@ class BeamSearch:
         of the best beams."""
         job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
-        end_ids = frozenset((*job.stop_token_ids, *eos))
-        searches = [_Search(ids, most) for ids, most in rendering.prompts]
+        end_ids = np.array((*job.stop_token_ids, *eos), np.int32)
+        searches = [Search(ids, most) for ids, most in rendering.prompts]
         best: list[list[Beam]] = []
         while any(search.live for search in searches):
             await self._step(job, caller, [search for search in searches if search.live], end_ids, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
-            best = [self._best(job, search) for search in searches]
+            best = [search.best(job) for search in searches]
             # As of an answer that is cut off, what it has come to: it may end here.
             costs.completion_tokens = sum(len(beam.ids) for beams in best for beam in beams)
         generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, best, strict=True)]
@@ -176,14 +154,15 @@ class BeamSearch:
         return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in best for beam in beams)]
 
     async def _step(
-        self, job: GenerateJob, caller: Caller, searches: list[_Search], end_ids: frozenset[int], costs: _Costs
+        self, job: GenerateJob, caller: Caller, searches: list[Search], end_ids: NDArray[np.int32], costs: _Costs
     ) -> None:
-        """Run one job that generates the next token of every live beam. Of each search, the `job.n` likeliest longer
-        beams stay live; beams that end in one of `end_ids` move to `ended`. Changes `searches` and `costs`."""
+        """Run one job that generates the next token of every live beam, by which the searches grow. Changes `searches`
+        and `costs`."""
+        await asyncio.sleep(0)  # a step of many beams is made in a turn of its own
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(
             model=job.model,
-            prompts=tuple(TokenPrompt(np.append(s.prompt_ids, np.array(beam.ids, np.int32))) for s, beam in beams),
+            prompts=tuple(TokenPrompt(np.append(s.prompt_ids, beam.ids)) for s, beam in beams),
             sampling=Sampling(logprobs=2 * job.n),
             seed=0,
             max_tokens=1,
@@ -191,7 +170,7 @@ class BeamSearch:
             text=TextOptions(),
             cache_salt=job.cache_salt,
             session=job.session,
-            wants=Wants(),
+            wants=Wants(logprobs=False),  # they are for the search: nobody needs the bytes of their tokens
         )
         generation = await self._pipeline.generate(step, caller, time.monotonic_ns(), admitted=True)
         try:
@@ -199,45 +178,46 @@ class BeamSearch:
             while generation.running:
                 for delta in await generation.next_deltas():
                     entries[delta.index] = delta.entries[0]
-            if not costs.cached_tokens and not beams[0][1].ids:
+            if not costs.cached_tokens and not len(beams[0][1].ids):
                 costs.cached_tokens = generation.usage().cached_tokens
         finally:
             generation.close()
         following = iter(entries[i] for i in range(len(beams)))
         for search in searches:
             await asyncio.sleep(0)  # with many prompts, others have their turn between
-            _grow(search, [next(following) for _ in search.live], job, end_ids)
-
-    @staticmethod
-    def _best(job: GenerateJob, search: _Search) -> list[Beam]:
-        """Return the n beams, ended or live, that score best, best first."""
-        prompt_tokens, found = len(search.prompt_ids), [*search.ended, *search.live]
-        return sorted(found, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)[: job.n]
+            search.grow([next(following) for _ in search.live], job, end_ids)
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
         """Make the delta of a beam: its text, decoded by a tokenizer, its ids and its finish reason; logprobs as asked
         for."""
+        stop_id = int(beam.ids[-1]) if beam.stopped else None
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
-        column = np.array(shown, np.int32)
         text = ""
-        if shown:
-            text = await self._encoder.decode(column, skip_special_tokens=job.text.skip_special_tokens)
-        entries: list[LogprobEntry] = []
-        offsets: list[int] = []
-        if job.sampling.logprobs >= 0:
-            entries = [_cut(entry, job.sampling.logprobs) for entry in beam.entries]
-            await self._token_bytes.ensure(i for entry in entries for i in (entry.token_id, *entry.top_ids))
-            offsets = self._offsets(beam.ids, len(text))
-        reason = beam.ids[-1] if beam.stopped and beam.ids[-1] in job.stop_token_ids else None
+        if len(shown):
+            text = await self._encoder.decode(shown, skip_special_tokens=job.text.skip_special_tokens)
+        entries, offsets = await self._logprobs(beam, len(text)) if job.sampling.logprobs >= 0 else ([], [])
+        reason = stop_id if stop_id in job.stop_token_ids else None
         return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
-    def _offsets(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return the number of characters of the answer after each token, `most` at most."""
-        found, known = [], b""
-        for token_id in ids:
-            known += self._token_bytes.get(token_id)
-            found.append(min(len(known.decode("utf-8", "ignore")), most))
-        return found
+    async def _logprobs(self, beam: Beam, characters: int) -> tuple[list[LogprobEntry], list[int]]:
+        """Return a beam's entries, with the bytes of their tokens fetched, and its offsets. Of a long beam, a thread
+        makes them."""
+        heavy = sum(map(len, beam.entries)) > MOST_VALUES * _VALUE_BYTES
+        entries = await off_loop(lambda: list(map(unpack_entry, beam.entries)), heavy=heavy)
+        ids = await off_loop(lambda: {i for entry in entries for i in (entry.token_id, *entry.top_ids)}, heavy=heavy)
+        await self._token_bytes.ensure(ids)
+        pieces = list(map(self._token_bytes.get, beam.ids.tolist()))
+        return entries, await off_loop(lambda: character_offsets(pieces, characters), heavy=heavy)
+
+
+def character_offsets(pieces: Iterable[bytes], most: int) -> list[int]:
+    """Return the number of whole characters after each piece of a text in UTF-8, `most` at most. Bytes that are not
+    UTF-8 are no characters."""
+    decoder, found, count = getincrementaldecoder("utf-8")("ignore"), list[int](), 0
+    for piece in pieces:
+        count += len(decoder.decode(piece))
+        found.append(min(count, most))
+    return found
 
 
 def check_beams(job: GenerateJob) -> None:
@@ -269,63 +249,3 @@ def _controls_of(job: GenerateJob) -> dict[str, bool]:
 
 def _finish(beam: Beam) -> int:
     return STOP if beam.stopped else LENGTH
-
-
-def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
-    """Return (id, logprob, rank) of each token that may follow, by rank."""
-    return [
-        (token_id, logprob, rank)
-        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
-    ]
-
-
-def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
-    """Return the entry with its `most` likeliest alternatives alone."""
-    return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
-
-
-def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: frozenset[int]) -> None:
-    """Grow the live beams by one token: the `job.n` likeliest longer ones are live then, and those that end in one of
-    `end_ids` move to `ended`. No beam stays live after the last token, or when none could win any more."""
-    search.left -= 1
-    grown: list[_Candidate] = []
-    stopped: list[_Candidate] = []
-    for number, entry in enumerate(entries):
-        so_far = search.live[number].logprob
-        for token_id, logprob, rank in _alternatives(entry):
-            candidates = stopped if token_id in end_ids else grown
-            candidates.append((so_far + logprob, number, token_id, logprob, rank))
-
-    def best(candidates: list[_Candidate], *, stop: bool) -> list[Beam]:
-        # All are as long as each other, so that the likeliest score best.
-        return [made(candidate, stop=stop) for candidate in nlargest(job.n, candidates, key=itemgetter(0))]
-
-    def made(candidate: _Candidate, *, stop: bool) -> Beam:
-        total, number, token_id, logprob, rank = candidate
-        beam, entry = search.live[number], replace(entries[number], token_id=token_id, logprob=logprob, rank=rank)
-        return Beam((*beam.ids, token_id), total, (*beam.entries, entry), stop)
-
-    def score(beam: Beam) -> float:
-        return beam.score(len(search.prompt_ids), job.length_penalty)
-
-    ended = [*search.ended, *best(stopped, stop=True)]
-    live = best(grown, stop=False)
-    if not search.left:
-        ended, live = [*ended, *live], []
-    search.ended, search.live = nlargest(job.n, ended, key=score), live
-    if live and _settled(search, job):
-        search.live = []
-
-
-def _settled(search: _Search, job: GenerateJob) -> bool:
-    """Whether no live beam can come among the n best any more, at the best score that it could reach: logprobs only
-    sink, and with a positive penalty the longest answer scores best."""
-    if len(search.ended) < job.n:
-        return False
-    prompt_tokens, penalty = len(search.prompt_ids), job.length_penalty
-    worst = sorted((beam.score(prompt_tokens, penalty) for beam in search.ended), reverse=True)[job.n - 1]
-    for beam in search.live:
-        length = prompt_tokens + len(beam.ids) + (search.left if penalty > 0 else 0)
-        if beam.logprob / max(length, 1) ** penalty > worst:
-            return False
-    return True

@@ -65,7 +65,7 @@ class Generation:
         self._release: Callable[[], None] | None = release
         self._span = span
         self._counted = counted
-        self._wants_logprobs = job.sampling.logprobs >= 0
+        self._wants_logprobs = job.sampling.logprobs >= 0 and job.wants.logprobs
         # Of all sequences, in what a stream is told at once: a slow reader finds much of it together.
         many = job.wants.stream and self._wants_logprobs
         self._most_tokens = MOST_VALUES // (2 + job.sampling.logprobs) if many else None
@@ -141,10 +141,10 @@ class Generation:
         ended."""
         sampling, wants = self.job.sampling, self.job.wants
         listed = sampling.logprobs >= 0 or wants.token_ids
-        answers = sum(sequence.text.confirmed for sequence in self.sequences) if listed else 0
+        answers = self.usage().completion_tokens if listed else 0
         prompts = 0
         if wants.echo or wants.token_ids or sampling.prompt_logprobs >= 0:
-            prompts = self.answer_count * max((len(sequence.spec.prompt_ids) for sequence in self.sequences), default=0)
+            prompts = sum(len(self.prompt_ids(index)) for index in range(self.answer_count))
         return answers * (2 + sampling.logprobs) + prompts * (2 + sampling.prompt_logprobs) > MOST_VALUES
 
     @property

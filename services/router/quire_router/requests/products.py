@@ -28,6 +28,8 @@ MAX_TOLD_PROMPT_TOKENS = 2 << 20
 MAX_PROMPT_ALTERNATIVES = 1 << 20
 # Those of an answer come with its tokens, and are kept until it has ended: n = 128, 4,096 tokens, one other each.
 MAX_ALTERNATIVES = 1 << 20
+# Each step of a beam search asks for the prompt and the answer so far, once a beam: n = 8 of 131,072 tokens.
+MAX_BEAM_TOKENS = 1 << 20
 # What an answer without a max_tokens counts: few come to the end of a long context.
 UNSAID_ANSWER_TOKENS = 32_768
 _ID_BYTES = 4
@@ -44,6 +46,9 @@ def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[in
     answer are known. `job.sampling.controls` has the bad words as tokens."""
     prompt_tokens, sampling = sum(prompts), job.sampling
     _check_product("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
+    if job.beams:
+        tokens = prompt_tokens + sum(answers)
+        _check_product("Tokens of the prompts and answers of a beam search", tokens, job.n, MAX_BEAM_TOKENS, "n")
     values = control_values(sampling.controls or NEUTRAL)
     _check_product("Values of logit_bias, allowed_token_ids and bad_words", values, job.weight, MAX_CONTROL_VALUES, "n")
     if job.wants.echo or job.wants.token_ids:

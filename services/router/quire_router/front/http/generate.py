@@ -83,7 +83,9 @@ class Serving:
             if parsed.job.beams:
                 search = self._beams.run(parsed.job, caller, exchange.arrived_ns)
                 generation, deltas = await watch.unless_gone(search)
-                await send_json(send, make_format(generation, parsed).document(deltas))
+                answer = make_format(generation, parsed)
+                document = await off_loop(lambda: answer.document(deltas), heavy=generation.is_large)
+                await send_json(send, document)
                 return
             generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
             try:
