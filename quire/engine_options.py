@@ -76,6 +76,7 @@ ENGINE_OPTIONS = (
     _to("metrics-listen", "router", "second port, of metrics and administration (default: none)", "HOST:PORT"),
     _switch("metrics-on-main", "router", "serve /metrics on the HTTP port too, if there are API keys"),
     _to("max-body-bytes", "router", "longest HTTP body", "BYTES"),
+    _to("max-bodies-mib", "router", "memory for the HTTP bodies that are being read and parsed", "MIB"),
     _to("max-n", "router", "most answers of one request"),
     _to("request-timeout-s", "router", "longest life of a request; 0: without limit", "S"),
     _to("max-logprobs", "router", "largest number of logprobs per token that a request may ask for"),

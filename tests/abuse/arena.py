@@ -92,8 +92,8 @@ class Arena:
         os.environ["QUIRE_ABUSE_LOG"] = str(folder)
         os.environ["QUIRE_ABUSE_MUTATION"] = mutation
         commands = {service: (sys.executable, WATCHED, service) for service in SERVICES}
-        rows = {"worker": {"max-num-seqs": str(ROWS)}}
-        self._rig = Rig(f"paced {STEP_MS}", replicas=1, tokenizers=2, flags=rows, api_keys=(KEY,), commands=commands)
+        flags = {"worker": {"max-num-seqs": str(ROWS)}, "router": {"max-bodies-mib": "128"}}
+        self._rig = Rig(f"paced {STEP_MS}", replicas=1, tokenizers=2, flags=flags, api_keys=(KEY,), commands=commands)
         self._rig.http.headers["Authorization"] = f"Bearer {KEY}"
         self._references = References(self._rig.stack.ready.http, self._rig.stack.grpc, KEY)
         self.results: list[CaseResult] = []

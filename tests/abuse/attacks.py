@@ -229,6 +229,37 @@ async def http_slow_writers(target: Target) -> None:
     await asyncio.gather(*(one(number) for number in range(200)))
 
 
+async def http_large_slow_bodies(target: Target) -> None:
+    """A hundred bodies of almost four mebibytes whose last byte never comes."""
+    content = b" " * (4 * 1024 * 1024 - 1)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {target.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content) + 1}\r\n\r\n"
+    ).encode()
+
+    async def one() -> None:
+        target.requests += 1
+        try:
+            reader, writer = await asyncio.open_connection(*target.address)
+            try:
+                writer.write(head)
+                for at in range(0, len(content), 65_536):
+                    writer.write(content[at : at + 65_536])
+                    await writer.drain()
+                    await asyncio.sleep(0.05)  # else it is the network that is full
+                async with asyncio.timeout(max(0.1, target.until - time.monotonic())):
+                    line = await reader.readline()
+                target.refused(line.decode(errors="replace").split(" ")[1] if b" " in line else "closed")
+            finally:
+                writer.close()
+        except TimeoutError:
+            target.refused("unanswered")
+        except OSError as error:
+            target.refused(type(error).__name__)
+
+    await asyncio.gather(*(one() for _ in range(100)))
+
+
 async def http_slow_readers(target: Target) -> None:
     """Long answers with logprobs, whose readers take four kilobytes and stop."""
     body = {"prompt": "SLOW:", "n": 8, "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 20}
@@ -354,6 +385,7 @@ CASES: dict[str, Callable[[Target], Coroutine[Any, Any, None]]] = {
     "HTTP: products": http_products,
     "HTTP: no key": http_keyless,
     "HTTP: slow writers": http_slow_writers,
+    "HTTP: large slow bodies": http_large_slow_bodies,
     "HTTP: slow readers": http_slow_readers,
     "gRPC: each field": grpc_each_field,
     "gRPC: all fields": grpc_all_fields,

@@ -82,6 +82,11 @@ class RouterConfig(ServiceConfig):
     max_body_bytes: int = option(
         4 * 1024 * 1024, "longest HTTP body, and longest gRPC request", at_least=1024, at_most=64 * 1024 * 1024
     )
+    max_bodies_mib: int = option(
+        256,
+        "memory for the HTTP bodies that are being read and parsed, beyond 64 KiB of each; more are refused with 503",
+        at_least=128,
+    )
     max_connections: int = option(4096, "connections to each public port; more are closed at once", at_least=1)
     max_n: int = option(128, "greatest n", at_least=1)
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)

@@ -47,6 +47,10 @@ detection = metrics.histogram(
 http_refused = metrics.counter(
     "quire_router_http_refused_total", "HTTP requests that were answered by an error, by its code.", ("cause",)
 )
+http_body_bytes = metrics.gauge(
+    "quire_router_http_body_bytes",
+    "Bytes of HTTP bodies that are held, beyond 64 KiB of each; --max-bodies-mib bounds them.",
+)
 rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
 limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the rate limits; 0: they are local.")
 attempts = metrics.histogram(

@@ -15,6 +15,8 @@ from quire_router.off_loop import off_loop
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
 
+    from quire_router.front.http.body_budget import BodyLease
+
 BODY_TOO_LARGE = "BODY_TOO_LARGE"
 _READ_TIMEOUT_S = 60.0
 _LONG_BYTES = 512 * 1024
@@ -23,9 +25,9 @@ _DISCARD_FACTOR = 4
 _DISCARD_TIMEOUT_S = 5.0
 
 
-async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, Any]:
+async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLease) -> dict[str, Any]:
     """Read the body and parse it as a JSON object, in a thread if it is long. Raises InvalidArgument, also for another
-    Content-Type, TooLarge, and Aborted where the client leaves."""
+    Content-Type, TooLarge, Unavailable where `lease` gets no memory, and Aborted where the client leaves."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -34,17 +36,18 @@ async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, A
             "The body's Content-Type is not application/json.",
             "Send the header Content-Type: application/json.",
         )
-    body = await read_body(scope, receive, limit)
+    body = await read_body(scope, receive, limit, lease)
     return await off_loop(lambda: parse_object(body), heavy=len(body) > _LONG_BYTES)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Read the whole body. Raises TooLarge as soon as it exceeds `limit` bytes, InvalidArgument after 60 s, and Aborted
-    where the client leaves."""
+async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease) -> bytes:
+    """Read the whole body, whose bytes `lease` holds as they arrive. Raises TooLarge as soon as it exceeds `limit`
+    bytes, Unavailable where the lease gets no memory, InvalidArgument after 60 s, and Aborted where the client leaves;
+    nothing is held then."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
-    chunks, size = [], 0
+    chunks, size = list[bytes](), 0
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             while True:
@@ -55,13 +58,18 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 size += len(chunk)
                 if size > limit:
                     raise _too_large(limit)
+                lease.grow(len(chunk))
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
-    except TimeoutError:
-        raise InvalidArgument(
-            "BODY_TIMEOUT", f"The body did not arrive within {_READ_TIMEOUT_S:g} s.", "Send it faster."
-        ) from None
+    except BaseException as error:
+        chunks.clear()  # the error keeps this frame until the client has its answer
+        lease.release()
+        if isinstance(error, TimeoutError):
+            raise InvalidArgument(
+                "BODY_TIMEOUT", f"The body did not arrive within {_READ_TIMEOUT_S:g} s.", "Send it faster."
+            ) from None
+        raise
 
 
 async def discard_body(receive: Receive, limit: int) -> None:

@@ -16,6 +16,7 @@ from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_
 from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
 from quire_router.front.http.body import BODY_TOO_LARGE, discard_body
+from quire_router.front.http.body_budget import BODY_MEMORY_FULL
 from quire_router.front.http.cors import NO_CORS, Cors
 from quire_router.front.http.exchange import (
     SCOPE_KEY,
@@ -121,6 +122,7 @@ class Edge:
             elif status == 0:
                 status = _CLIENT_GONE
         finally:
+            exchange.release_body()
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
@@ -158,14 +160,14 @@ class Edge:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
-        """Count the error and send it in the shape of the path's API. After BODY_TOO_LARGE, read on for a while before
-        the connection closes, so that the client sees the answer."""
+        """Count the error and send it in the shape of the path's API. After a refusal in the middle of a body, read on
+        for a while before the connection closes, so that the client sees the answer."""
         metrics.http_refused.labels(error.code).inc()
         status, shaped = shaped_error(path, error, request_id)
         body, headers = orjson.dumps(shaped), error_headers(error)
         if isinstance(error, MethodNotAllowed):
             headers.append((b"allow", error.allow.encode()))
-        if error.code != BODY_TOO_LARGE:
+        if error.code not in (BODY_TOO_LARGE, BODY_MEMORY_FULL):
             await send_json(send, body, status=status, headers=headers)
             return
         # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.

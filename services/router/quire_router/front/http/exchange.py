@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope, Send
 
     from quire_common.errors import QuireError
+    from quire_router.front.http.body_budget import BodyLease
 
 SCOPE_KEY = "quire.exchange"
 
@@ -32,6 +33,8 @@ class Exchange:
     authorization: str = field(default="", repr=False)
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    # What its body holds of the memory for bodies.
+    body: BodyLease | None = None
 
     def identify(self, tenant: str) -> None:
         """Note the tenant of the caller's key."""
@@ -40,6 +43,15 @@ class Exchange:
     def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send these with every answer too."""
         self.headers += headers
+
+    def hold_body(self, lease: BodyLease) -> None:
+        """Note what the body holds, until `release_body`."""
+        self.body = lease
+
+    def release_body(self) -> None:
+        """Give back what the body holds: it has become a job, or the request has ended. Idempotent."""
+        if self.body is not None:
+            self.body.release()
 
     def use_request_id(self, request_id: str) -> None:
         """Replace the request's id by the one in the body."""

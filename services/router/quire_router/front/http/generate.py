@@ -10,6 +10,7 @@ from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.front.http.body import client_gone, read_object
+from quire_router.front.http.body_budget import BodyBudget
 from quire_router.front.http.exchange import exchange_of, send_json
 from quire_router.front.http.parsing.prompts import many_ids
 from quire_router.front.http.stream_writer import write_stream
@@ -47,15 +48,20 @@ class Serving:
         self._beams = beams
         self.limits = Limits(config.max_n, config.max_logprobs)
         self._max_body_bytes = config.max_body_bytes
+        self._body_budget = BodyBudget(config.max_bodies_mib << 20)
         self._timeout_s = config.request_timeout_s
         self._ping_s = config.stream_ping_s
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Read the body as a JSON object. Raises InvalidArgument, TooLarge, Aborted where the client leaves, and
+        """Read the body as a JSON object, which holds memory of the budget until the exchange releases it. Raises
+        InvalidArgument, TooLarge, Unavailable where the budget has no room, Aborted where the client leaves, and
         Unsupported for a header that asks for a data-parallel rank above 0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
-        return await read_object(scope, receive, self._max_body_bytes)
+        exchange = exchange_of(scope)
+        lease = self._body_budget.lease(exchange.tenant)
+        exchange.hold_body(lease)
+        return await read_object(scope, receive, self._max_body_bytes, lease)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
         """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. Where no header
@@ -75,9 +81,10 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """Run a parsed job and send its answer, streamed or whole. A client that leaves ends the job at once. Raises
-        QuireError where it fails before anything was sent."""
+        """Run a parsed job and send its answer, streamed or whole. Call when the body is not needed any more. A client
+        that leaves ends the job at once. Raises QuireError where it fails before anything was sent."""
         exchange = exchange_of(scope)
+        exchange.release_body()
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
             if parsed.job.beams:
@@ -112,13 +119,18 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        await self.answer(await self._serving.read(scope, receive), scope, receive, send)
+        parsed = await self.parse(await self._serving.read(scope, receive), scope)
+        await self.answer(parsed, scope, receive, send)
 
-    async def answer(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        """Parse a body that has been read, in a thread if it has many token ids; run the job and send its answer."""
+    async def parse(self, body: dict[str, Any], scope: Scope) -> ParsedRequest:
+        """Parse a body that has been read, in a thread if it has many token ids. Raises InvalidArgument,
+        Unsupported."""
         heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
         timings = exchange_of(scope).wants_timings
-        parsed = await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
+        return await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
+
+    async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a parsed job and send its answer. Nobody has its body then: it may be much larger than the job."""
         await self._serving.run(scope, receive, send, parsed, self._make_format)
 
 
@@ -138,7 +150,9 @@ class Invocations:
                 "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"
             )
         endpoint = self._chat if "messages" in body else self._completions
-        await endpoint.answer(body, scope, receive, send)
+        parsed = await endpoint.parse(body, scope)
+        del body
+        await endpoint.answer(parsed, scope, receive, send)
 
 
 class _Watch:

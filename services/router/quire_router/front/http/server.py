@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _BACKLOG = 2048
-# The kernel's own default grows to megabytes for every client that reads slowly.
+# The kernel's own default grows to megabytes for every client that reads slowly, and for every body that is not read.
 _SEND_BUFFER_BYTES = 256 * 1024
+_RECEIVE_BUFFER_BYTES = 128 * 1024
 
 
 class _Server(uvicorn.Server):
@@ -121,6 +122,7 @@ def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> s
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT") and stall_s:
             # The kernel sees what was taken, also in the middle of a stream and after its end; connections inherit it.

@@ -121,6 +121,7 @@ class ResponseRoutes:
                 f"Leave store out, and {_KEEPING}.",
                 param="background",
             )
+        exchange.release_body()
         caller = self._serving.caller(exchange, parsed)
         generation = await self._serving.pipeline.generate(parsed.job, caller, exchange.arrived_ns)
         try:

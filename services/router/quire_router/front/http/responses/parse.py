@@ -25,7 +25,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 @dataclass(frozen=True, slots=True)
 class AskedResponse:
-    """A checked body. `messages` are the input's own; those of a previous response come before them."""
+    """A checked body without its input. `messages` are those of the input; a previous response's come before them."""
 
     values: Mapping[str, Any]
     messages: Sequence[Mapping[str, str]]
@@ -53,7 +53,9 @@ def parse_response(body: Mapping[str, Any]) -> AskedResponse:
             "Leave stream out and ask for the response by its id.",
             param="stream",
         )
-    return AskedResponse(values, _messages(required(values, "input")))
+    messages = _messages(required(values, "input"))
+    del values["input"]  # it may be much larger than the messages in it, and the rest is kept for the answer
+    return AskedResponse(values, messages)
 
 
 def job_of(
