@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2
 from quire_common.request_parameters import PARAMETERS
+from quire_router.front.grpc.smg.request_codec import MAX_ABORTED
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
 from quire_router.front.parameters import tables
 from quire_router.front.parameters.fields import MAX_INT32, Field
@@ -262,6 +263,7 @@ def _lines() -> Iterator[str]:
     yield "| time in which the HTTP headers must arrive | 30 s |"
     yield "| time in which an HTTP body or a gRPC request must arrive | 60 s |"
     yield "| time after which a client that reads nothing of its answer is disconnected | `--client-stall-s` (120 s) |"
+    yield f"| requests that one Abort names (`--vllm-grpc`) | {MAX_ABORTED:,} |"
     yield "| compressed gRPC messages | refused |"
     yield "| requests and tokens of a key | `--requests-per-minute`, `--tokens-per-minute` |"
     yield ""

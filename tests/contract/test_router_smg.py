@@ -19,7 +19,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from quire.v1 import common_pb2 as pb
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_i32
-from quire_common.errors import ConfigError
+from quire_common.errors import ConfigError, from_rpc_error
 from quire_router.front.grpc.smg import servicer as smg_servicer
 from quire_router.front.grpc.smg.kv_event_codec import block_hash
 from tests.fakes.fake_scheduler import FakeScheduler
@@ -124,6 +124,25 @@ async def test_an_abort_ends_each_choice_that_runs() -> None:
         assert [(end.index, end.finish_reason) for end in answers] == [(0, "abort"), (1, "abort")]
         await asyncio.wait_for(rig.scheduler.aborted.wait(), 30)
         assert rig.router.admission.inside == 0
+
+
+async def test_what_has_too_many_entries_is_refused_and_harms_nothing() -> None:
+    async with facade(PagedScheduler(max_model_len=100)) as (rig, stub):
+        rig.scheduler.gate.clear()
+        call = stub.Generate(request(stream=True))
+        await rig.scheduler.submitted.wait()
+        calls = [
+            stub.Abort(vb.AbortRequest(request_ids=["r1"] * 100_000)),
+            stub.Generate(request(tokenized=vb.TokenizedInput(input_ids=PROMPT * 40))).read(),
+            stub.Generate(request(sampling={"logit_bias": dict.fromkeys(range(2000), 1.0)})).read(),
+        ]
+        for call_, code in zip(calls, ("TOO_MANY_ITEMS", "PROMPT_TOO_LONG", "TOO_MANY_ITEMS"), strict=True):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call_
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert from_rpc_error(caught.value).code == code
+        rig.scheduler.gate.set()
+        assert [answer.complete.finish_reason async for answer in call][-1] == "length"
 
 
 async def test_facts_and_loads() -> None:

@@ -86,11 +86,13 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
 
 
 def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
-    """Decode the controls, unchecked; None where all are neutral. Equal controls with lists are one object while any
-    sequence holds it."""
+    """Decode the controls; None where all are neutral. Equal controls with lists are one object while any sequence
+    holds it. Values are unchecked, but raises InvalidArgument for lists that are too long: before they are made."""
     if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
         # Most sequences ask for nothing: no object is made to be compared.
         return _read(message) if _PENALTIES.asks(message) else None
+    check_counts(len(message.logit_bias), len(message.allowed_token_ids) // 4, len(message.bad_words_ids))
+    check_counts(bad_word_tokens=sum(map(len, message.bad_words_ids)) // 4)
     alone = pb.SamplingParams()
     alone.CopyFrom(message)
     for name in _OTHER_FIELDS:
@@ -157,11 +159,21 @@ def _check(controls: LogitControls) -> None:
         raise InvalidArgument(
             "BAD_SAMPLING_PARAMETER", "bad_words has an empty sequence.", "Leave it out.", param="bad_words"
         )
+    check_counts(
+        len(controls.logit_bias),
+        len(controls.allowed_token_ids),
+        len(controls.bad_words),
+        sum(map(len, controls.bad_words)),
+    )
+
+
+def check_counts(biases: int = 0, allowed_tokens: int = 0, bad_words: int = 0, bad_word_tokens: int = 0) -> None:
+    """Raise InvalidArgument for lists with more entries than a request may have."""
     for name, count, most in (
-        ("logit_bias", len(controls.logit_bias), MAX_BIASES),
-        ("allowed_token_ids", len(controls.allowed_token_ids), MAX_ALLOWED_TOKENS),
-        ("bad_words", len(controls.bad_words), MAX_BAD_WORDS),
-        ("bad_words", sum(map(len, controls.bad_words)), MAX_BAD_WORD_TOKENS),
+        ("logit_bias", biases, MAX_BIASES),
+        ("allowed_token_ids", allowed_tokens, MAX_ALLOWED_TOKENS),
+        ("bad_words", bad_words, MAX_BAD_WORDS),
+        ("bad_words", bad_word_tokens, MAX_BAD_WORD_TOKENS),
     ):
         if count > most:
             raise InvalidArgument(

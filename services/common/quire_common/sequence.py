@@ -201,6 +201,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
     """Decode and check the sampling parameters. Raises InvalidArgument that names the parameter."""
+    check_names(message.logits_processors)  # before a tuple of millions is made
     sampling = Sampling(
         **_NUMBERS.from_pb(message),
         seed=message.seed,

@@ -23,14 +23,7 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
     vocabulary."""
     if len(ids) == 0:
         raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one token.", param="prompt")
-    if len(ids) >= max_model_len:
-        raise InvalidArgument(
-            "PROMPT_TOO_LONG",
-            f"This model's maximum context length is {max_model_len} tokens, the prompt has {len(ids)} "
-            "and at least one must be left for the answer.",
-            f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
-            param="prompt",
-        )
+    check_prompt_length(len(ids), max_model_len)
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
@@ -38,6 +31,18 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
             "TOKEN_OUT_OF_RANGE",
             f"Token id {wrong} is not in the vocabulary of {vocab_size}.",
             f"Send ids from 0 to {vocab_size - 1}.",
+            param="prompt",
+        )
+
+
+def check_prompt_length(tokens: int, max_model_len: int) -> None:
+    """Raise InvalidArgument for a prompt that leaves no room for an answer."""
+    if tokens >= max_model_len:
+        raise InvalidArgument(
+            "PROMPT_TOO_LONG",
+            f"This model's maximum context length is {max_model_len} tokens, the prompt has {tokens} "
+            "and at least one must be left for the answer.",
+            f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
             param="prompt",
         )
 

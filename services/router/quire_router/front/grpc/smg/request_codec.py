@@ -1,32 +1,43 @@
-"""vllm.grpc.engine's GenerateRequest to a job. What this build lacks is refused by name, never ignored."""
+"""vllm.grpc.engine's requests to a job, and to ids. What this build lacks is refused by name, never ignored.
+
+Lists are counted before they are converted: a message of 4 MiB has millions of entries. Long prompts are converted with
+turns of the event loop between.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire_common.errors import InvalidArgument
-from quire_common.logit_controls import NEUTRAL, LogitControls
+from quire_common.logit_controls import NEUTRAL, LogitControls, check_counts
 from quire_common.request_parameters import DRAW_NUMBERS, PENALTIES, Parameter
 from quire_common.sequence import Sampling, unsupported
 from quire_router.front.parameters.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.requests.lengths import check_prompt_length
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, TokenPrompt, Wants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
     from smg_grpc_proto.generated import vllm_engine_pb2 as vb
 
     from quire_router.front.parameters.request_limits import Limits
 
+# Of one Abort: far more than run at once.
+MAX_ABORTED = 16_384
 _MAX_ID = 2**31 - 1
+# Token ids that are converted at a stretch: some 5 ms.
+_TURN_TOKENS = 65_536
 
 
-def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Check SMG's GenerateRequest and convert it to a job. Where proto3 cannot tell 0 from unset, 0 means vLLM's
-    default. Raises InvalidArgument, Unsupported."""
+async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_len: int) -> GenerateJob:
+    """Check SMG's GenerateRequest and convert it to a job for a model of this context. Where proto3 cannot tell 0 from
+    unset, 0 means vLLM's default. Raises InvalidArgument, Unsupported."""
     _refuse_unsupported(request)
     params = request.sampling_params
     logprobs = _logprobs(params, "logprobs", limits)
@@ -51,22 +62,25 @@ def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
             f"Send {MAX_STOP_IDS} at most.",
             param="stop_token_ids",
         )
+    truncate_to = params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None
+    controls = _controls(params)
+    prompt = await _prompt(request, max_model_len, truncates=truncate_to is not None)
     return GenerateJob(
         model="",
-        prompts=(_prompt(request),),
+        prompts=(prompt,),
         n=n,
         sampling=Sampling(
             **_numbers(params, DRAW_NUMBERS),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            controls=_controls(params),
+            controls=controls,
         ),
         seed=params.seed if params.HasField("seed") and params.seed >= 0 else None,
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
-        truncate_to=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
+        truncate_to=truncate_to,
         text=TextOptions(
             stop=tuple(params.stop),
             include_stop_str_in_output=params.include_stop_str_in_output,
@@ -91,7 +105,9 @@ def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict
 
 
 def _controls(params: vb.SamplingParams) -> LogitControls | None:
-    """Return the request's penalties and biases; None where they change nothing."""
+    """Return the request's penalties and biases; None where they change nothing. Raises InvalidArgument for too many
+    biases."""
+    check_counts(len(params.logit_bias))
     controls = LogitControls(
         **_numbers(params, PENALTIES),
         logit_bias=tuple(sorted(params.logit_bias.items())),
@@ -99,20 +115,45 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
     return None if controls == NEUTRAL else controls
 
 
-def _prompt(request: vb.GenerateRequest) -> TextPrompt | TokenPrompt:
-    """Convert the request's text or token ids to a prompt. Raises InvalidArgument where neither is set or an id is no
-    int32."""
+async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates: bool) -> TextPrompt | TokenPrompt:
+    """Convert the request's text or token ids to a prompt; of one that is truncated, no more ids than the context has.
+    Raises InvalidArgument where neither is set, an id is no int32, or there are too many."""
     kind = request.WhichOneof("input")
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "tokenized":
-        ids = np.fromiter(request.tokenized.input_ids, np.int64)
+        given = request.tokenized.input_ids
+        if not truncates:
+            check_prompt_length(len(given), max_model_len)
+        ids = await _converted(given, max(0, len(given) - max_model_len))
         if len(ids) and int(ids.max()) > _MAX_ID:
             raise InvalidArgument(
                 "TOKEN_OUT_OF_RANGE", "input_ids has what is no token id.", "Send token ids.", param="input_ids"
             )
         return TokenPrompt(ids.astype(np.int32))
     raise InvalidArgument("MISSING_FIELD", "The input is missing.", "Set tokenized or text.", param="input")
+
+
+async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
+    """Convert the ids from `start` on, with a turn of the event loop after each part of a long list."""
+    parts = [np.empty(0, np.int64)]
+    for at in range(start, len(given), _TURN_TOKENS):
+        if at > start:
+            await asyncio.sleep(0)
+        parts.append(np.array(given[at : at + _TURN_TOKENS], np.int64))
+    return np.concatenate(parts)
+
+
+def aborted_ids(request: vb.AbortRequest) -> set[str]:
+    """Return the ids of the requests that are to be aborted. Raises InvalidArgument for too many."""
+    if len(request.request_ids) > MAX_ABORTED:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"request_ids has {len(request.request_ids)} items; the limit is {MAX_ABORTED}.",
+            f"Send at most {MAX_ABORTED} items.",
+            param="request_ids",
+        )
+    return set(request.request_ids)
 
 
 def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:

@@ -18,7 +18,7 @@ from quire_common.version import installed_version
 from quire_router.front.grpc.client_watch import ClientWatch
 from quire_router.front.grpc.smg.event_queue import MOST_BYTES, EventQueue
 from quire_router.front.grpc.smg.kv_event_codec import engine_load, snapshot_batch, tail_batch
-from quire_router.front.grpc.smg.request_codec import parse_generate
+from quire_router.front.grpc.smg.request_codec import aborted_ids, parse_generate
 from quire_router.front.grpc.smg.response_codec import SmgFormat
 from quire_router.front.grpc.smg.sent_sequences import SentSequences
 from quire_router.front.request_ids import new_request_id, request_id_from
@@ -61,7 +61,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
-        job = parse_generate(request, self._parts.limits)
+        max_model_len = self._parts.catalog.resolve("").model.max_model_len
+        job = await parse_generate(request, self._parts.limits, max_model_len)
         request_id = request_id_from(request.request_id) or new_request_id()
         bind_request_id(request_id)
         limits_s = (self._parts.config.request_timeout_s, context.time_remaining() or 0.0)
@@ -91,10 +92,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 self._running.pop((principal.tenant, request_id), None)
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
-        """Cancel the caller's own requests that have these ids; others are ignored."""
+        """Cancel the caller's own requests that have these ids; others are ignored. Raises InvalidArgument for too many
+        ids."""
         principal = self._authenticate(context)
-        for request_id in request.request_ids:
-            for generation in self._running.get((principal.tenant, request_id), []):
+        for request_id in aborted_ids(request):
+            for generation in self._running.get((principal.tenant, request_id), ()):
                 generation.cancel(Aborted(_ABORTED, "The request was aborted.", "Send it again."))
         return vb.AbortResponse()
 
