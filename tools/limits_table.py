@@ -17,7 +17,7 @@ from quire_common.request_parameters import PARAMETERS
 from quire_router.front.grpc.smg.request_codec import MAX_ABORTED
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
 from quire_router.front.parameters import tables
-from quire_router.front.parameters.fields import MAX_INT32, Field
+from quire_router.front.parameters.fields import MAX_INT32, MAX_NAME_CHARS, Field
 from quire_router.requests import products
 
 if TYPE_CHECKING:
@@ -39,6 +39,35 @@ _BODY = "only the limit of the body"
 _CONTEXT = "at most the model's context length"
 _OBJECT = "an object; each of its fields has its own row"
 _REFUSED = "not supported: refused"
+
+
+def bound_of(field: Field) -> str:
+    """The bound that a table of fields says."""
+    if field.kind == "bool":
+        return "true or false"
+    if field.kind in ("strings", "texts"):
+        strings = f"at most {field.max_items:,} strings of at most {field.high:,.0f} characters"
+        return strings if field.kind == "strings" else f"{strings}, with names of at most {MAX_NAME_CHARS} characters"
+    if field.kind == "string":
+        return f"at most {field.max_items:,} characters" if field.max_items else _BODY
+    if field.kind in ("ints", "list", "biases"):
+        return f"at most {field.max_items:,} entries"
+    if field.kind in ("int", "number") and math.inf in (field.high, -field.low):
+        return f"{field.low:g} or more"
+    if field.kind in ("int", "number"):
+        return f"{_number(field.low)} to {_number(field.high)}"
+    return ""
+
+
+def _number(value: float) -> str:
+    if abs(value) == MAX_INT32:
+        return "-2^31 + 1" if value < 0 else "2^31 - 1"
+    if value in (-(2**63), 2**64 - 1):
+        return "-2^63" if value < 0 else "2^64 - 1"
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 2**63 else f"{value:g}"
+
+
+_ECHOED = f"in a response {bound_of(tables.RESPONSES['user'])}, else {_BODY}"
 # By field: the cost class, and the bound where the table of fields does not say all of it.
 FIELDS: Mapping[str, tuple[str, str]] = {
     **{each.name: (each.cost, each.limit) for each in PARAMETERS},
@@ -71,14 +100,14 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "max_output_tokens": ("answer", _CONTEXT),
     "max_pattern_size": ("token", ""),
     "messages": ("prompt", f"at most {tables.MAX_MESSAGES:,} messages; in all {_CONTEXT}"),
-    "metadata": ("none", _BODY),
+    "metadata": ("once", f"in a response {bound_of(tables.RESPONSES['metadata'])}, else {_BODY}"),
     "min_count": ("token", ""),
     "min_pattern_size": ("token", ""),
     "model": ("once", ""),
     "previous_response_id": ("prompt", ""),
     "priority": ("once", ""),
     "prompt": ("prompt", f"at most {MAX_PROMPTS:,} prompts, each {_CONTEXT}"),
-    "prompt_cache_key": ("once", _BODY),
+    "prompt_cache_key": ("once", _ECHOED),
     "prompt_cache_retention": ("none", _BODY),
     "reasoning": ("once", _OBJECT),
     "reasoning_effort": ("once", ""),
@@ -95,7 +124,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "return_token_ids": ("answer", ""),
     "return_token_strs": ("answer", ""),
     "return_tokens_as_token_ids": ("answer", ""),
-    "safety_identifier": ("none", _BODY),
+    "safety_identifier": ("once", _ECHOED),
     "sampling_params": ("once", _OBJECT),
     "service_tier": ("none", _BODY),
     "stop_sequences": ("sequence", ""),
@@ -110,7 +139,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "top_logprobs": ("answer", "at most `--max-logprobs`"),
     "tp_size": ("once", ""),
     "truncation": ("prompt", ""),
-    "user": ("once", _BODY),
+    "user": ("once", _ECHOED),
 }
 # Fields of the gRPC contract that HTTP calls otherwise, or that one of another meaning is called alike.
 RPC_FIELDS: Mapping[str, tuple[str, str]] = {
@@ -180,23 +209,6 @@ def rpc_fields() -> dict[str, str]:
     for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods:
         walk(method.input_type)
     return found
-
-
-def bound_of(field: Field) -> str:
-    """The bound that a table of fields says."""
-    if field.kind == "bool":
-        return "true or false"
-    if field.kind == "strings":
-        return f"at most {field.max_items:,} strings of at most {field.high:,.0f} characters"
-    if field.kind == "string":
-        return f"at most {field.max_items:,} characters" if field.max_items else _BODY
-    if field.kind in ("ints", "list", "biases"):
-        return f"at most {field.max_items:,} entries"
-    if field.kind in ("int", "number") and math.inf in (field.high, -field.low):
-        return f"{field.low:g} or more"
-    if field.kind in ("int", "number"):
-        return f"{_number(field.low)} to {_number(field.high)}"
-    return ""
 
 
 def row(name: str) -> tuple[str, str, str]:
@@ -294,14 +306,6 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|"
     for key, name in rpc_fields().items():
         yield "| {} | {} | {} |".format(*rpc_row(key, name))
-
-
-def _number(value: float) -> str:
-    if abs(value) == MAX_INT32:
-        return "-2^31 + 1" if value < 0 else "2^31 - 1"
-    if value in (-(2**63), 2**64 - 1):
-        return "-2^63" if value < 0 else "2^64 - 1"
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 2**63 else f"{value:g}"
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ _OBJECTS: Mapping[str, Any] = {
     },
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     "chat_template_kwargs": {f"name{number}": "v" * 100 for number in range(5000)},
-    "metadata": {f"name{number}": "v" * 100 for number in range(5000)},
+    "metadata": {f"name{number}": "v" * 100 for number in range(5000)},  # where it is a hint
     "system": LONG_TEXT,
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "e" * tables.MAX_ID_CHARS},
@@ -107,6 +107,8 @@ def at_bound(name: str, field: Field, rng: random.Random) -> Any:
             return [300 + rng.randrange(3000) for _ in range(field.max_items)]
         case "biases":
             return {str(token): 1.0 for token in range(min(field.max_items, VOCABULARY))}
+        case "texts":
+            return {"n" * 62 + f"{number:02d}": "v" * int(field.high) for number in range(field.max_items)}
         case "list" | "object" | "any":
             return _OBJECTS.get(name, "x" * 10_000)
     raise ValueError(field.kind)

@@ -58,6 +58,21 @@ async def test_a_limit_keeps_nobody_from_cancelling(key_file: str) -> None:
         assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
 
 
+async def test_to_read_or_delete_a_kept_response_counts_as_a_request(key_file: str) -> None:
+    async with router_rig(api_key_file=key_file) as rig:
+        rig.http.headers.update(bearer(INFERENCE))
+        body = {"model": "fake", "input": "a", "max_output_tokens": 1}
+        told = (await rig.http.post("/v1/responses", json=body)).json()
+        path = f"/v1/responses/{told['id']}"
+        read = await rig.http.get(path)
+        assert (read.status_code, read.headers["x-ratelimit-remaining-requests"]) == (200, "1")
+        assert (await rig.http.get("/v1/responses/resp_unknown")).status_code == 404
+        for method in ("GET", "DELETE", "HEAD"):
+            refused = await rig.http.request(method, path)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1, method
+        assert (await rig.http.post(f"{path}/cancel")).status_code == 400  # free: it has ended
+
+
 async def test_every_route_of_both_ports_wants_its_scope(key_file: str) -> None:
     async with (
         router_rig(api_key_file=key_file, metrics_listen="127.0.0.1:0", metrics_on_main=True) as rig,

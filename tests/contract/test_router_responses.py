@@ -141,6 +141,14 @@ async def test_effort_is_told_to_the_template_and_in_the_answer() -> None:
         ({"reasoning": {"effort": 3}}, 400, "BAD_TYPE"),
         ({"reasoning": {"summary": "detailed"}}, 400, "PARAMETER_UNSUPPORTED"),
         ({"truncation": "some"}, 400, "BAD_VALUE"),
+        ({"metadata": "a"}, 400, "BAD_TYPE"),
+        ({"metadata": {"a": 1}}, 400, "BAD_TYPE"),
+        ({"metadata": {f"{i}": "a" for i in range(17)}}, 400, "TOO_MANY_ITEMS"),
+        ({"metadata": {"n" * 65: "a"}}, 400, "TOO_MANY_ITEMS"),
+        ({"metadata": {"n": "v" * 513}}, 400, "TOO_MANY_ITEMS"),
+        ({"user": {"a": [1]}}, 400, "BAD_TYPE"),
+        ({"safety_identifier": "s" * 257}, 400, "TOO_MANY_ITEMS"),
+        ({"prompt_cache_key": "s" * 257}, 400, "TOO_MANY_ITEMS"),
         ({"background": True, "store": False}, 400, "BACKGROUND_NEEDS_STORE"),
         ({"background": True, "stream": True}, 400, "PARAMETER_UNSUPPORTED"),
         ({"model": "other"}, 404, "MODEL_NOT_FOUND"),
@@ -151,6 +159,13 @@ async def test_errors(fields: dict[str, Any], status: int, code: str) -> None:
         answer = await create(rig, **fields)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert not rig.scheduler.submits
+
+
+async def test_metadata_of_openais_largest_size_is_taken_and_repeated() -> None:
+    metadata = {f"{i:02d}" + "n" * 62: "é" * 512 for i in range(16)}
+    async with router_rig() as rig:
+        told = (await create(rig, metadata=metadata, user="somebody")).json()
+        assert (told["metadata"], told["user"]) == (metadata, "somebody")
 
 
 async def test_what_is_not_to_be_kept_is_not() -> None:

@@ -32,7 +32,7 @@ def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
         if field.supported
         and (
             (field.kind in ("int", "number") and field.high == float("inf"))
-            or (field.kind in ("strings", "ints", "list", "biases") and not field.max_items)
+            or (field.kind in ("strings", "ints", "list", "biases", "texts") and not field.max_items)
         )
     ]
     assert unbounded == []

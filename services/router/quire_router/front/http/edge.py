@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 METRICS_PATH = "/metrics"
 # No rate limit keeps anybody from ending what runs.
 _FREE = re.compile("/v1/responses/[^/]+/cancel")
+# Whatever the method: to read or to delete a kept response asks the store, and the answer may be long.
+_LIMITED = re.compile("/v1/responses/[^/]+")
 _CLIENT_GONE = 499
 _MAX_TRACE_CHARS = 512
 log = get_logger(__name__)
@@ -126,17 +128,13 @@ class Edge:
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        """Authenticate the request and note its tenant in the exchange. A POST of a limited key takes one request from
-        its rate limit, and the answer gets the limit headers. Raises Unauthenticated, PermissionDenied, RateLimited."""
+        """Authenticate the request and note its tenant in the exchange. One that counts takes a request
+        from the rate limit of a limited key, and its answer gets the limit headers. Raises Unauthenticated,
+        PermissionDenied, RateLimited."""
         needed = METRICS if scope["path"] == METRICS_PATH else self._scope
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal.tenant)
-        if (
-            principal.limits
-            and needed == INFERENCE
-            and scope["method"] == "POST"
-            and not _FREE.fullmatch(scope["path"])
-        ):
+        if principal.limits and needed == INFERENCE and _counts(scope["method"], scope["path"]):
             try:
                 levels = await self._limits.admit(principal)
             except RateLimited as error:
@@ -180,6 +178,11 @@ class Edge:
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await discard_body(receive, self._max_body_bytes)
         await send({"type": "http.response.body", "body": b""})
+
+
+def _counts(method: str, path: str) -> bool:
+    """Whether the request takes one from its key's rate limit."""
+    return not _FREE.fullmatch(path) if method == "POST" else bool(_LIMITED.fullmatch(path))
 
 
 def _authorization(scope: Scope) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MAX_INT32 = 2**31 - 1
+# Of a name in an object of strings.
+MAX_NAME_CHARS = 64
 _TYPE_NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -165,6 +167,25 @@ def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float
     return tuple(sorted(found.items()))
 
 
+def _check_texts(name: str, value: Any, field: Field) -> dict[str, str]:
+    """Return the value if it is an object of at most `max_items` strings of at most `high` characters, with names of at
+    most 64. Raises InvalidArgument."""
+    if not isinstance(value, dict):
+        raise bad_type(name, value, "an object of strings")
+    if len(value) > field.max_items:
+        raise _too_many(name, len(value), "pairs", field)
+    for key, text in value.items():
+        if len(key) > MAX_NAME_CHARS:
+            raise InvalidArgument(
+                "TOO_MANY_ITEMS",
+                f"{name} has a name of {len(key)} characters; the limit is {MAX_NAME_CHARS}.",
+                f"Send names of at most {MAX_NAME_CHARS} characters.",
+                param=name,
+            )
+        _check_string(f"{name}.{key}", text, Field("string", max_items=int(field.high)))
+    return value
+
+
 def _check_object(name: str, value: Any, _field: Field) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object")
@@ -192,6 +213,7 @@ KINDS: Mapping[str, Callable[[str, Any, Field], Any]] = {
     "strings": _check_strings,
     "ints": _check_ints,
     "biases": _check_biases,
+    "texts": _check_texts,
     "object": _check_object,
     "list": _check_list,
     "any": _check_any,

@@ -242,14 +242,13 @@ RESPONSES: Mapping[str, Field] = {
             "cache_salt",
             "stream",
             "timeout_s",
-            "user",
-            "metadata",
             "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
             "prompt_cache_retention",
         )
     },
+    # The answer repeats these, several times in a stream, and the store keeps them. OpenAI's rules.
+    "metadata": Field("texts", high=512, max_items=16),
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), Field("string", max_items=MAX_ID_CHARS)),
     "input": Field("any"),
     "instructions": Field("string"),
     "max_output_tokens": Field("int", low=1, high=MAX_INT32),

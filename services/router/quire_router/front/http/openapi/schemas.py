@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from quire_router.front.parameters.fields import MAX_NAME_CHARS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -85,6 +87,9 @@ def field_schema(field: Field) -> Schema:
     if field.kind == "strings":
         item = {"type": "string", "minLength": 1, "maxLength": field.high}
         schema = {"anyOf": [item, {"type": "array", "items": item, "maxItems": field.max_items}]}
+    if field.kind == "texts":
+        schema["propertyNames"] = {"maxLength": MAX_NAME_CHARS}
+        schema["additionalProperties"] = {"type": "string", "maxLength": field.high}
     if field.default not in (None, "", ()):
         schema["default"] = field.default
     return schema
@@ -99,6 +104,7 @@ _KINDS: Mapping[str, Schema] = {
     "strings": {},
     "ints": {"type": "array", "items": INTEGER, "bounds": ("", "", "maxItems")},
     "biases": {"type": "object", "additionalProperties": NUMBER, "bounds": ("", "", "maxProperties")},
+    "texts": {"type": "object", "bounds": ("", "", "maxProperties")},
     "object": {"type": "object"},
     "list": {"type": "array", "bounds": ("", "", "maxItems")},
     "any": {},
