@@ -267,7 +267,7 @@ def _lines() -> Iterator[str]:
     yield "| subject | limit |"
     yield "|---|---|"
     yield "| size of an HTTP body or a gRPC request | `--max-body-bytes` (4 MiB) |"
-    yield "| size of all HTTP bodies together, beyond 64 KiB of each | `--max-bodies-mib` (256 MiB), half of it for one key |"
+    yield "| size of all HTTP bodies together, beyond 64 KiB of each | `--max-bodies-mib` (256 MiB; half for one key), then 503 |"
     yield "| connections to each public port | `--max-connections` (4,096) |"
     yield "| sequences that wait or run at the same time | `--max-concurrent-requests` (1,024) |"
     yield "| gRPC calls at the same time | `--max-concurrent-requests` + 256 |"

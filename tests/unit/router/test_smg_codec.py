@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,18 @@ CONTEXT = 131_072
 MANY = 2_000_000
 
 
-async def spent_s(work: Coroutine[Any, Any, Any]) -> tuple[Any, list[float]]:
-    """The result, or the error, and the CPU time of each turn of the loop that it took."""
-    spent = list[float]()
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        began = time.thread_time()
-        await asyncio.sleep(0)
-        spent.append(time.thread_time() - began)
-    return task.exception() or task.result(), spent
+async def turns_of(parse: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int, float]:
+    """The result, or the error; in how many turns of the loop it came, and the CPU time of the longest of them. The
+    least of three: Python's garbage collector may run within any."""
+    longest_s = []
+    for _ in range(3):
+        task, spent_s = asyncio.ensure_future(parse()), list[float]()
+        while not task.done():
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            spent_s.append(time.thread_time() - began)
+        longest_s.append(max(spent_s))
+    return task.exception() or task.result(), len(spent_s), min(longest_s)
 
 
 def ids(count: int, **sampling: Any) -> vb.GenerateRequest:
@@ -60,26 +64,27 @@ def ids(count: int, **sampling: Any) -> vb.GenerateRequest:
 )
 async def test_lists_are_counted_before_they_are_converted(request_: vb.GenerateRequest, code: str, param: str) -> None:
     """To convert them first took 70 to 100 ms of the event loop."""
-    error, turns_s = await spent_s(parse_generate(request_, LIMITS, CONTEXT))
+    error, _, longest_s = await turns_of(lambda: parse_generate(request_, LIMITS, CONTEXT))
     assert isinstance(error, InvalidArgument) and (error.code, error.param) == (code, param)
-    assert max(turns_s) < 0.02
+    assert longest_s < 0.02
 
 
 async def test_a_prompt_of_a_long_context_is_converted_in_turns() -> None:
-    job, turns_s = await spent_s(parse_generate(ids(1_000_000), LIMITS, 1_048_576))
+    request = ids(1_000_000)
+    job, turns, longest_s = await turns_of(lambda: parse_generate(request, LIMITS, 1_048_576))
     (prompt,) = job.prompts
     assert isinstance(prompt, TokenPrompt) and prompt.ids.dtype == np.int32
     assert prompt.ids.tolist() == [1 + i % 1000 for i in range(1_000_000)]
-    assert len(turns_s) >= 16 and max(turns_s) < 0.02
+    assert turns >= 16 and longest_s < 0.02
 
 
 async def test_of_a_prompt_that_is_truncated_no_more_is_converted_than_the_context_has() -> None:
     for kept in (-1, 3):
         request = ids(MANY, truncate_prompt_tokens=kept)
-        job, turns_s = await spent_s(parse_generate(request, LIMITS, 1000))
+        job, _, longest_s = await turns_of(partial(parse_generate, request, LIMITS, 1000))
         (prompt,) = job.prompts
         assert prompt.ids.tolist() == list(request.tokenized.input_ids)[-1000:]
-        assert job.truncate_to == kept and max(turns_s) < 0.02
+        assert job.truncate_to == kept and longest_s < 0.02
 
 
 async def test_token_ids_are_int32() -> None:
@@ -93,8 +98,11 @@ async def test_token_ids_are_int32() -> None:
 def test_an_abort_has_a_bound_and_names_each_request_once() -> None:
     assert aborted_ids(vb.AbortRequest(request_ids=["a", "b"] * (MAX_ABORTED // 2))) == {"a", "b"}
     many = vb.AbortRequest(request_ids=[""] * MANY)
-    began = time.thread_time()
-    with pytest.raises(InvalidArgument) as caught:
-        aborted_ids(many)
+    took_s = []
+    for _ in range(3):
+        began = time.thread_time()
+        with pytest.raises(InvalidArgument) as caught:
+            aborted_ids(many)
+        took_s.append(time.thread_time() - began)
     assert (caught.value.code, caught.value.param) == ("TOO_MANY_ITEMS", "request_ids")
-    assert time.thread_time() - began < 0.02
+    assert min(took_s) < 0.02
