@@ -126,7 +126,7 @@ def test_a_step_of_many_long_beams_is_short() -> None:
     for _ in range(5):
         search, entries, job = long_search(-1, 4000)
         started = time.thread_time()
-        search.grow(entries, job, np.arange(0, 1000, 2, np.int32))
+        search.grow(entries, job, np.arange(0, 1000, 2, dtype=np.int32))
         took_s.append(time.thread_time() - started)
         assert len(search.live) == len(search.ended) == 128
     assert min(took_s) < 0.015
@@ -135,10 +135,10 @@ def test_a_step_of_many_long_beams_is_short() -> None:
 def test_a_beam_keeps_four_bytes_a_token_and_an_entry_only_where_it_is_told() -> None:
     """All alternatives of every step were kept: 312 bytes a token and beam."""
     search, entries, job = long_search(-1, 1000)
-    search.grow(entries, job, np.arange(0, 1000, 2, np.int32))
+    search.grow(entries, job, np.arange(0, 1000, 2, dtype=np.int32))
     for beam in (*search.live, *search.ended):
         assert not beam.entries and beam.ids.nbytes == 4 * 1001
         assert beam.ids.base is None, "a view keeps the array that it looks at"
     search, entries, job = long_search(2, 0)
-    search.grow(entries, job, np.arange(0, 1000, 2, np.int32))
+    search.grow(entries, job, np.arange(0, 1000, 2, dtype=np.int32))
     assert {len(packed) for beam in search.live for packed in beam.entries} == {12 + 2 * 8}
