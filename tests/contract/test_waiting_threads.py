@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from quire_worker import __main__ as worker
+from quire_worker.config import WorkerConfig
 from quire_worker.threads.waiting import DEFAULTS, limit_spinning
 
 PROGRAM = """
@@ -56,3 +59,11 @@ def test_environments_thread_settings_stay() -> None:
     empty: dict[str, str] = {}
     limit_spinning(empty)
     assert empty == DEFAULTS
+
+
+def test_a_worker_says_how_threads_wait_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, str] = {}
+    monkeypatch.setattr(worker, "os", SimpleNamespace(environ=said))
+    monkeypatch.setattr(worker, "run_sync", lambda config, make: len(said))
+    assert worker._run(WorkerConfig()) == len(DEFAULTS) > 0
+    assert said == DEFAULTS

@@ -63,6 +63,14 @@ def test_helpers_that_sleep_are_woken_and_not_waited_for(team: KernelTeam, funct
         assert (counts == turn).all()
 
 
+def test_helpers_without_work_leave_the_cores_to_others(team: KernelTeam, function: int) -> None:
+    counts, began_s = np.zeros(64, np.int64), time.process_time()
+    for _ in range(20):
+        run(team, function, counts)
+        time.sleep(0.02)
+    assert time.process_time() - began_s < 0.25, "some 0.02 s; helpers that look for work all the time take 0.4 s each"
+
+
 def test_callers_at_once_get_their_own_results(team: KernelTeam, function: int) -> None:
     results = [np.zeros(97, np.int64) for _ in range(6)]
 

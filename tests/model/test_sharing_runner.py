@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from quire_worker import model_source
+from quire_worker.config import WorkerConfig
+from quire_worker.ops.cpu_ops import CpuOps
+from quire_worker.ops.cpu_threads import CpuThreads
+from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 from quire_worker.threads import sharing_runner
 from quire_worker.threads.core_meter import CoreMeter
 from quire_worker.threads.share import Interval
+from tests.model.folders import write_config
 
 
 class _Runner:
@@ -52,3 +59,31 @@ def test_a_crowded_host_gets_fewer_threads_and_an_idle_one_more(monkeypatch: pyt
     for _ in range(10):
         runner.run(batch)
     assert inner.threads == [4, 2, 2, 1, 1, 1, 2, 2, 2, 4]
+
+
+@pytest.mark.parametrize(("cores", "asked", "threads"), [(1, 0, 1), (3, 0, 3), (64, 0, 4), (1, 3, 3)])
+def test_default_threads_follow_affinity_and_quota(
+    cores: int, asked: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own choice, 4 here, knows affinity alone."""
+    monkeypatch.setattr(model_source, "usable_cores", lambda: cores)
+    monkeypatch.setattr(model_source, "_load_on_gpu", lambda *_: None)
+    config = WorkerConfig(model=str(write_config(tmp_path)), load_format="dummy", device="cuda", torch_threads=asked)
+    model_source.load_configured(config, lambda *_: None)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("ops", "asked", "shares"), [(CpuOps, 0, True), (CpuOps, 2, False), (TorchOps, 0, False)])
+def test_steps_share_cores_by_default_where_threads_change_no_bit(ops: type, asked: int, shares: bool) -> None:
+    runner: Any = SimpleNamespace(decoder=SimpleNamespace(ops=object.__new__(ops)))
+    sharing = model_source._sharing(runner, WorkerConfig(model="m", torch_threads=asked))
+    assert isinstance(sharing, sharing_runner.SharingRunner) == shares
+
+
+def test_kernels_use_the_threads_that_torch_has_now() -> None:
+    threads, parts = CpuThreads(), list[tuple[int, int]]()
+    for now in (4, 2, 1):
+        parts.clear()
+        torch.set_num_threads(now)
+        threads.rows(lambda first, last: parts.append((first, last)), 64, 1 << 30)
+        assert len(parts) == now

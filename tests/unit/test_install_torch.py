@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import threading
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from tools.install_torch import CPU_INDEX, DRIVER, answers, chosen_index, has_nvidia_gpu, install
+from tools.install_torch import CONSTRAINTS, CPU_INDEX, DRIVER, answers, chosen_index, has_nvidia_gpu, install
 
 OTHER = "https://wheels.example/cpu"
 
@@ -97,6 +99,16 @@ def test_an_index_that_was_asked_for_is_not_passed_over(tmp_path: Path) -> None:
     pip = Pip(OTHER)
     assert install({"TORCH_INDEX": OTHER}, "linux", tmp_path, _never, pip) == 1
     assert len(pip.commands) == 1
+
+
+def test_triton_may_be_3_6_or_what_torch_brings() -> None:
+    """torch 2.13 of the package index requires triton 3.7.1: a pin of any other ends in ResolutionImpossible."""
+    constraints = [Requirement(line) for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    project = tomllib.loads((CONSTRAINTS.parent / "services/worker/pyproject.toml").read_text())["project"]
+    extra = map(Requirement, project["optional-dependencies"]["gpu"])
+    ranges = [each.specifier for each in (*constraints, *extra) if each.name == "triton"]
+    assert len(ranges) == 2
+    assert all(each.contains(version) for each in ranges for version in ("3.6.0", "3.7.1"))
 
 
 class _Index(http.server.BaseHTTPRequestHandler):
