@@ -21,6 +21,14 @@ def add_one(begin: int, end: int, words: Any) -> None:
         words[at] += 1
 
 
+def add_one_slowly(begin: int, end: int, words: Any) -> None:
+    for at in range(begin, end):
+        count, mixed = words[at], 1
+        for _ in range(100_000):
+            mixed = mixed * 6364136223846793005 + 1442695040888963407
+        words[at] = count + 1 + (mixed & 0)
+
+
 @pytest.fixture(scope="module")
 def function() -> int:
     return compile_job(add_one)
@@ -89,7 +97,7 @@ def test_callers_at_once_get_their_own_results(team: KernelTeam, function: int) 
 def test_helpers_that_end_late_are_left_alone_for_a_while(
     team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, helped = np.zeros(8, np.int64), list[int]()
+    counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly)
     awake = team._awake
 
     def noted() -> int:
@@ -97,10 +105,10 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
         return helped[-1]
 
     monkeypatch.setattr(team, "_awake", noted)
-    monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # who has not ended at once ends late
+    monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
     team._pause_s = 30.0
-    for _ in range(100_000):
-        run(team, function, counts, cost_ns=0)
+    for _ in range(10_000):
+        run(team, slow, counts, cost_ns=0)
         if team._pause_until_s:
             break
     asked, turns = len(helped), int(counts[0])

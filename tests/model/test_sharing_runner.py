@@ -13,8 +13,8 @@ import torch
 
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
-from quire_worker.ops.cpu_ops import CpuOps
-from quire_worker.ops.cpu_threads import CpuThreads
+from quire_worker.ops.cpu.cpu_ops import CpuOps
+from quire_worker.ops.cpu.threads import CpuThreads
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 from quire_worker.threads import sharing_runner
@@ -81,9 +81,7 @@ def test_steps_share_cores_by_default_where_threads_change_no_bit(ops: type, ask
 
 
 def test_kernels_use_the_threads_that_torch_has_now() -> None:
-    threads, parts = CpuThreads(), list[tuple[int, int]]()
+    threads = CpuThreads()
     for now in (4, 2, 1):
-        parts.clear()
         torch.set_num_threads(now)
-        threads.rows(lambda first, last: parts.append((first, last)), 64, 1 << 30)
-        assert len(parts) == now
+        assert threads.threads(cost=1 << 30, count=64) == now

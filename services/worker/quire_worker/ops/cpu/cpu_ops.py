@@ -85,15 +85,20 @@ class CpuOps:
         return plan_step(pages, rows, position, count, page_table, self._group, self._most_parts)
 
     def capture(self, run: RunLayers[CpuPlan]) -> RunLayers[CpuPlan]:
-        tapes: dict[int, StepTape] = {}
+        tapes: dict[tuple[int, int], StepTape] = {}
+        """By rows and threads."""
 
         def replay(token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
             if plan.rows > _TAPE_ROWS or plan.rows > plan.real_rows:
                 return run(token, pages, plan)
-            key = self._scratch.replaced, pages.data_ptr(), torch.get_num_threads()
-            tape = tapes.get(plan.rows)
+            size, key = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())
+            tape = tapes.get(size)
             if tape is None or tape.key != key:
-                return self._record(run, tapes, StepTape(plan.rows, key), token, pages, plan)
+                tape = StepTape(plan.rows, key)
+                result = self._record(run, tape, token, pages, plan)
+                if key[0] == self._scratch.replaced:  # else the tape's buffers are gone
+                    tapes[size] = tape
+                return result
             if not tape.complete:
                 return run(token, pages, plan)
             self._use(plan)
@@ -101,28 +106,18 @@ class CpuOps:
             count, cost = self._attention_items(plan)
             tape.set_items(self._attend, count, cost, self._threads.threads(cost, count))
             TEAM.run(tape.jobs.reshape(-1))
-            result: tuple[Tensor, Tensor | None] = tape.result
-            return result
+            return tape.result
 
         return replay
 
     def _record(
-        self,
-        run: RunLayers[CpuPlan],
-        tapes: dict[int, StepTape],
-        tape: StepTape,
-        token: Tensor,
-        pages: Tensor,
-        plan: CpuPlan,
+        self, run: RunLayers[CpuPlan], tape: StepTape, token: Tensor, pages: Tensor, plan: CpuPlan
     ) -> tuple[Tensor, Tensor | None]:
-        """Run and record; the tape is kept unless buffers were replaced meanwhile."""
+        """Run and record."""
         tape.token.copy_(token)
         with self._threads.recording(tape):
             tape.record(lambda given: run(given, pages, plan))
-        if tape.key[0] == self._scratch.replaced:
-            tapes[plan.rows] = tape
-        result: tuple[Tensor, Tensor | None] = tape.result
-        return result
+        return tape.result
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         tiled = _tiled(weight)

@@ -30,8 +30,8 @@ class StepTape:
         """Where the pass reads its tokens."""
         self.key = key
         """What must be as it was for the jobs to be right."""
-        self.result: Any = None
-        """What the pass returned."""
+        self.result: tuple[Tensor, Tensor | None] = self.token, None
+        """What the pass returned; before it was recorded nothing that counts."""
         self.complete = False
         """Whether the jobs are all that the pass computed."""
         self.jobs: Int64 = np.zeros((0, JOB_WORDS), np.int64)
@@ -46,7 +46,7 @@ class StepTape:
         self._arguments.append(arguments)
         self._words.append(words)
 
-    def record(self, run: Callable[[Tensor], Any]) -> None:
+    def record(self, run: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> None:
         """Run a pass on the tokens and keep its result. `add` is called for each of its jobs meanwhile."""
         with _torch_operations() as seen:
             self.result = run(self.token)
