@@ -23,10 +23,10 @@ def add_one(begin: int, end: int, words: Any) -> None:
 
 def add_one_slowly(begin: int, end: int, words: Any) -> None:
     for at in range(begin, end):
-        count, mixed = words[at], 1
+        mixed = 1
         for _ in range(100_000):
             mixed = mixed * 6364136223846793005 + 1442695040888963407
-        words[at] = count + 1 + (mixed & 0)
+        words[at] += 2 if mixed == 0 else 1  # it is not, but the compiler cannot know
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     monkeypatch.setattr(team, "_awake", noted)
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
     team._pause_s = 30.0
-    for _ in range(10_000):
+    for _ in range(2_000):
         run(team, slow, counts, cost_ns=0)
         if team._pause_until_s:
             break
