@@ -23,9 +23,9 @@ def add_one(begin: int, end: int, words: Any) -> None:
 
 def add_one_slowly(begin: int, end: int, words: Any) -> None:
     for at in range(begin, end):
-        mixed = 1
-        for _ in range(100_000):
-            mixed = mixed * 6364136223846793005 + 1442695040888963407
+        mixed = words[at] + 1
+        for _ in range(20_000):
+            mixed = (mixed ^ (mixed >> 7)) * 6364136223846793005 + 1
         words[at] += 2 if mixed == 0 else 1  # it is not, but the compiler cannot know
 
 
