@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class ClockFile:
         self._ahead_ns = 0
         self._write()
         patch.setenv("QUIRE_FAKE_CLOCK", str(path))
-        patch.setenv("PYTHONPATH", str(_FOLDER))
+        # Before what is there: the stack's code may be found by it.
+        patch.setenv("PYTHONPATH", str(_FOLDER), prepend=os.pathsep)
 
     def jump(self, seconds: float) -> None:
         """All clocks of all processes, at once."""
