@@ -66,7 +66,6 @@ def test_helpers_that_sleep_are_woken_and_not_waited_for(team: KernelTeam, funct
     counts = np.zeros(64, np.int64)
     for turn in range(1, 6):
         until(lambda: all(team._asleep))
-        assert team._awake() == 0
         run(team, function, counts)
         assert (counts == turn).all()
 
@@ -98,13 +97,13 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly)
-    awake = team._awake
+    wake = team._wake
 
     def noted() -> int:
-        helped.append(awake())
+        helped.append(wake())
         return helped[-1]
 
-    monkeypatch.setattr(team, "_awake", noted)
+    monkeypatch.setattr(team, "_wake", noted)
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
     team._pause_s = 30.0
     for _ in range(2_000):
@@ -112,10 +111,24 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
         if team._pause_until_s:
             break
     asked, turns = len(helped), int(counts[0])
-    assert any(helped) and (counts == turns).all()
+    assert team._pause_until_s and (counts == turns).all()
     for _ in range(50):
         run(team, function, counts)
     assert len(helped) == asked and (counts == turns + 50).all()
+
+
+def test_a_helper_that_never_begins_is_not_waited_for(
+    team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offer is taken back, also when another helper is late, so that it cannot join a later job by it."""
+    counts, slow = np.zeros(8, np.int64), compile_job(add_one_slowly)
+    monkeypatch.setattr(team, "_wake", lambda: 0)  # all sleep, and go on sleeping
+    monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)
+    until(lambda: all(team._asleep))
+    for turn in range(1, 50):
+        run(team, slow if turn % 2 else function, counts, cost_ns=0)
+        states = team._box[kernel_team._BOX_WORDS :: kernel_team._STATE_WORDS]
+        assert (counts == turn).all() and not states.any()
 
 
 def test_a_helper_whose_thread_does_not_start_is_none(function: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 The caller offers a job through shared memory, without the GIL. It and its helpers take chunks of the items until none
 is left, so a helper that loses its core delays one chunk alone. A helper spins for a while after each job, then sleeps.
-So helpers stay awake through a step, and sleep between steps that are far apart. A caller does not wait for a helper
-that has not begun, and wakes one that sleeps for the next job. The team does not know what a kernel computes.
+So helpers stay awake through a step, and sleep between steps that are far apart. A caller wakes them, and does not wait
+for one that has not begun. The team does not know what a kernel computes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _MIN_PAUSE_S: Final = 0.005
 _MAX_PAUSE_S: Final = 0.5
 _PAUSE_DECAY: Final = 0.98
 """Factor on the pause after each run in which all helpers end in time."""
-_CHUNKS: Final = 8
+_CHUNKS: Final = 4
 _MIN_CHUNK_NS: Final = 20_000
 """A thread's share of a job comes in so many chunks, unless they would cost less than this."""
 _JOBS_AT_ONCE: Final = 32
-"""After so many jobs the caller looks again which helpers are awake."""
+"""After so many jobs the caller wakes the helpers that went to sleep."""
 # The job in hand, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
 # line of its own, since all threads write it.
 _FUNCTION, _ARGUMENTS, _COUNT, _CHUNK, _NEXT, _BOX_WORDS, _STATE_WORDS = 0, 1, 2, 3, 8, 16, 8
@@ -173,9 +173,11 @@ def _compute(box: Int64) -> None:
 
 
 @kernel
-def _run(box: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_ns: int, looks_per_ns: float) -> int:
-    """Run jobs begin..end, words as in job.py, with the first helpers. Returns `end`, or ~job if helpers ended
-    that job late."""
+def _run(
+    box: Int64, jobs: Int64, begin: int, end: int, helpers: int, awake: int, min_wait_ns: int, looks_per_ns: float
+) -> int:
+    """Run jobs begin..end, words as in job.py, with the first helpers. Returns `end`, or ~job if `_in_time` was false
+    after that job."""
     for job in range(begin, end):
         at = job * JOB_WORDS
         function, count, arguments = jobs[at + FUNCTION], jobs[at + COUNT], jobs[at + ARGUMENTS]
@@ -190,22 +192,38 @@ def _run(box: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_n
         for helper in range(joining):
             _store(box, _BOX_WORDS + helper * _STATE_WORDS, _OFFERED)
         _compute(box)
-        if not _ended(box, joining, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
+        if not _in_time(box, joining, awake, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
             return ~job
     return end
 
 
 @kernel
-def _ended(box: Int64, helpers: int, spins: int) -> bool:
-    """Whether those of the first helpers that took the job end it within so many looks; the others lose the offer."""
+def _in_time(box: Int64, helpers: int, awake: int, spins: int) -> bool:
+    """Wait for the first helpers. False if one does not end its chunk within so many looks, or if one of those that
+    were awake has not even begun: such helpers have no core."""
+    all_began = True
     for helper in range(helpers):
         at = _BOX_WORDS + helper * _STATE_WORDS
-        while _load(box, at) != _IDLE and not _swap(box, at, _OFFERED, _IDLE):
+        while _load(box, at) != _IDLE:
+            if _swap(box, at, _OFFERED, _IDLE):
+                all_began &= helper >= awake
+                break
             _pause()
             spins -= 1
             if spins <= 0:
                 return False
-    return True
+    return all_began
+
+
+@kernel
+def _take_back(box: Int64, helpers: int) -> int:
+    """Take back what the first helpers have not begun; how many of them still compute."""
+    computing = 0
+    for helper in range(helpers):
+        at = _BOX_WORDS + helper * _STATE_WORDS
+        if not _swap(box, at, _OFFERED, _IDLE) and _load(box, at) == _TAKEN:
+            computing += 1
+    return computing
 
 
 class KernelTeam:
@@ -225,7 +243,7 @@ class KernelTeam:
         """Have at least so many helpers, at most 255."""
         with self._caller:
             if not self._looks_per_ns:
-                _run(self._box, np.zeros(0, np.int64), 0, 0, 0, 0, 0.0)  # compiled now, not within the first step
+                _run(self._box, np.zeros(0, np.int64), 0, 0, 0, 0, 0, 0.0)  # compiled now, not within the first step
                 self._looks_per_ns = max(_measure_looks(self._box) for _ in range(_MEASUREMENTS))
             for number in range(len(self._wakes), min(helpers, _MOST_HELPERS)):
                 wake = threading.Event()
@@ -244,19 +262,19 @@ class KernelTeam:
     def run(self, jobs: Int64) -> None:
         """Run jobs one after the other; `jobs` holds JOB_WORDS words of each.
 
-        If helpers end a job late, other threads hold their cores. Callers then compute alone for a pause. A late job
-        doubles the next pause; jobs in time shorten it by 2 %. Threads that wait for each other without cores are
-        slower than one.
+        If helpers begin or end a job late, other threads hold their cores. Callers then compute alone for a pause. A
+        late job doubles the next pause; jobs in time shorten it by 2 %. Threads that wait for each other without cores
+        are slower than one.
         """
         count, done = jobs.size // JOB_WORDS, 0
         while done < count:
             end = min(done + _JOBS_AT_ONCE, count)
             if time.monotonic() < self._pause_until_s or not self._caller.acquire(blocking=False):
-                done = _run(self._box, jobs, done, end, 0, 0, 0.0)
+                done = _run(self._box, jobs, done, end, 0, 0, 0, 0.0)
                 continue
             try:
-                helpers = self._awake()
-                reached = _run(self._box, jobs, done, end, helpers, _MIN_WAIT_NS, self._looks_per_ns)
+                helpers, awake = len(self._wakes), self._wake()
+                reached = _run(self._box, jobs, done, end, helpers, awake, _MIN_WAIT_NS, self._looks_per_ns)
                 if reached < 0:
                     self._wait()
                     self._pause_until_s = time.monotonic() + self._pause_s
@@ -270,19 +288,19 @@ class KernelTeam:
             finally:
                 self._caller.release()
 
-    def _awake(self) -> int:
-        """How many of the helpers are awake, from the first on; the others are woken for the next time."""
-        found = 0
+    def _wake(self) -> int:
+        """Wake the helpers that sleep; how many were awake, from the first on. One that wakes late joins late."""
+        awake = 0
         for number, asleep in enumerate(self._asleep):
             if asleep:
                 self._wakes[number].set()
-            elif found == number:
-                found += 1
-        return found
+            elif awake == number:
+                awake += 1
+        return awake
 
     def _wait(self) -> None:
         """Until all helpers have ended their chunks, without keeping a core from them."""
-        while not _ended(self._box, len(self._wakes), 1):
+        while _take_back(self._box, len(self._wakes)):
             time.sleep(_NAP_S)
 
     def _help(self, number: int, wake: threading.Event) -> None:
