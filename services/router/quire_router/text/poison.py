@@ -1,7 +1,8 @@
 """Poison-request detection: a request at which two tokenizers in a row are lost fails instead of losing a third.
 
 When a tokenizer is lost, the requests that it was working on become suspects. A suspect is retried alone: meanwhile
-its Detokenize stream has no other message in flight, and no other lost call is retried. An answer clears a suspect.
+its Detokenize stream has no other message in flight, or its unary call is the only one at that tokenizer. An answer
+clears a suspect.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -15,7 +16,7 @@ from quire_router.text.public_error import as_public
 from quire_router.text.tokenizer_link import TokenizerLink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
@@ -46,8 +47,11 @@ class TokenizerPool:
         self._changed = changed
         self._news = asyncio.Event()
         self._turn = 0
-        # Held by the one call that is tried again.
-        self._alone = asyncio.Lock()
+        # Unary calls in flight, by tokenizer.
+        self._calls: Counter[TokenizerLink] = Counter()
+        # Held by the one suspect that is tried again; and the tokenizer that this suspect has to itself.
+        self._suspects_turn = asyncio.Lock()
+        self._reserved: TokenizerLink | None = None
 
     @property
     def ready(self) -> bool:
@@ -67,42 +71,80 @@ class TokenizerPool:
                 peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
                 self._tasks[instance] = asyncio.create_task(peer.run(), name=f"tokenizer {instance}")
 
-    async def pick(self, wait_s: float) -> TokenizerLink:
-        """Return the next healthy tokenizer, by turns; while there is none, wait up to `wait_s`. Raises Unavailable."""
-        try:
+    async def pick(self, wait_s: float, *, free: bool = False) -> TokenizerLink:
+        """Return the next healthy tokenizer, by turns; while there is none, wait up to `wait_s`. `free`: for so long,
+        leave the tokenizer alone that a suspect has to itself. Raises Unavailable."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while not self.ready:
+                while not self._healthy(free=free):
                     self._news.clear()
                     await self._news.wait()
-        except TimeoutError:
-            raise no_tokenizer() from None
-        healthy = [peer for peer in self.peers.values() if peer.healthy]
+        healthy = self._healthy(free=free) or self._healthy()
+        if not healthy:
+            raise no_tokenizer()
         self._turn += 1
         return healthy[self._turn % len(healthy)]
+
+    def _healthy(self, *, free: bool = False) -> list[TokenizerLink]:
+        return [peer for peer in self.peers.values() if peer.healthy and not (free and peer is self._reserved)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
         """Run a unary call on a healthy tokenizer and, if that goes away or hangs, on another one, at most three times.
         Raises QuireError.
 
-        Calls that were lost with a tokenizer are tried again one by one. So of several that were lost together, only
-        the one that is to blame loses a second tokenizer; it fails then.
+        Calls that were lost with a tokenizer are tried again one by one, each with a tokenizer to itself. So of several
+        that were lost together, only the one that is to blame loses a second tokenizer; it fails then.
         """
         attempts = lost = 0
         while attempts < _ATTEMPTS:
-            peer = await self.pick(self._config.connect_timeout_s)
-            async with self._alone if lost else contextlib.nullcontext():
+            peer = await self.pick(self._config.connect_timeout_s, free=not lost)
+            async with self._alone_at(peer) if lost else contextlib.nullcontext():
                 if lost and not peer.healthy:
                     continue
                 attempts += 1
                 try:
-                    return await self._attempt(peer, make)
+                    with self._in_flight(peer):
+                        return await self._attempt(peer, make)
                 except _Lost as error:
                     log.debug("tokenizer call failed", instance=peer.instance, attempt=attempts, reason=str(error))
                     peer.suspect()
-                    lost += error.worked
+                    # A suspect that was not alone is not to blame more than those beside it.
+                    lost += error.worked and (not lost or self._reserved is peer)
             if lost >= MOST_LOST:
                 raise loses_tokenizers()
         raise no_tokenizer()
+
+    @contextlib.asynccontextmanager
+    async def _alone_at(self, peer: TokenizerLink) -> AsyncIterator[None]:
+        """Wait for the turn of a suspect, reserve the tokenizer, and wait until it has no other call. A call that takes
+        longer than `--tokenizer-timeout-s` is not waited for: then the suspect runs beside it."""
+        async with self._suspects_turn:
+            self._reserved = peer
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.tokenizer_timeout_s):
+                        while self._calls[peer]:
+                            self._news.clear()
+                            await self._news.wait()
+                yield
+            finally:
+                self._reserved = None
+                self._news.set()
+
+    @contextlib.contextmanager
+    def _in_flight(self, peer: TokenizerLink) -> Iterator[None]:
+        """Count a call at the tokenizer while the `with` block lasts. With two calls at once it is reserved no more."""
+        if self._calls[peer] and self._reserved is peer:
+            self._reserved = None
+            self._news.set()
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+                self._news.set()
 
     async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
         """Return the tokenizer's answer. Raises _Lost where the tokenizer goes away or hangs, and QuireError for an

@@ -1,0 +1,240 @@
+"""Unary calls to tokenizers: one that lost a tokenizer is tried again alone, so that no other can cost it a second."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from quire_common.errors import Internal, Unavailable
+from quire_router.config import RouterConfig
+from quire_router.text.tokenizer_pool import TokenizerPool
+
+
+class Tokenizer:
+    """As a TokenizerLink. What runs there ends when its test says so; `die` takes all of it along."""
+
+    connected = True
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.healthy = True
+        self.running: dict[str, asyncio.Future[str]] = {}
+        self.deaths = 0
+
+    def suspect(self) -> None:
+        self.healthy = False
+
+    async def answers(self, within_s: float) -> bool:
+        return True
+
+    async def work(self, prompt: str) -> str:
+        future = self.running[prompt] = asyncio.get_running_loop().create_future()
+        try:
+            return await future
+        finally:
+            self.running.pop(prompt, None)
+
+    def finish(self, prompt: str) -> None:
+        self.running.pop(prompt).set_result(prompt)
+
+    def die(self) -> None:
+        self.deaths += 1
+        self.healthy = False
+        for prompt in list(self.running):
+            self.running.pop(prompt).set_exception(Unavailable("TOKENIZER_LOST", "m", "f"))
+
+
+class Rig:
+    """Tokenizers `a`, `b` and so on."""
+
+    def __init__(self, tokenizers: int, **options: Any) -> None:
+        self.pool = TokenizerPool(RouterConfig(**options), lambda: None)
+        self.tokenizers = [Tokenizer(name) for name in "abcdef"[:tokenizers]]
+        self.pool.peers.update({each.instance: each for each in self.tokenizers})  # type: ignore[misc]  # fakes
+
+    def ask(self, prompt: str) -> asyncio.Task[str]:
+        make: Callable[[Any], Awaitable[str]] = lambda peer: peer.work(prompt)  # noqa: E731  # a callable with a type
+        return asyncio.create_task(self.pool.call(make))
+
+    def where(self, prompt: str) -> Tokenizer | None:
+        return next((each for each in self.tokenizers if prompt in each.running), None)
+
+    async def settle(self) -> None:
+        """Let everything run that can."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def heal(self, tokenizer: Tokenizer) -> None:
+        tokenizer.healthy = True
+        self.pool._on_change()
+
+    async def suspect(self, prompt: str) -> tuple[asyncio.Task[str], Tokenizer]:
+        """A call that has lost a tokenizer; and the only tokenizer that is left, where it is tried again."""
+        asked = self.ask(prompt)
+        await self.settle()
+        first = self.where(prompt)
+        assert first is not None
+        for other in self.tokenizers:
+            if other is not first:
+                other.healthy = True
+        first.die()
+        await self.settle()
+        (left,) = [each for each in self.tokenizers if each.healthy]
+        return asked, left
+
+
+async def test_a_new_call_waits_while_a_suspect_has_the_only_tokenizer() -> None:
+    rig = Rig(2)
+    suspect, left = await rig.suspect("innocent")
+    fresh = [rig.ask("poison"), rig.ask("other")]
+    await rig.settle()
+    assert list(left.running) == ["innocent"]
+    left.finish("innocent")
+    assert await suspect == "innocent"
+    await rig.settle()
+    assert sorted(left.running) == ["other", "poison"]
+    for prompt in ("poison", "other"):
+        left.finish(prompt)
+    assert await asyncio.gather(*fresh) == ["poison", "other"]
+
+
+async def test_a_new_call_goes_to_another_tokenizer_meanwhile() -> None:
+    rig = Rig(2)
+    suspect, left = await rig.suspect("innocent")
+    (healed,) = [each for each in rig.tokenizers if each is not left]
+    rig.heal(healed)
+    fresh = [rig.ask(f"new {i}") for i in range(3)]
+    await rig.settle()
+    assert list(left.running) == ["innocent"] and len(healed.running) == 3
+    for i in range(3):
+        healed.finish(f"new {i}")
+    left.finish("innocent")
+    assert await asyncio.gather(suspect, *fresh) == ["innocent", "new 0", "new 1", "new 2"]
+
+
+async def test_a_suspect_waits_for_the_calls_that_its_tokenizer_has() -> None:
+    rig = Rig(2)
+    asked = {prompt: rig.ask(prompt) for prompt in ("one", "two")}
+    await rig.settle()
+    first, other = rig.where("one"), rig.where("two")
+    assert first is not None and other is not None and first is not other
+    first.die()
+    await rig.settle()
+    assert list(other.running) == ["two"]
+    other.finish("two")
+    await rig.settle()
+    assert list(other.running) == ["one"]
+    other.finish("one")
+    assert await asyncio.gather(*asked.values()) == ["one", "two"]
+
+
+async def test_suspects_have_their_turns_with_new_calls_in_between() -> None:
+    rig = Rig(2)
+    rig.tokenizers[1].healthy = False
+    asked = [rig.ask(f"lost {i}") for i in range(3)]
+    await rig.settle()
+    rig.heal(rig.tokenizers[1])
+    rig.tokenizers[0].die()
+    await rig.settle()
+    left = rig.tokenizers[1]
+    asked.append(rig.ask("new"))
+    seen = []
+    while not all(each.done() for each in asked):
+        await rig.settle()
+        seen.append(list(left.running))
+        for prompt in list(left.running):
+            left.finish(prompt)
+        await rig.settle()
+    assert seen[:4] == [["lost 0"], ["new"], ["lost 1"], ["lost 2"]]
+
+
+async def test_a_long_call_is_not_waited_for_and_costs_the_suspect_no_strike() -> None:
+    rig = Rig(2, tokenizer_timeout_s=0.05)
+    asked = {prompt: rig.ask(prompt) for prompt in ("innocent", "long")}
+    await rig.settle()
+    first, other = rig.where("innocent"), rig.where("long")
+    assert first is not None and other is not None
+    first.die()
+    while "innocent" not in other.running:
+        await asyncio.sleep(0.01)
+    assert "long" in other.running
+    rig.heal(first)
+    other.die()  # of either
+    await rig.settle()
+    while first.running:
+        (alone,) = first.running
+        first.finish(alone)
+        await rig.settle()
+    assert await asyncio.gather(*asked.values()) == ["innocent", "long"]
+
+
+async def test_a_new_call_waits_no_longer_than_for_a_tokenizer() -> None:
+    rig = Rig(2, connect_timeout_s=0.3)
+    suspect, left = await rig.suspect("innocent")
+    fresh = [rig.ask("poison")]
+    await asyncio.sleep(0.1)
+    fresh.append(rig.ask("other"))
+    while "poison" not in left.running:
+        await asyncio.sleep(0.01)
+    await rig.settle()
+    assert left.running.keys() == {"innocent", "poison", "other"}
+    (healed,) = [each for each in rig.tokenizers if each is not left]
+    rig.heal(healed)
+    left.die()
+    while not all(each.done() for each in (suspect, *fresh)):
+        await rig.settle()
+        for prompt in list(healed.running):
+            healed.finish(prompt)
+    assert await asyncio.gather(suspect, *fresh) == ["innocent", "poison", "other"]
+
+
+async def test_a_suspect_that_is_cancelled_leaves_the_tokenizer_to_others() -> None:
+    for waiting in (False, True):
+        rig = Rig(2)
+        beside = rig.ask("beside") if waiting else None
+        suspect, left = await rig.suspect("gone")
+        assert ("gone" in left.running) is not waiting
+        fresh = rig.ask("new")
+        await rig.settle()
+        assert "new" not in left.running
+        suspect.cancel()
+        await rig.settle()
+        assert "new" in left.running
+        for prompt in list(left.running):
+            left.finish(prompt)
+        assert await fresh == "new"
+        if beside is not None:
+            assert await beside == "beside"
+
+
+@pytest.mark.parametrize("seed", range(50))
+async def test_only_poison_is_failed_and_loses_just_two_tokenizers(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = Rig(rng.randint(2, 4))
+    poison, prompts = {f"poison {i}" for i in range(rng.randint(1, 4))}, [f"good {i}" for i in range(40)]
+    order = [*prompts, *poison]
+    rng.shuffle(order)
+    asked: dict[str, asyncio.Task[str]] = {}
+    while order or not all(each.done() for each in asked.values()):
+        for _ in range(min(len(order), rng.randint(0, 4))):
+            prompt = order.pop()
+            asked[prompt] = rig.ask(prompt)
+        for _ in range(rng.randint(1, 20)):
+            await asyncio.sleep(0)
+        for tokenizer in rig.tokenizers:
+            if not tokenizer.healthy and rng.random() < 0.5:
+                rig.heal(tokenizer)
+            if poison & tokenizer.running.keys() and rng.random() < 0.5:
+                tokenizer.die()
+            elif tokenizer.running.keys() - poison:
+                tokenizer.finish(rng.choice(sorted(tokenizer.running.keys() - poison)))
+    for prompt in prompts:
+        assert await asked[prompt] == prompt
+    for prompt in poison:
+        with pytest.raises(Internal, match="TOKENIZER_LIMIT"):
+            await asked[prompt]
+    assert sum(each.deaths for each in rig.tokenizers) <= 2 * len(poison)
