@@ -108,7 +108,7 @@ class PageFeed:
             self.changed.notify_all()
 
     def changes_after(self, at: int) -> list[PageChange] | None:
-        """Return the changes later than `at`; None where the tail does not reach back so far. Called with `changed`
+        """Return the changes later than `at`; None where the tail does not follow on `at`. Called with `changed`
         held."""
         if at == self.sequence:
             return []

@@ -91,8 +91,9 @@ class SharedBuckets:
     async def _run(
         self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int], number: int = 0
     ) -> tuple[bool, Levels]:
-        """Fill both buckets, and take `take` (requests, tokens) if both levels allow it or with `force`. Returns
-        whether it was taken, and the levels then. Buckets that Redis lacks begin at `known`."""
+        """Fill both buckets, and take `take` (requests, tokens) if each limited bucket has at least 1, or with `force`.
+        Returns whether the request is admitted, and the levels then. A charge that is sent again under the same
+        `number` is taken once. Buckets that Redis lacks begin at `known`."""
         keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
         arguments: list[float | str] = [int(force)]
         sizes = (limits.requests_per_minute, limits.tokens_per_minute)

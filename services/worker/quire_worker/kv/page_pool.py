@@ -30,6 +30,7 @@ class PagePool:
     """
 
     def __init__(self, group: KvGroup, page_size: int, num_pages: int) -> None:
+        """Allocate the pages in host memory, all zero; page 0 is the dummy. Raises ConfigError below 2 pages."""
         if num_pages < 2:
             raise ConfigError(
                 "KV_CACHE_TOO_SMALL",

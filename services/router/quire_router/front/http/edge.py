@@ -79,7 +79,8 @@ class Edge:
         self._pacer = RequestPacer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
+        """Serve one HTTP request. An error becomes an answer in the shape of the path's API (OpenAI's or Anthropic's),
+        unless the client has gone. Every outcome is counted."""
         if scope["type"] != "http":
             return
         arrived_ns = time.monotonic_ns()

@@ -114,8 +114,8 @@ class PullManager:
             self._changed.notify_all()
 
     def _run_pull(self, pull: Pull) -> None:
-        """Run a pull on its own thread, tell the engine how many pages came, and close the pull. An error of the pull
-        is logged, not raised."""
+        """Run a pull on its own thread, tell the engine how many pages came, and close the pull. An unforeseen error
+        is logged, not raised, and counts as no page."""
         pages = 0
         try:
             pages = pull.run()

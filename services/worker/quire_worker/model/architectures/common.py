@@ -96,7 +96,7 @@ def read_sizes(config: ConfigFile, *, default_head_dim: int = 0) -> Sizes:
 
 
 def read_activation(config: ConfigFile) -> Activation:
-    """The MLP's activation."""
+    """The MLP's activation by `hidden_act`, silu by default. Raises Unsupported."""
     name = config.text("hidden_act", "silu")
     if name not in _ACTIVATIONS:
         raise Unsupported(

@@ -77,7 +77,7 @@ def _append(state, token):
     counting = tl.load(state + AT.counting) != 0
     # Every thread has read before one of them writes.
     tl.debug_barrier()
-    _think(state, token)
+    _track_thinking(state, token)
     tl.store(state + AT.written, written + 1)
     tl.store(state + tl.load(state + AT.ring_at) + written % tl.maximum(ring, 1), token, mask=ring > 0)
     if counting:
@@ -96,8 +96,9 @@ def _append(state, token):
 
 
 @triton.jit
-def _think(state, token):
-    """One token more, of thinking or what may begin it: see sampling/thinking_track.py."""
+def _track_thinking(state, token):
+    """Take one more token into the thinking state, in place: outside thinking look for the start mark; inside, count the
+    token and look for the end mark. Nothing is done without a budget. `state` is a pointer. As ThinkingTrack.fed."""
     if tl.load(state + AT.budget) >= 0:
         spent = tl.load(state + AT.spent)
         inside = spent >= 0
