@@ -80,7 +80,20 @@ ENGINE_OPTIONS = (
     _to("max-n", "router", "most answers of one request"),
     _to("request-timeout-s", "router", "longest life of a request; 0: without limit", "S"),
     _to("max-logprobs", "router", "largest number of logprobs per token that a request may ask for"),
-    _to("tokenizer", "tokenizer", "folder or GGUF file of the tokenizer, if it is not the model's", "PATH"),
+    EngineOption(
+        "revision",
+        (("worker", "revision"), ("tokenizer", "revision")),
+        "branch, tag or commit of a model of the Hugging Face hub (default: main)",
+        "NAME",
+    ),
+    EngineOption(
+        "download-dir",
+        (("worker", "download-dir"), ("tokenizer", "download-dir")),
+        "cache in which models of the hub are found and kept (default: that of HF_HOME)",
+        "FOLDER",
+    ),
+    _to("tokenizer", "tokenizer", "folder, GGUF file or hub's name of the tokenizer, if it is not the model's", "PATH"),
+    _to("tokenizer-revision", "tokenizer", "branch, tag or commit of a tokenizer of the hub (default: main)", "NAME"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
     _switch(
         "trust-request-chat-template",

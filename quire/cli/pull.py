@@ -1,20 +1,24 @@
-"""`quire pull NAME`: fetch a model of the catalogue, with a bar."""
+"""`quire pull NAME`: fetch a model of the catalogue or of the Hugging Face hub, with a bar."""
 
 from __future__ import annotations
 
 import argparse
 
-HELP = "fetch a model of `quire models`"
+HELP = "fetch a model of `quire models`, or of the Hugging Face hub"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which one."""
-    parser.add_argument("name", help="name of the model")
+    parser.add_argument("name", help="name of `quire models`, or org/name of the hub")
+    parser.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub (default: main)")
+    parser.add_argument("--download-dir", default="", metavar="FOLDER", help="cache of the hub (default: of HF_HOME)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the named model unless it is there, and print where its file is."""
-    from quire.models import named_model, pull_with_bar
+    """Fetch the named model unless it is there, and print where it is."""
+    from quire.hub.cache import hub_model
+    from quire.models import hub_model_with_bar, named_model, pull_with_bar
 
-    print(pull_with_bar(named_model(args.name)))
+    model = hub_model(args.name, args.revision, args.download_dir)
+    print(hub_model_with_bar(model) if model is not None else pull_with_bar(named_model(args.name)))
     return 0

@@ -18,7 +18,11 @@ HELP = "serve a model in the foreground"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `quire serve` to the parser: those of `vllm serve`, and Quire's own."""
-    parser.add_argument("model", nargs="?", help="folder, GGUF file or name of `quire models` (default: smollm2)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="folder, GGUF file, name of the Hugging Face hub or of `quire models` (default: smollm2)",
+    )
     parser.add_argument(
         "--port",
         type=int,

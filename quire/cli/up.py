@@ -11,7 +11,9 @@ HELP = "start the services in the background"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the stack's flags; it runs in the background unless told otherwise."""
-    parser.add_argument("--model", help="folder, GGUF file or name of `quire models` (default: smollm2)")
+    parser.add_argument(
+        "--model", help="folder, GGUF file, name of the Hugging Face hub or of `quire models` (default: smollm2)"
+    )
     parser.add_argument(
         "--port", type=int, metavar="N", help="port of HTTP (default: 8000, or a free one where that is taken)"
     )

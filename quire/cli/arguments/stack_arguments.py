@@ -100,7 +100,8 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
     )
     options = given_options(args)
     stack_flags(options)
-    name, path = (model, find_model(model)) if model is not None else default_model(fetch=fetch)
+    hub = (options.get("revision", ""), options.get("download-dir", ""))
+    name, path = (model, find_model(model, *hub, fetch=fetch)) if model is not None else default_model(fetch=fetch)
     # As in vLLM, a model is called what it was called here.
     options["served-model-name"] = options.get("served-model-name") or name
     return replace(shape, model=str(path), flags=stack_flags(options))

@@ -12,9 +12,14 @@ class TokenizerConfig(ServiceConfig):
     """Text to tokens and back."""
 
     model: str = option(
-        "", "folder of the model (tokenizer.json, tokenizer_config.json, generation_config.json), or a GGUF file"
+        "",
+        "folder of the model (tokenizer.json, tokenizer_config.json, generation_config.json), a GGUF file, or a name "
+        "of the Hugging Face hub (org/name), whose files are downloaded where the hub's cache does not have them",
     )
-    tokenizer: str = option("", "folder or GGUF file of the tokenizer, where it is not the model's")
+    revision: str = option("", "branch, tag or commit of a model of the hub; default: main")
+    tokenizer: str = option("", "folder, GGUF file or hub's name of the tokenizer, where it is not the model's")
+    tokenizer_revision: str = option("", "branch, tag or commit of --tokenizer; default: main")
+    download_dir: str = option("", "cache of the hub's models; default: HF_HUB_CACHE, or hub in HF_HOME")
     chat_template: str = option("", "file with a chat template to use instead of the model's")
     reasoning_config: str = option(
         "", "vLLM's JSON: reasoning_start_str and reasoning_end_str, around what the model thinks (default: found)"

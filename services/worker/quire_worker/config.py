@@ -20,7 +20,13 @@ CUDA_PAGE_SIZE = 64
 class WorkerConfig(ServiceConfig):
     """One engine replica's muscle: runs the model and holds its KV pages, as a scheduler grants."""
 
-    model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors), or a GGUF file")
+    model: str = option(
+        "",
+        "folder of the model (Hugging Face layout: config.json, safetensors), a GGUF file, or a name of the Hugging "
+        "Face hub (org/name), which is downloaded where the hub's cache does not have it",
+    )
+    revision: str = option("", "branch, tag or commit of a model of the hub; default: main")
+    download_dir: str = option("", "cache of the hub's models; default: HF_HUB_CACHE, or hub in HF_HOME")
     served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
     max_num_seqs: int = option(0, "sequences that decode in one step; 0: 256, on a GPU 512", at_least=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ from quire_common.credit import ModelInfo
 from quire_common.errors import ConfigError
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
+from quire_common.model_hub import model_path
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
 from quire_worker.threads.cores import usable_cores
@@ -34,6 +36,18 @@ if TYPE_CHECKING:
 
 def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
     """Do nothing: the default of `load_configured`'s `show`."""
+
+
+def with_model_path(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> WorkerConfig:
+    """Return the configuration with the path of its model in place of a name of the hub; the model keeps that name
+    towards clients. Downloads the model where it is not there, as the phase `download`. Raises ConfigError."""
+    path = model_path(
+        config.model,
+        config.revision,
+        config.download_dir,
+        progress=lambda done, total: progress("download", done, total),
+    )
+    return config if path == config.model else replace(config, model=path, served_model_name=config.name)
 
 
 def load_configured(

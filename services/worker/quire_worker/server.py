@@ -9,7 +9,7 @@ from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.errors import as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_worker.load_watch import LoadWatch
-from quire_worker.model_source import load_configured
+from quire_worker.model_source import load_configured, with_model_path
 from quire_worker.replica import Replica, ServedModel
 from quire_worker.servicer import WorkerServicer
 
@@ -53,7 +53,8 @@ class WorkerService:
         then raise the error."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
-            loaded = self._load(self._config, self._watch.progress)
+            config = with_model_path(self._config, self._watch.progress)
+            loaded = self._load(config, self._watch.progress)
             self._replica = Replica(self._config, loaded, self._bound.fail)
         except Exception as error:
             self._watch.failed(as_quire_error(error))

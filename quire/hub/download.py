@@ -1,0 +1,186 @@
+"""Downloads a model of the Hugging Face hub into the hub's cache: only the files that Quire reads, and no code.
+
+The library huggingface_hub does the transfers, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE itself. Knows which
+files are needed, in which order; where they lie is `quire.hub.cache`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import NotFound, PermissionDenied, QuireError, Unavailable, Unsupported
+from quire.hub.cache import CONFIG, INDEX, SINGLE, TOKENIZER, HubModel, cached, shards_of, snapshot, weights_of
+from quire.hub.growth import Progress, watching
+
+_TEXTS = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    INDEX,
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_CAUSE = 300
+
+Announce = Callable[[], Progress]
+"""Called once, when a download begins; returns what is told of its progress."""
+
+
+def find_hub_model(model: HubModel, announce: Announce, *, text_only: bool = False) -> Path:
+    """Return the folder or GGUF file of a model of the hub: from the cache where that has all of it, else downloaded
+    first. What is in the cache is not compared with the hub: `hf download` updates it. `text_only` as in `cached`.
+
+    Raises NotFound, PermissionDenied, Unsupported, InvalidArgument, or Unavailable where it cannot be downloaded.
+    """
+    there = cached(model, text_only=text_only)
+    if there is not None:
+        return there
+    try:
+        return _download(model, announce, text_only=text_only)
+    except Unavailable:
+        # The cache may have weights whose tokenizer is elsewhere: the services say so better.
+        folder = snapshot(model)
+        if folder is not None and (folder / CONFIG).is_file() and (text_only or _has_weights(folder)):
+            return folder
+        raise
+
+
+def _has_weights(folder: Path) -> bool:
+    shards = shards_of(folder / INDEX) or (SINGLE,)
+    return all((folder / name).is_file() for name in shards)
+
+
+def _download(model: HubModel, announce: Announce, *, text_only: bool) -> Path:
+    """Download the files that are missing. config.json comes after the other texts, and weights come last, so that a
+    model whose weights are there is whole."""
+    with _typed_errors(model):
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise _not_had(model, "the package huggingface_hub is not installed") from error
+        # Before all else: this request fails at once where there is no network, and those of transfers after half a
+        # minute of retries.
+        info = HfApi(endpoint=_endpoint()).model_info(model.repo, revision=model.revision, files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        progress = announce()
+        folder = _fetch(model, model.revision, _TEXTS)
+        commit = folder.name
+        _fetch(model, commit, (CONFIG,))
+        wanted = weights_of(sizes, model, shards_of(folder / INDEX))
+        missing = [name for name in wanted if name not in sizes]
+        if missing or not wanted:
+            raise _no_weights(model, sizes, missing)
+        if text_only and not wanted[0].endswith(".gguf"):
+            return folder
+        needed = [name for name in wanted if not (folder / name).is_file()]
+        total = sum(sizes[name] for name in needed)
+        progress(0, total)
+        with watching(model.folder / "blobs", total, progress):
+            _fetch(model, commit, needed)
+        progress(total, total)
+    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+
+
+def _fetch(model: HubModel, revision: str, names: Sequence[str]) -> Path:
+    """Download the files of these names or patterns, if the repository has them, and return the snapshot's folder."""
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            model.repo,
+            revision=revision,
+            cache_dir=model.cache,
+            allow_patterns=list(names),
+            endpoint=_endpoint(),
+            tqdm_class=_silent_bar(),
+        )
+    )
+
+
+def _endpoint() -> str | None:
+    """Return HF_ENDPOINT as it is now: the library reads it once, when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _silent_bar() -> Any:
+    """Return a progress bar for the library that shows nothing: the caller has one of its own."""
+    from tqdm.auto import tqdm
+
+    class SilentBar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+
+    return SilentBar
+
+
+@contextlib.contextmanager
+def _typed_errors(model: HubModel) -> Iterator[None]:
+    """A context that turns the library's errors into typed ones."""
+    try:
+        yield
+    except QuireError:
+        raise
+    except Exception as error:
+        from huggingface_hub import errors
+
+        at = f" at revision {model.revision}"
+        if isinstance(error, errors.GatedRepoError):
+            raise PermissionDenied(
+                "MODEL_GATED",
+                f"The hub gives {model.repo} only to accounts that accepted its terms.",
+                "Accept them on the model's page, and set HF_TOKEN to a token of that account.",
+                param="model",
+            ) from error
+        if isinstance(error, errors.RepositoryNotFoundError):
+            raise NotFound(
+                "MODEL_NOT_FOUND",
+                f"There is no folder or file {model.repo}, and the hub has no such model, or not for this token.",
+                "Check the name; set HF_TOKEN for a private model.",
+                param="model",
+            ) from error
+        if isinstance(error, errors.RevisionNotFoundError):
+            raise NotFound(
+                "REVISION_NOT_FOUND",
+                f"The hub has no {model.repo}{at}.",
+                "Give a branch, a tag or a commit of the model.",
+                param="revision",
+            ) from error
+        raise _not_had(model, f"{type(error).__name__}: {error}") from error
+
+
+def _not_had(model: HubModel, cause: str) -> Unavailable:
+    """Return the error for a model that is not in the cache, and cannot be downloaded."""
+    return Unavailable(
+        "MODEL_NOT_FETCHED",
+        f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache} does not have the whole model "
+        f"at revision {model.revision}, and it cannot be downloaded: {' '.join(cause.split())[:_MOST_CAUSE]}.",
+        f"Where there is a network, run `{model.download_command}`; or name a model's folder or GGUF file.",
+        param="model",
+    )
+
+
+def _no_weights(model: HubModel, names: Sequence[str] | dict[str, int], missing: Sequence[str]) -> QuireError:
+    """Return the error for a repository without weights that Quire reads."""
+    if missing:
+        return NotFound(
+            "MISSING_SHARD",
+            f"The hub's {model.repo} at revision {model.revision} lacks its weight file {missing[0]}.",
+            "Give another revision.",
+            param="revision",
+        )
+    kind = f"GGUF file of kind {model.quant}" if model.quant else "safetensors or GGUF file"
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    held = f" It holds {pickles[0]}, a format that can execute code." if pickles else ""
+    return Unsupported(
+        "UNSUPPORTED_WEIGHT_FORMAT",
+        f"The hub's {model.repo} at revision {model.revision} has no {kind}.{held}",
+        "Name a model that has one.",
+        param="model",
+    )

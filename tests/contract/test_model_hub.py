@@ -1,0 +1,281 @@
+"""Models by their hub's name: found in the cache, downloaded where a hub answers, refused with the reason elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.__main__ import main
+from quire.errors import InvalidArgument, NotFound, PermissionDenied, QuireError, Unavailable, Unsupported
+from quire.hub.cache import cached, hub_model, name_of, weights_of
+from quire.models import find_model
+from quire_common.errors import ConfigError
+from quire_common.model_hub import model_path
+from quire_tokenizer.config import TokenizerConfig
+from quire_tokenizer.text_service import TextService
+from quire_worker.config import WorkerConfig
+from quire_worker.model_source import with_model_path
+from tests.hub_server import COMMIT, HubServer, fake_cache
+
+REPO = "acme/tiny-model"
+WEIGHTS = bytes(range(256)) * 4096
+TEXTS = {"config.json": b"{}", "tokenizer.json": b"{ }", "generation_config.json": b'{"top_p": 0.5}'}
+FILES = {**TEXTS, "model.safetensors": WEIGHTS}
+UNWANTED = {
+    "pytorch_model.bin": b"pickle",
+    "modeling_tiny.py": b"code",
+    "README.md": b"text",
+    "onnx/model.onnx": b"onnx",
+    "consolidated.safetensors": b"twice",
+}
+INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
+SHARDED = {
+    **TEXTS,
+    "model.safetensors.index.json": INDEX.encode(),
+    "model-00001-of-00002.safetensors": b"one",
+    "model-00002-of-00002.safetensors": b"two",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and a working folder without models."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home" / "hub"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens where the library expects the hub."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with one repository."""
+    with HubServer(REPO, {**FILES, **UNWANTED}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def test_a_model_in_the_cache_is_found_without_a_network(offline: None, cache: Path) -> None:
+    folder = fake_cache(cache, REPO, FILES)
+    assert find_model(REPO) == folder == Path(model_path(REPO))
+    assert name_of(folder) == REPO, "and keeps its name"
+
+
+def test_a_local_folder_wins(offline: None, cache: Path, tmp_path: Path) -> None:
+    fake_cache(cache, REPO, FILES)
+    local = tmp_path / "work" / REPO
+    local.mkdir(parents=True)
+    assert find_model(REPO) == local and model_path(REPO) == REPO
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
+def test_the_librarys_own_variables_name_the_cache(
+    variable: str, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    assert find_model(REPO, fetch=False) == Path(REPO)
+    folder = fake_cache(tmp_path / "elsewhere", REPO, FILES)
+    assert find_model(REPO) == folder
+
+
+def test_revisions_are_branches_tags_and_commits(offline: None, cache: Path, tmp_path: Path) -> None:
+    other = "f" * 40
+    main_folder = fake_cache(cache, REPO, FILES)
+    tagged = fake_cache(cache, REPO, FILES, ref="v2", commit=other)
+    assert find_model(REPO, "v2") == find_model(REPO, other) == tagged != main_folder
+    with pytest.raises(Unavailable, match=f"hf download {REPO} --revision v3"):
+        find_model(REPO, "v3")
+    placed = fake_cache(tmp_path / "mine", REPO, FILES)
+    assert find_model(REPO, download_dir=str(tmp_path / "mine")) == placed
+
+
+@pytest.mark.parametrize("revision", ["../../other", "/etc", "a//b", "a/", "-x", "a b", "x" * 300])
+def test_a_revision_cannot_leave_the_cache(revision: str) -> None:
+    with pytest.raises(InvalidArgument, match="BAD_REVISION"):
+        find_model(REPO, revision)
+
+
+def test_a_damaged_ref_is_no_revision(cache: Path) -> None:
+    fake_cache(cache, REPO, FILES)
+    model = hub_model(REPO)
+    assert model is not None and cached(model)
+    for content in (b"../../../etc", b"", b"\xff" * 40, b"0" * 41):
+        (cache / "models--acme--tiny-model" / "refs" / "main").write_bytes(content)
+        assert cached(model) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "/a/b",
+        "./a/b",
+        "../a/b",
+        "a/b/c",
+        "a/b.gguf",
+        "a/..",
+        "a/b--c",
+        "-a/b",
+        "a/b:",
+        "a/b:q/r",
+        "a/" + "b" * 200,
+    ],
+)
+def test_other_texts_are_no_names_of_the_hub(name: str) -> None:
+    assert hub_model(name) is None
+    with pytest.raises(NotFound, match="MODEL_NOT_FOUND"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "model-00002-of-00002.safetensors"])
+def test_half_a_model_does_not_count(missing: str, offline: None, cache: Path) -> None:
+    files = dict(SHARDED if missing in SHARDED and missing not in FILES else FILES)
+    del files[missing]
+    fake_cache(cache, REPO, files)
+    with pytest.raises(Unavailable, match="MODEL_NOT_FETCHED") as error:
+        find_model(REPO)
+    assert f"hf download {REPO}`" in error.value.fix and str(cache) in error.value.message
+    with pytest.raises(ConfigError, match="MODEL_NOT_FETCHED"):
+        model_path(REPO)
+
+
+def test_a_model_without_tokenizer_is_left_to_the_services(offline: None, cache: Path) -> None:
+    folder = fake_cache(cache, REPO, {name: body for name, body in FILES.items() if name != "tokenizer.json"})
+    assert find_model(REPO) == folder
+
+
+def test_the_tokenizer_needs_no_weights(offline: None, cache: Path) -> None:
+    folder = fake_cache(cache, REPO, TEXTS)
+    assert model_path(REPO, text_only=True) == str(folder)
+
+
+def test_only_the_files_that_are_read_are_downloaded(
+    hub: HubServer, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = find_model(REPO)
+    assert folder == cache / "models--acme--tiny-model" / "snapshots" / COMMIT
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert capsys.readouterr().err == f"Downloading {REPO}\n", "one line where there is no terminal"
+    asked = len(hub.requests)
+    assert find_model(REPO) == Path(model_path(REPO)) == folder and len(hub.requests) == asked, "the hub is asked once"
+
+
+def test_an_interrupted_download_is_completed(hub: HubServer, cache: Path) -> None:
+    folder = fake_cache(cache, REPO, TEXTS)
+    assert find_model(REPO, COMMIT) == folder and (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_weights_come_last_and_the_tokenizer_downloads_none(
+    hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(model_path(REPO, text_only=True))
+    assert {path.name for path in folder.iterdir()} == set(TEXTS)
+    seen: list[tuple[int, int]] = []
+    assert model_path(REPO, progress=lambda *step: seen.append(step)) == str(folder)
+    assert seen[0] == (0, 0) and seen[-1] == (len(WEIGHTS), len(WEIGHTS))
+
+
+def test_shards_are_those_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HubServer(REPO, {**SHARDED, "model-00003-of-00003.safetensors": b"stray"}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        assert {path.name for path in find_model(REPO).iterdir()} == set(SHARDED)
+        del server.files["model-00001-of-00002.safetensors"]
+        with pytest.raises(NotFound, match=r"MISSING_SHARD.*model-00001-of-00002"):
+            find_model(REPO, download_dir="elsewhere")
+
+
+GGUFS = {
+    "Tiny-Q4_K_M.gguf": b"GGUF1",
+    "Tiny-Q8_0-00001-of-00002.gguf": b"GGUF2",
+    "Tiny-Q8_0-00002-of-00002.gguf": b"GGUF3",
+}
+
+
+def test_a_gguf_file_is_chosen_by_its_block_kind(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    with HubServer(REPO, {**GGUFS, "mmproj-Tiny.gguf": b"image"}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        with pytest.raises(InvalidArgument, match=r"2 GGUF models: Tiny-Q4_K_M.gguf, Tiny-Q8_0.gguf"):
+            find_model(REPO)
+        assert find_model(f"{REPO}:q4_k_m").read_bytes() == b"GGUF1"
+        split = find_model(f"{REPO}:Q8_0")
+        assert split.name == "Tiny-Q8_0-00001-of-00002.gguf"
+        assert {path.name for path in split.parent.iterdir()} == set(GGUFS)
+        with pytest.raises(Unsupported, match="no GGUF file of kind Q4_K"):
+            find_model(f"{REPO}:Q4_K")
+    (split.parent / "Tiny-Q8_0-00002-of-00002.gguf").unlink()
+    model = hub_model(f"{REPO}:Q8_0")
+    assert model is not None and cached(model) is None, "half of it is not it"
+
+
+def test_names_of_files_cannot_leave_the_snapshot() -> None:
+    model = hub_model(REPO)
+    assert model is not None
+    assert weights_of(["../x.gguf", "/x.gguf", "a/../x.gguf", ".x.gguf"], model) == ()
+
+
+def test_a_repository_of_pickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HubServer(REPO, {**TEXTS, "pytorch_model.bin": b"pickle"}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        with pytest.raises(Unsupported, match=r"pytorch_model\.bin, a format that can execute code"):
+            find_model(REPO)
+        assert not any(path.startswith(f"/{REPO}/resolve") and path.endswith(".bin") for path in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "gated", "kind", "code"),
+    [
+        ("acme/other", "", False, NotFound, "MODEL_NOT_FOUND"),
+        (REPO, "v9", False, NotFound, "REVISION_NOT_FOUND"),
+        (REPO, "", True, PermissionDenied, "MODEL_GATED"),
+    ],
+)
+def test_the_hubs_refusals_are_typed(
+    name: str, revision: str, gated: bool, kind: type[QuireError], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubServer(REPO, FILES, gated=gated) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        with pytest.raises(kind, match=code):
+            find_model(name, revision)
+
+
+def test_without_the_library_the_error_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(Unavailable, match="huggingface_hub is not installed"):
+        find_model(REPO)
+
+
+def test_the_command_downloads_at_a_revision(hub: HubServer, cache: Path) -> None:
+    program = [sys.executable, "-m", "quire", "pull", REPO, "--revision", "v1"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(cache / "models--acme--tiny-model" / "snapshots" / COMMIT)
+    assert done.stderr == f"Downloading {REPO}\n"
+
+
+def test_nothing_is_downloaded_to_show_a_configuration(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--model", REPO]) == 0
+    assert REPO in capsys.readouterr().out and hub.requests == []
+
+
+async def test_services_find_the_model_and_call_it_by_its_name(offline: None, cache: Path) -> None:
+    files = {path.name: path.read_bytes() for path in find_model(None).iterdir() if path.is_file()}
+    folder = fake_cache(cache, REPO, files, ref="v2")
+    config = with_model_path(WorkerConfig(model=REPO, revision="v2"), lambda *_: None)
+    assert (config.model, config.name) == (str(folder), REPO)
+    texts = TextService(TokenizerConfig(model=REPO, revision="v2"))
+    try:
+        await texts.load()
+        assert texts.tools.vocabulary.model == REPO
+    finally:
+        await texts.close()
