@@ -7,6 +7,7 @@ One table for `quire serve`, `quire up` and `LLM(...)`. Values are checked by th
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,19 @@ ENGINE_OPTIONS = (
     _switch("batch-invariant", "worker", "answers do not depend on the batch, on a GPU too"),
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
+    _to(
+        "generation-config",
+        "worker",
+        "where defaults of sampling parameters are read: auto (the model's generation_config.json), vllm (nowhere), or "
+        "a folder",
+        "PLACE",
+    ),
+    _to(
+        "override-generation-config",
+        "worker",
+        "JSON as in vLLM: defaults of sampling parameters, which win over those of the model",
+        "JSON",
+    ),
     _to("seed", "worker", "seed of the random weights of --load-format dummy"),
     _to("attention-backend", "worker", "auto; cpu or torch on a CPU; cudnn or triton on a GPU", "NAME"),
     _to("kv-cache-dtype", "worker", "data type of KV pages: auto, or fp8 on a GPU", "NAME"),
@@ -224,6 +238,8 @@ def _spell(option: EngineOption, value: Any) -> str | bool:
         if not isinstance(value, bool):
             raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)
         return value
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return ",".join(str(item) for item in value)
     return str(value) if option.times == 1 else str(_multiply(option, value))

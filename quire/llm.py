@@ -52,6 +52,7 @@ class LLM:
         **options: Any,
     ) -> None:
         self._stack: LocalStack | None = None
+        self._defaults: SamplingParams | None = None
         if address is None:
             self._stack = LocalStack(
                 StackSpec(
@@ -87,10 +88,11 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Return continuations of every prompt, in the prompts' order. The first failure ends the call and is
-        raised."""
+        """Return continuations of every prompt, in the prompts' order. Without `sampling_params` the model's own
+        defaults count. The first failure ends the call and is raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
-        params = _spread(sampling_params, SamplingParams, SamplingParams(), len(batch), "sampling_params")
+        default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
+        params = _spread(sampling_params, SamplingParams, default, len(batch), "sampling_params")
         priorities = _spread(priority, int, 0, len(batch), "priority")
         return self._run(self._serve(batch, params, priorities, make_bar(use_tqdm, len(batch))))
 
@@ -136,6 +138,14 @@ class LLM:
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters that are used where a call gives none: the model's own, as its
+        generation_config.json, --generation-config and --override-generation-config say."""
+        if self._defaults is None:
+            card = self._run(self._client.models())[0]
+            self._defaults = SamplingParams(**card.sampling_defaults)  # type: ignore[arg-type]  # numbers by name
+        return self._defaults
 
     def close(self) -> None:
         """End the stack that this object started, if any. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -137,3 +138,5 @@ class ModelCard:
     parameters: int
     capabilities: tuple[str, ...]
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """The model's own values of sampling parameters, as its generation_config.json has them."""

@@ -56,6 +56,8 @@ class Parameter:
     """Routes beside completions, chat and generate that take it: responses, messages."""
     bench_flag: bool = False
     """Whether `quire bench serve` has a flag of this name."""
+    generation_config: str = ""
+    """The field of generation_config.json in which a model has a default of its own."""
 
     @property
     def is_number(self) -> bool:
@@ -86,12 +88,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="temperature", group="temperature", kind="number", wire="sampling.temperature", cost="token",
         default=1.0, low=0, high=100, client_checks_high=False, also_in=("responses", "messages"),
+        generation_config="temperature",
         description="Divides the logits before a token is sampled. 0 always takes the likeliest token.",
     ),
     Parameter(
         name="top_k", group="limit", kind="int", wire="sampling.top_k", cost="token",
         default=0, low=-1, high=MAX_INT32, engine_bounds="0 or -1 (all), or positive",
         also_in=("responses", "messages"), bench_flag=True,
+        generation_config="top_k",
         description="Keeps the k likeliest tokens, and tokens that are as likely as the last of these. 0 and -1 "
         "keep all tokens.",
     ),
@@ -99,12 +103,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="top_p", group="limit", kind="number", wire="sampling.top_p", cost="token",
         default=1.0, low=0, high=1, above_low=True, instead_of_low="temperature 0 is greedy",
         also_in=("responses", "messages"), bench_flag=True,
+        generation_config="top_p",
         description="Keeps the likeliest tokens until their probabilities add up to this share. 1 keeps all "
         "tokens.",
     ),
     Parameter(
         name="min_p", group="limit", kind="number", wire="sampling.min_p", cost="token",
         default=0.0, low=0, high=1, also_in=("responses",), bench_flag=True,
+        generation_config="min_p",
         description="Keeps tokens with at least this share of the likeliest token's probability. 0 keeps all "
         "tokens.",
     ),
@@ -130,6 +136,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         default=1.0, low=0, high=MAX_FLOAT32, above_low=True, least=MIN_FLOAT32, instead_of_low="1 is none",
         engine_bounds=f"above 0, from {MIN_FLOAT32:.2g} to {MAX_FLOAT32:.2g}", client_checks_high=False,
         also_in=("responses",), bench_flag=True,
+        generation_config="repetition_penalty",
         description="For tokens that the prompt or the answer contains, positive logits are divided by this "
         "number, and negative logits are multiplied by it.",
     ),
@@ -174,6 +181,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="max_tokens", group="length", kind="int", wire="max_tokens", cost="answer",
         low=1, high=MAX_INT32, limit="at most the model's context length",
+        generation_config="max_new_tokens",
         description="The answer has at most so many tokens. Without this field: 16; in chat requests, as many as "
         "the context has room for.",
     ),
@@ -252,3 +260,5 @@ DRAW_NUMBERS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.
 PENALTIES: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "penalty")
 NUMBERS: tuple[Parameter, ...] = (*DRAW_NUMBERS, *PENALTIES)
 BENCH_FLAGS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.bench_flag)
+MODEL_DEFAULTS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.generation_config)
+"""The parameters of which a model may have a default of its own."""

@@ -160,18 +160,6 @@ VLLM_OPTIONS = (
     _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
     _refused("hf-config-path", "config.json is read from the model's folder."),
     _neutral("hf-overrides", "{} none", "config.json is read as it is.", "Change config.json in a copy of the folder."),
-    _neutral(
-        "generation-config",
-        "vllm",
-        "only the end-of-sequence tokens are read from generation_config.json, no sampling defaults.",
-        "Set it to vllm, and send sampling parameters with the request.",
-    ),
-    _neutral(
-        "override-generation-config",
-        "{} none",
-        "sampling parameters come with each request.",
-        "Send them with the request.",
-    ),
     _neutral("quantization", "none gguf", _GGUF_ONLY, "Serve a GGUF file.", "q"),
     _switch("allow-deprecated-quantization", "false", _GGUF_ONLY),
     _neutral("tensor-parallel-size", "1", _ONE_GPU, _REPLICAS, "tp"),

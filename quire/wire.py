@@ -142,6 +142,7 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
         model.parameters,
         tuple(model.capabilities),
         tuple(unpack_i32(model.eos_token_ids)),
+        {field.name: value for field, value in model.sampling_defaults.ListFields()},
     )
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire_common.request_parameters import MAX_INT32, PARAMETERS, Parameter
+from quire_common.request_parameters import MAX_INT32, MODEL_DEFAULTS, PARAMETERS, Parameter
 from quire_router.front.parameters.fields import Field
 from tools.limits_table import bound_of
 
@@ -36,6 +36,14 @@ def _lines() -> Iterator[str]:
     yield "Some parameters keep only part of the tokens for sampling. They are applied in this order: `temperature`,"
     yield "`min_p`, `top_k`, `top_p`, `typical_p`. Each of them sees only the tokens that the one before has kept."
     yield ""
+    yield "The file generation_config.json of a model may have defaults of its own for these parameters:"
+    yield f"{', '.join(_model_default(each) for each in MODEL_DEFAULTS)}."
+    yield "They replace the defaults below in requests over HTTP. In `/v1/completions`, `max_tokens` stays at 16, and a"
+    yield "beam search takes only the temperature. `/inference/v1/generate` and gRPC take each parameter as it is sent."
+    yield "`LLM.generate` uses them if it is called without sampling parameters. `--generation-config vllm` turns them"
+    yield "off, `--generation-config FOLDER` reads them from another folder, and `--override-generation-config` takes"
+    yield "them as JSON, for example `'{\"temperature\": 0.5}'`."
+    yield ""
     yield "[limits.md](limits.md) lists the limits of all other fields. `python -m tools.parameters_table` generates"
     yield "this page from `quire/request_parameters.py`."
     yield ""
@@ -45,6 +53,12 @@ def _lines() -> Iterator[str]:
         default = "" if each.default in (None, ()) else f"{each.default}".lower()
         routes = ", ".join(each.also_in)
         yield f"| {each.name} | {each.description} | {default} | {_bounds(each)} | {each.wire} | {routes} |"
+
+
+def _model_default(parameter: Parameter) -> str:
+    """Return a parameter's name, with the name in generation_config.json if that is another."""
+    other = parameter.generation_config
+    return f"`{parameter.name}`" + (f" (there `{other}`)" if other != parameter.name else "")
 
 
 def _bounds(parameter: Parameter) -> str:

@@ -25,6 +25,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.cancelled = threading.Event()
         self.overload = 0
+        self.sampling_defaults = common_pb2.SamplingDefaults()
         # After so many responses each, the next streams break.
         self.breaks: list[int] = []
         self.running, self.most_running = 0, 0
@@ -93,7 +94,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
     def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
-        return inference_pb2.ListModelsResponse(models=[common_pb2.ModelInfo(name="fake", vocab_size=100)])
+        model = common_pb2.ModelInfo(name="fake", vocab_size=100, sampling_defaults=self.sampling_defaults)
+        return inference_pb2.ListModelsResponse(models=[model])
 
 
 def abort(context: grpc.ServicerContext, status: grpc.StatusCode, code: str, retry_ms: int = 0) -> None:

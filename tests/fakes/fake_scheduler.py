@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         finish: int = LENGTH,
         role: str = "both",
         capabilities: Sequence[str] = (),
+        sampling_defaults: Mapping[str, float] | None = None,
     ) -> None:
         self.capabilities = capabilities
+        self.sampling_defaults = common_pb2.SamplingDefaults(**(sampling_defaults or {}))
         self.finish, self.role = finish, role
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.scores_prompts = True
@@ -125,6 +127,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     page_size=PAGE_SIZE, groups=[common_pb2.KvGroup(page_bytes=1)], namespace=NAMESPACE
                 ),
                 capabilities=self.capabilities,
+                sampling_defaults=self.sampling_defaults,
             ),
             instance="fake",
             role=self.role,

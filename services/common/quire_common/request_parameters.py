@@ -9,14 +9,34 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from quire.request_parameters import BY_NAME, DRAW_NUMBERS, LIMITS, MAX_INT32, NUMBERS, PARAMETERS, PENALTIES, Parameter
+from quire.request_parameters import (
+    BY_NAME,
+    DRAW_NUMBERS,
+    LIMITS,
+    MAX_INT32,
+    MODEL_DEFAULTS,
+    NUMBERS,
+    PARAMETERS,
+    PENALTIES,
+    Parameter,
+)
 from quire.v1 import common_pb2 as pb
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["BY_NAME", "DRAW_NUMBERS", "LIMITS", "MAX_INT32", "PARAMETERS", "PENALTIES", "NumberCodec", "Parameter"]
+__all__ = [
+    "BY_NAME",
+    "DRAW_NUMBERS",
+    "LIMITS",
+    "MAX_INT32",
+    "MODEL_DEFAULTS",
+    "PARAMETERS",
+    "PENALTIES",
+    "NumberCodec",
+    "Parameter",
+]
 
 _FIELDS: Final = pb.SamplingParams.DESCRIPTOR.fields_by_name
 

@@ -27,6 +27,14 @@ class WorkerConfig(ServiceConfig):
     )
     revision: str = option("", "branch, tag or commit of a model of the hub; default: main")
     download_dir: str = option("", "cache of the hub's models; default: HF_HUB_CACHE, or hub in HF_HOME")
+    generation_config: str = option(
+        "auto",
+        "where defaults of sampling parameters are read; auto: the model's generation_config.json; vllm: nowhere; or a "
+        "folder that has such a file",
+    )
+    override_generation_config: str = option(
+        "", 'JSON object of such defaults, which win over the file: {"temperature": 0.5}'
+    )
     served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
     max_num_seqs: int = option(0, "sequences that decode in one step; 0: 256, on a GPU 512", at_least=0)

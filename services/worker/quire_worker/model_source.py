@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from quire_common.credit import ModelInfo
+from quire_common.credit import ModelInfo, SamplingDefaults
 from quire_common.errors import ConfigError
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import model_path
+from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
 from quire_worker.threads.cores import usable_cores
@@ -78,15 +79,17 @@ def load_configured(
         kv_cache_dtype=config.kv_cache_dtype,
     )
     processors = load_processors(config.logits_processors, Path(config.model))
+    # Before the weights, which take time: a mistake is told at once.
+    defaults = sampling_defaults(Path(config.model), config.generation_config, config.override_generation_config)
     if on_gpu:
-        return _load_on_gpu(config, options, processors, progress, show)
+        return _load_on_gpu(config, options, processors, defaults, progress, show)
     _check_memory(config)
     loaded = load_model(config.model, options, progress)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(
         on_host(_sharing(loaded.runner, config)),
         from_host(loaded.runner.pool),
-        model_info(config.name, loaded, processors),
+        model_info(config.name, loaded, processors, defaults),
         loaded.num_pages,
         logits_processors=processors,
     )
@@ -109,6 +112,7 @@ def _load_on_gpu(
     config: WorkerConfig,
     options: LoadOptions,
     processors: LogitsProcessors,
+    defaults: SamplingDefaults,
     progress: Callable[[str, int, int], None],
     show: Callable[[Decoder[Any], Tensor], None],
 ) -> ServedModel:
@@ -140,7 +144,7 @@ def _load_on_gpu(
         progress("graphs", 0, 0)
         return loaded.model.make_device(spec, loaded.max_tokens, eager=config.enforce_eager)
 
-    info = model_info(config.name, loaded, processors)
+    info = model_info(config.name, loaded, processors, defaults)
 
     def make_copier(ring: Ring) -> Copier:
         return CudaCopier(loaded.pages, ring)
@@ -151,7 +155,12 @@ def _load_on_gpu(
     )
 
 
-def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:
+def model_info(
+    name: str,
+    loaded: loading.LoadedModel | LoadedCudaModel,
+    processors: Iterable[str] = (),
+    defaults: SamplingDefaults = (),
+) -> ModelInfo:
     """Describe a loaded model as the ModelInfo that schedulers get, with a capability for each logits processor."""
     facts = loaded.facts
     return ModelInfo(
@@ -165,6 +174,7 @@ def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, process
         parameters=facts.parameters,
         weights_version=facts.digest.hex()[:16],
         capabilities=facts.capabilities + capabilities_of(processors),
+        sampling_defaults=defaults,
     )
 
 

@@ -69,6 +69,7 @@ class WorkerService:
             kv_tokens=spec.kv_tokens,
             max_model_len=spec.max_model_len,
             max_concurrency=round(spec.max_concurrency, 2),
+            sampling_defaults=dict(loaded.info.sampling_defaults),
         )
         self._watch.succeeded(loaded.info)
 

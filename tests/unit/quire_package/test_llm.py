@@ -7,6 +7,7 @@ import pytest
 
 from quire import LLM, InvalidArgument, NotFound, SamplingParams
 from quire.prompts import Prompt
+from quire.v1 import common_pb2
 from tests.fakes.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
@@ -19,6 +20,18 @@ def test_outputs_are_in_the_prompts_order(fake: Fake) -> None:
         outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
     assert [output.prompt for output in outputs] == ["a", "b", "c"]
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2]
+
+
+def test_the_models_own_defaults_count_where_a_call_gives_no_params(fake: Fake) -> None:
+    router, address = fake
+    router.sampling_defaults.MergeFrom(common_pb2.SamplingDefaults(temperature=0.0, top_k=7, max_tokens=3))
+    with LLM(address=address) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, top_k=7, max_tokens=3)
+        llm.generate("a")
+        llm.chat([{"role": "user", "content": "x"}])
+        llm.generate("a", SamplingParams())
+    seen = [(r.sampling.temperature, r.sampling.top_k, r.max_tokens) for r in router.requests]
+    assert seen == [(0.0, 7, 3), (0.0, 7, 3), (1.0, 0, 16)]
 
 
 def test_prompts_are_served_together(fake: Fake) -> None:

@@ -23,6 +23,7 @@ from quire_common.credit.hello import (
     ModelInfo,
     PageGeometry,
     RankAddress,
+    SamplingDefaults,
     ShardRange,
     WorkerHello,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "PromptLogprobs",
     "RankAddress",
     "Report",
+    "SamplingDefaults",
     "ShardRange",
     "Start",
     "StepTiming",

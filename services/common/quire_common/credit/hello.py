@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PROTOCOL_VERSION = 1
+SamplingDefaults = tuple[tuple[str, float], ...]
+"""A model's own values of parameters that a request over HTTP leaves out: by name, within the parameters' bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class ModelInfo:
     parameters: int = 0
     weights_version: str = ""
     capabilities: tuple[str, ...] = ()
+    sampling_defaults: SamplingDefaults = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,7 @@ def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
         parameters=model.parameters,
         weights_version=model.weights_version,
         capabilities=model.capabilities,
+        sampling_defaults=common_pb2.SamplingDefaults(**dict(model.sampling_defaults)),  # type: ignore[arg-type]  # fields by name
     )
 
 
@@ -237,4 +241,5 @@ def model_from_pb(message: common_pb2.ModelInfo) -> ModelInfo:
         parameters=message.parameters,
         weights_version=message.weights_version,
         capabilities=tuple(message.capabilities),
+        sampling_defaults=tuple((field.name, value) for field, value in message.sampling_defaults.ListFields()),
     )

@@ -11,7 +11,7 @@ from quire_router.replicas.fleet import no_replica
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_common.credit.hello import ModelInfo
+    from quire_common.credit.hello import ModelInfo, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class Catalog:
         if self._names and models:
             return [ServedModel(name, models[0]) for name in self._names]
         return [ServedModel(model.name, model) for model in models]
+
+    def sampling_defaults(self, name: str) -> SamplingDefaults:
+        """Return the sampling defaults of the model of this name, as `resolve` finds it; none where there is no such
+        model."""
+        found = (each.model for each in self.served() if not name or each.name == name)
+        model = next(found, None)
+        return model.sampling_defaults if model is not None else ()
 
     def resolve(self, name: str) -> ServedModel:
         """Return the model of this name; '' means the first one. Raises NotFound, or Unavailable while no model is

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quire_common.credit.hello import SamplingDefaults
     from quire_router.kv_transfer.ticket_manager import TicketManager
     from quire_router.replicas.migration import Migration
     from quire_router.requests.admission import Admission
@@ -83,6 +84,10 @@ class Pipeline:
         self.charge = charge
         self._ticket_manager = ticket_manager
         self._share = share_prefix_across_keys
+
+    def sampling_defaults(self, model: str) -> SamplingDefaults:
+        """Return the sampling defaults of the model of this name; none where there is no such model."""
+        return self._catalog.sampling_defaults(model)
 
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
-from quire_worker.model.config_file import ConfigFile, read_json
+from quire_worker.model.config_file import ConfigFile
+from quire_worker.model.generation_config import generation_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,11 +21,7 @@ CONTEXT = "max_position_embeddings"
 def eos_token_ids(folder: Path, config: ConfigFile) -> tuple[int, ...]:
     """Return the end-of-sequence token ids that config.json and, if it exists, generation_config.json name: those of
     both files, sorted. Raises ConfigError if a file is malformed."""
-    found = set(config.token_ids("eos_token_id"))
-    file = folder / "generation_config.json"
-    if file.is_file():
-        found |= set(ConfigFile(read_json(file), str(file)).token_ids("eos_token_id"))
-    return tuple(sorted(found))
+    return tuple(sorted({*config.token_ids("eos_token_id"), *generation_config(folder).token_ids("eos_token_id")}))
 
 
 def context_length(config: ConfigFile, asked: int) -> int:

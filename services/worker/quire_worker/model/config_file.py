@@ -42,6 +42,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def parse_object(text: str, option: str) -> dict[str, Any]:
+    """Return the JSON object that an option's value is. Raises ConfigError that names the option."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_object(option, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _no_object(option, "is no JSON object")
+    return value
+
+
+def _no_object(option: str, cause: str) -> ConfigError:
+    param = option.removeprefix("--").replace("-", "_")
+    return ConfigError("BAD_JSON_OPTION", f"{option} {cause}.", "Give an object: '{\"name\": value}'.", param=param)
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """The fields of one config.json. A field that is null counts as absent."""

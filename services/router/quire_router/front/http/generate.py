@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.errors import InvalidArgument
@@ -21,7 +22,7 @@ from quire_router.requests.best_of import whole_answers
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
@@ -46,11 +47,17 @@ class Serving:
     def __init__(self, pipeline: Pipeline, beams: BeamSearch, config: RouterConfig) -> None:
         self.pipeline = pipeline
         self._beams = beams
-        self.limits = Limits(config.max_n, config.max_logprobs)
+        self._limits = Limits(config.max_n, config.max_logprobs)
         self._max_body_bytes = config.max_body_bytes
         self._body_budget = BodyBudget(config.max_bodies_mib << 20)
         self._timeout_s = config.request_timeout_s
         self._ping_s = config.stream_ping_s
+
+    def limits_for(self, body: Mapping[str, Any]) -> Limits:
+        """Return the bounds of a body that has been read, with the defaults of the model that it names."""
+        model = body.get("model")
+        defaults = self.pipeline.sampling_defaults(model if isinstance(model, str) else "")
+        return replace(self._limits, model_defaults=defaults) if defaults else self._limits
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """Read the body as a JSON object, which holds memory of the budget until the exchange releases it. Raises
@@ -127,7 +134,8 @@ class GenerateEndpoint:
         Unsupported."""
         heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
         timings = exchange_of(scope).wants_timings
-        return await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
+        limits = self._serving.limits_for(body)
+        return await off_loop(lambda: self._parse(body, limits, timings=timings), heavy=heavy)
 
     async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a parsed job and send its answer. Nobody has its body then: it may be much larger than the job."""

@@ -109,7 +109,7 @@ class TextRoutes:
         QuireError."""
         body = await self._serving.read(request.scope, request.receive)
         parse = parse_chat if chat else parse_completion
-        parsed = parse(body, self._serving.limits, timings=False)
+        parsed = parse(body, self._serving.limits_for(body), timings=False)
         caller = self._serving.caller(exchange_of(request.scope), parsed)
         rendering = await self._serving.pipeline.render(parsed.job, caller)
         common = {

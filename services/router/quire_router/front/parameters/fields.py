@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 MAX_INT32 = 2**31 - 1
 # Of a name in an object of strings.
@@ -44,12 +46,17 @@ class Field:
 
 
 _ANY_NUMBER = Field("number")
+_NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
-def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
-    """Return every supported field of the table, with its checked value or its default. Raises InvalidArgument, and
-    Unsupported for an unsupported field at a value that is not neutral."""
+def check_fields(
+    body: Mapping[str, Any], table: Mapping[str, Field], defaults: Mapping[str, Any] = _NO_DEFAULTS
+) -> dict[str, Any]:
+    """Return every supported field of the table, with its checked value or its default; `defaults` win over the
+    table's. Raises InvalidArgument, and Unsupported for an unsupported field at a value that is not neutral."""
     values = {name: field.default for name, field in table.items() if field.supported}
+    if defaults:
+        values |= {name: value for name, value in defaults.items() if name in values}
     for name, value in body.items():
         field = table.get(name)
         if field is None:

@@ -1,16 +1,20 @@
-"""A router's own bounds on requests, as its flags set them, and the defaults that HTTP and gRPC share."""
+"""A router's own bounds on requests, as its flags set them, and defaults: a model's, and what HTTP and gRPC share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_common.credit.hello import SamplingDefaults
     from quire_router.sequences.job import GenerateJob
 
 DEFAULT_COMPLETION_TOKENS = 16
+_MAX_TOKENS, _TEMPERATURE = "max_tokens", "temperature"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,24 @@ class Limits:
 
     max_n: int
     max_logprobs: int
+    model_defaults: SamplingDefaults = ()
+    """The model's own values of parameters that a body leaves out."""
+
+    def sampling_defaults(self, body: Mapping[str, Any]) -> dict[str, float]:
+        """Return the model's own values of what `body` may leave out, but of max_tokens. A beam search takes the
+        temperature alone, as in vLLM."""
+        beams = body.get("use_beam_search") is True
+        return {
+            name: value
+            for name, value in self.model_defaults
+            if name != _MAX_TOKENS and (not beams or name == _TEMPERATURE)
+        }
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The model's own limit of an answer's length, where a request has none; None: it has no such limit."""
+        found = dict(self.model_defaults).get(_MAX_TOKENS)
+        return None if found is None else int(found)
 
 
 def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:

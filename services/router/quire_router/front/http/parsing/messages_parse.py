@@ -22,9 +22,10 @@ _ROLES = ("user", "assistant", "system")
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Parse a body of /v1/messages. Less room in the context than `max_tokens` is no error, unlike in OpenAI's APIs.
     Raises InvalidArgument, Unsupported."""
-    values = check_fields(body, MESSAGES)
+    defaults = limits.sampling_defaults(body)
+    values = check_fields(body, MESSAGES, defaults)
     return job_request(
-        {**check_fields({}, SAMPLING), **values, "stop": values["stop_sequences"]},
+        {**check_fields({}, SAMPLING, defaults), **values, "stop": values["stop_sequences"]},
         limits,
         prompts=(conversation_of(values),),
         logprobs=-1,

@@ -41,7 +41,7 @@ class ParsedRequest:
 
 def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Parse a body of /v1/completions. Raises InvalidArgument, Unsupported."""
-    values = check_fields(body, COMPLETION)
+    values = check_fields(body, COMPLETION, limits.sampling_defaults(body))
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
     parsed = job_request(
         values,
@@ -66,7 +66,7 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Parse a body of /v1/chat/completions. Raises InvalidArgument, Unsupported."""
-    values = check_fields(body, CHAT)
+    values = check_fields(body, CHAT, limits.sampling_defaults(body))
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
         raise InvalidArgument(
@@ -79,7 +79,7 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
         logprobs=(top or 0) if values["logprobs"] else -1,
         logprobs_param="top_logprobs",
         max_tokens=values["max_completion_tokens"] or values["max_tokens"],
-        default_max_tokens=None,
+        default_max_tokens=limits.max_tokens,
         timings=timings,
     )
 

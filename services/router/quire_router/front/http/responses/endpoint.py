@@ -44,7 +44,9 @@ class ResponseRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Create a response: run it, or start it in the background."""
         exchange = exchange_of(scope)
-        asked = parse_response(await self._serving.read(scope, receive))
+        body = await self._serving.read(scope, receive)
+        limits = self._serving.limits_for(body)
+        asked = parse_response(body, limits)
         history: list[Any] = []
         if asked.previous is not None:
             if self._store is None:
@@ -55,7 +57,7 @@ class ResponseRoutes:
                     param="previous_response_id",
                 )
             history = _history(await self._load(exchange.tenant, asked.previous, "previous_response_id"))
-        parsed = job_of(asked, history, self._serving.limits, timings=False)
+        parsed = job_of(asked, history, limits, timings=False)
         response_id = f"resp_{uuid.uuid4().hex}"
 
         def make_format(generation: Generation, _parsed: ParsedRequest) -> ResponsesFormat:

@@ -37,9 +37,9 @@ class AskedResponse:
         return found
 
 
-def parse_response(body: Mapping[str, Any]) -> AskedResponse:
+def parse_response(body: Mapping[str, Any], limits: Limits) -> AskedResponse:
     """Check a body of /v1/responses. Raises InvalidArgument, Unsupported."""
-    values = check_fields(body, RESPONSES)
+    values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
     check_fields(values["text"] or {}, RESPONSE_TEXT)
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
     if values["truncation"] not in ("auto", "disabled"):
@@ -79,13 +79,13 @@ def job_of(
     shared = {name: value for name, value in values.items() if name in SAMPLING}
     truncates = {"truncate_prompt_tokens": -1 if values["truncation"] == "auto" else None}
     return job_request(
-        {**check_fields({}, SAMPLING), **shared, **truncates},
+        {**check_fields({}, SAMPLING, limits.sampling_defaults({})), **shared, **truncates},
         limits,
         prompts=(prompt,),
         logprobs=(values["top_logprobs"] or 0) if with_logprobs else -1,
         logprobs_param="top_logprobs",
         max_tokens=None,
-        default_max_tokens=values["max_output_tokens"],
+        default_max_tokens=values["max_output_tokens"] or limits.max_tokens,
         timings=timings,
     )
 

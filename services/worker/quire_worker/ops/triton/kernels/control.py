@@ -98,7 +98,7 @@ def _append(state, token):
 @triton.jit
 def _track_thinking(state, token):
     """Take one more token into the thinking state, in place: outside thinking look for the start mark; inside, count
-    the token and look for the end mark. Nothing is done without a budget. `state` is a pointer. As ThinkingTrack.fed."""
+    the token and look for the end mark. Without a budget, do nothing. `state` is a pointer. See ThinkingTrack.fed."""
     if tl.load(state + AT.budget) >= 0:
         spent = tl.load(state + AT.spent)
         inside = spent >= 0

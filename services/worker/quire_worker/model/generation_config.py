@@ -1,0 +1,83 @@
+"""Reads generation_config.json: end-of-sequence ids, and a model's own defaults of sampling parameters, as vLLM does.
+
+Which parameters these are, and their bounds, is in the table of request parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from quire_common.errors import ConfigError
+from quire_common.request_parameters import MODEL_DEFAULTS, Parameter
+from quire_worker.model.config_file import ConfigFile, parse_object, read_json
+
+NAME = "generation_config.json"
+AUTO, WITHOUT = "auto", "vllm"
+_FIX = "Correct it, or give --generation-config vllm, which reads no defaults from the model."
+
+
+def generation_config(folder: Path) -> ConfigFile:
+    """Return the fields of a folder's generation_config.json; none where there is no such file. Raises ConfigError."""
+    file = folder / NAME
+    return ConfigFile(read_json(file) if file.is_file() else {}, str(file))
+
+
+def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tuple[tuple[str, float], ...]:
+    """Return the model's defaults of sampling parameters, by the parameters' names. `source` is auto (the model's own
+    folder), vllm (nothing is read) or another folder; `override` is a JSON object of fields that win. Raises
+    ConfigError for a value that is no number within its bounds, and for a field of `override` that is none of these."""
+    found: dict[str, float] = {}
+    if source != WITHOUT:
+        folder = model if source == AUTO else Path(source)
+        if source != AUTO and not (folder / NAME).is_file():
+            raise ConfigError(
+                "GENERATION_CONFIG_MISSING",
+                f"There is no {folder / NAME}.",
+                "Give auto, vllm or a folder with this file.",
+                param="generation_config",
+            )
+        found |= _defaults(generation_config(folder))
+    if override:
+        option = "--override-generation-config"
+        fields = parse_object(override, option)
+        known = [each.generation_config for each in MODEL_DEFAULTS]
+        if unknown := sorted(set(fields) - set(known)):
+            raise ConfigError(
+                "BAD_GENERATION_CONFIG",
+                f"{option} has {unknown[0][:80]!r}, which is no default of a request.",
+                f"Known fields: {', '.join(known)}.",
+                param="override_generation_config",
+            )
+        found |= _defaults(ConfigFile(fields, option))
+    return tuple(found.items())
+
+
+def _defaults(config: ConfigFile) -> dict[str, float]:
+    present = (each for each in MODEL_DEFAULTS if config.has(each.generation_config))
+    return {each.name: _number(config, each) for each in present}
+
+
+def _number(config: ConfigFile, parameter: Parameter) -> float:
+    """Return the value of a field that is there. Raises ConfigError outside of the parameter's bounds."""
+    value = config.fields[parameter.generation_config]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if parameter.kind == "int" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if (
+        not is_number
+        or not math.isfinite(value)
+        or not parameter.low <= value <= parameter.high
+        or (parameter.above_low and value == parameter.low)
+        or (parameter.kind == "int" and not isinstance(value, int))
+    ):
+        kind = "an integer" if parameter.kind == "int" else "a number"
+        low = f"above {parameter.low:g}" if parameter.above_low else f"of at least {parameter.low:g}"
+        raise ConfigError(
+            "BAD_GENERATION_CONFIG",
+            f"{config.source}: `{parameter.generation_config}` is {value!r:.80}, not {kind} {low} and at most "
+            f"{parameter.high:g}.",
+            _FIX,
+            param="generation_config",
+        )
+    return value if parameter.kind == "int" else float(value)
