@@ -126,6 +126,12 @@ ENGINE_OPTIONS = (
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
     _to(
+        "hf-overrides",
+        "worker",
+        "JSON: fields that replace those of config.json; an object replaces the whole field",
+        "JSON",
+    ),
+    _to(
         "generation-config",
         "worker",
         "where defaults of sampling parameters are read: auto (the model's generation_config.json), vllm (nowhere), or "

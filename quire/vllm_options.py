@@ -159,7 +159,6 @@ VLLM_OPTIONS = (
     _neutral("code-revision", "main none", "code of a model is never run."),
     _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
     _refused("hf-config-path", "config.json is read from the model's folder."),
-    _neutral("hf-overrides", "{} none", "config.json is read as it is.", "Change config.json in a copy of the folder."),
     _neutral("quantization", "none gguf", _GGUF_ONLY, "Serve a GGUF file.", "q"),
     _switch("allow-deprecated-quantization", "false", _GGUF_ONLY),
     _neutral("tensor-parallel-size", "1", _ONE_GPU, _REPLICAS, "tp"),

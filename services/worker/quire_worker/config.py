@@ -27,6 +27,9 @@ class WorkerConfig(ServiceConfig):
     )
     revision: str = option("", "branch, tag or commit of a model of the hub; default: main")
     download_dir: str = option("", "cache of the hub's models; default: HF_HUB_CACHE, or hub in HF_HOME")
+    hf_overrides: str = option(
+        "", 'JSON object of fields that replace those of config.json: {"max_position_embeddings": 4096}'
+    )
     generation_config: str = option(
         "auto",
         "where defaults of sampling parameters are read; auto: the model's generation_config.json; vllm: nowhere; or a "

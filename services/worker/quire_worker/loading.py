@@ -6,8 +6,8 @@ It knows the order of things (config, spec, weights, pages); each step's knowled
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +68,8 @@ class LoadOptions:
     """See ops.backends."""
     kv_cache_dtype: str = "auto"
     """Or fp8, fp8_e4m3."""
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that replace those of config.json; null removes one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ def read_source(folder: str | Path, options: LoadOptions, progress: Progress) ->
     gguf = open_gguf(path) if is_gguf(path) else None
     _check_load_format(path, options.load_format, gguf is not None)
     config = _read_config(path) if gguf is None else read_gguf_config(gguf)
+    config = config.overridden(options.hf_overrides)
+    _check_not_quantized(config)
     architecture, family = find_family(config)
     check_config(config, family)
     spec = family.build_spec(architecture, config)
@@ -229,14 +233,17 @@ def _read_config(path: Path) -> ConfigFile:
     if not file.is_file():
         raise_for_gguf_files("MISSING_CONFIG", path, "config.json")
         raise ConfigError("MISSING_CONFIG", f"{path} has no config.json.", "Download the whole model folder.")
-    config = ConfigFile(read_json(file), str(file))
+    return ConfigFile(read_json(file), str(file))
+
+
+def _check_not_quantized(config: ConfigFile) -> None:
+    """Raise Unsupported for a config.json that says that weights are quantized."""
     if config.has("quantization_config"):
         raise Unsupported(
             "UNSUPPORTED_QUANTIZATION",
-            f"{file} describes quantised weights, which are not supported.",
+            f"{config.source} describes quantised weights, which are not supported.",
             "Serve the unquantised checkpoint.",
         )
-    return config
 
 
 def _model_digest(config: ConfigFile, weights: bytes) -> bytes:

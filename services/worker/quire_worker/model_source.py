@@ -12,6 +12,7 @@ from quire_common.errors import ConfigError
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import model_path
+from quire_worker.model.config_file import parse_object
 from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
@@ -77,6 +78,7 @@ def load_configured(
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend,
         kv_cache_dtype=config.kv_cache_dtype,
+        hf_overrides=parse_object(config.hf_overrides, "--hf-overrides") if config.hf_overrides else {},
     )
     processors = load_processors(config.logits_processors, Path(config.model))
     # Before the weights, which take time: a mistake is told at once.

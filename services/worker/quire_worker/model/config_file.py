@@ -9,9 +9,9 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
@@ -64,6 +64,13 @@ class ConfigFile:
 
     fields: Mapping[str, Any]
     source: str = "config.json"
+
+    def overridden(self, fields: Mapping[str, Any]) -> Self:
+        """Return the same config with these fields in place of its own; null removes a field. An object replaces the
+        whole field. Errors say that the option --hf-overrides counts too."""
+        if not fields:
+            return self
+        return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
