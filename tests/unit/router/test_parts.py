@@ -12,10 +12,19 @@ import pytest
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_f32, pack_i32
 from quire_common.config import describe, load_config
-from quire_common.errors import ConfigError, InvalidArgument, NotFound, Overloaded, Unauthenticated, Unavailable
+from quire_common.errors import (
+    ConfigError,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
 from quire_router.api_keys import ApiKeys, load_api_keys
 from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
+from quire_router.front.http.body import read_body
 from quire_router.front.http.exchange import error_headers
 from quire_router.replicas.session_codec import session_step
 from quire_router.replicas.session_reducer import apply_events, apply_rows
@@ -40,6 +49,19 @@ def test_handles_are_unique_and_carry_their_bit() -> None:
 @pytest.mark.parametrize(("delay_s", "told"), [(0.0, b"1"), (0.001, b"1"), (1.0, b"1"), (1.2, b"2"), (30.4, b"31")])
 def test_a_client_that_heeds_retry_after_never_comes_too_early(delay_s: float, told: bytes) -> None:
     assert error_headers(Overloaded("FULL", "m", "f", retry_after_s=delay_s)) == [(b"retry-after", told)]
+
+
+@pytest.mark.parametrize(("length", "fits"), [("2", True), ("0" * 5000 + "2", True), ("9" * 5000, False), ("0", True)])
+async def test_a_body_may_say_its_length_in_thousands_of_digits(length: str, fits: bool) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    scope = {"headers": [(b"content-length", length.encode())]}
+    if fits:
+        assert await read_body(scope, receive, 10) == b"{}"
+    else:
+        with pytest.raises(TooLarge):
+            await read_body(scope, receive, 10)
 
 
 async def test_admission() -> None:
