@@ -49,6 +49,7 @@ class Script:
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
+            "top_p": 1,  # a model may have another default
             "seed": self.seed,
             "n": self.n,
             "stream": True,

@@ -81,7 +81,15 @@ def test_thinking_budget_ends_the_thought(
 ) -> None:
     """The prompt begins it, and the answer closes it where the budget says, whatever else is asked."""
     thought, prompt = THINKING_MARKS[1], f"{PROMPT}<think>"
-    asked = {"temperature": 1, "ignore_eos": True, "allowed_token_ids": NOT_A_MARK, "max_tokens": 48, **sampling}
+    # top_p: over HTTP, the demo model has a default of its own.
+    asked = {
+        "temperature": 1,
+        "top_p": 1,
+        "ignore_eos": True,
+        "allowed_token_ids": NOT_A_MARK,
+        "max_tokens": 48,
+        **sampling,
+    }
     free = choice(http, prompt=prompt, **asked)["token_ids"]
     kept = choice(http, prompt=prompt, **asked, thinking_token_budget=budget)["token_ids"]
     assert thought not in free and kept.index(thought) == budget and kept[:budget] == free[:budget]
