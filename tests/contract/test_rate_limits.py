@@ -147,7 +147,8 @@ async def test_routers_that_share_a_redis_share_the_limit(
     taken, full = sum(counts), 5999 if requests else 0
     least, allowed = 100 * (ended - began) + full, 100 * (latest - earliest) + full
     assert least * 0.99 - 5 <= taken + left <= allowed * 1.01 + 5
-    assert taken <= allowed * 1.01 + 8  # each of 8 askers may be one ahead
+    # Each of 8 askers may be two ahead: one whose charge is on its way to Redis, and the next.
+    assert taken <= allowed * 1.01 + 16
     # Nobody is refused before nearly all is taken: on a slow machine nobody may be.
     assert taken >= least * 0.8 or not refusals
     assert min(sum(counts[:4]), sum(counts[4:])) > 0
