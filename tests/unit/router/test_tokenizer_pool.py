@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -32,7 +31,8 @@ class Tokenizer:
         return True
 
     async def work(self, prompt: str) -> str:
-        future = self.running[prompt] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.running[prompt] = future
         try:
             return await future
         finally:
@@ -57,8 +57,10 @@ class Rig:
         self.pool.peers.update({each.instance: each for each in self.tokenizers})  # type: ignore[misc]  # fakes
 
     def ask(self, prompt: str) -> asyncio.Task[str]:
-        make: Callable[[Any], Awaitable[str]] = lambda peer: peer.work(prompt)  # noqa: E731  # a callable with a type
-        return asyncio.create_task(self.pool.call(make))
+        async def work(peer: Any) -> str:
+            return str(await peer.work(prompt))
+
+        return asyncio.create_task(self.pool.call(work))
 
     def where(self, prompt: str) -> Tokenizer | None:
         return next((each for each in self.tokenizers if prompt in each.running), None)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -21,6 +22,7 @@ from quire_worker.ops.cpu.simd import kernel
 JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
 """(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split
 over threads must change no bit."""
+_INT: Final = ir.IntType(64)
 FLOAT_BYTES: Final = 4
 INT_BYTES: Final = 8
 Arguments = Any
@@ -62,6 +64,22 @@ def float_bits(value: float) -> int:
 def untyped_intrinsic(define: Callable[..., Any]) -> Any:
     """numba's `intrinsic`, as Any: its stubs do not type the function that kernels call."""
     return intrinsic(define)
+
+
+def _define_call(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
+    """Call a function of JOB_SIGNATURE by its address."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_INT, _INT, _INT])
+        given = [context.cast(builder, v, t, types.int64) for v, t in zip(values, signature.args, strict=True)]
+        builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
+        return context.get_dummy_value()
+
+    return types.void(function, begin, end, arguments), generate
+
+
+call_job: Callable[[int, int, int, int], None] = untyped_intrinsic(_define_call)
+"""(function, begin, end, arguments): run items begin..end of a compiled kernel, from within another."""
 
 
 def _define_float(_context: Any, bits: Any) -> Any:

@@ -27,6 +27,7 @@ from quire_worker.ops.cpu.job import (
     FUNCTION,
     JOB_WORDS,
     THREADS,
+    call_job,
     untyped_intrinsic,
 )
 from quire_worker.ops.cpu.simd import kernel
@@ -118,21 +119,6 @@ def _define_swap(_context: Any, array: Any, at: Any, old: Any, new: Any) -> Any:
 _swap: Callable[[Int64, int, int, int], bool] = untyped_intrinsic(_define_swap)
 
 
-def _define_call(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
-    """Call a function of JOB_SIGNATURE by its address."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_INT, _INT, _INT])
-        given = [context.cast(builder, v, t, types.int64) for v, t in zip(values, signature.args, strict=True)]
-        builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
-        return context.get_dummy_value()
-
-    return types.void(function, begin, end, arguments), generate
-
-
-_call: Callable[[int, int, int, int], None] = untyped_intrinsic(_define_call)
-
-
 def _define_pause(_context: Any) -> Any:
     """Tell the core that this thread spins (x86 PAUSE), so that its other hyperthread runs; a no-op elsewhere."""
 
@@ -168,7 +154,7 @@ def _compute(box: Int64) -> None:
     count, chunk = box[_COUNT], box[_CHUNK]
     begin = _add(box, _NEXT, chunk)
     while begin < count:
-        _call(box[_FUNCTION], begin, min(begin + chunk, count), box[_ARGUMENTS])
+        call_job(box[_FUNCTION], begin, min(begin + chunk, count), box[_ARGUMENTS])
         begin = _add(box, _NEXT, chunk)
 
 
@@ -186,7 +172,7 @@ def _run(
         chunks = threads * max(1, min(_CHUNKS, cost_ns // (threads * _MIN_CHUNK_NS)))
         chunk = (count + chunks * multiple - 1) // (chunks * multiple) * multiple
         if joining == 0 or chunk >= count:
-            _call(function, 0, count, arguments)
+            call_job(function, 0, count, arguments)
             continue
         box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
         for helper in range(joining):

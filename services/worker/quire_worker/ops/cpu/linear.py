@@ -16,7 +16,16 @@ import numba
 import numpy as np
 
 from quire_worker.arrays import Float32, Int8, UInt8, UInt16
-from quire_worker.ops.cpu.job import Arguments, array_at, compile_job, float_of, floats_at, ints_at
+from quire_worker.ops.cpu.job import (
+    FLOAT_BYTES,
+    Arguments,
+    array_at,
+    call_job,
+    compile_job,
+    float_of,
+    floats_at,
+    ints_at,
+)
 from quire_worker.ops.cpu.microkernel import make_microkernel
 from quire_worker.ops.cpu.simd import (
     HAS_AVX512,
@@ -52,6 +61,9 @@ _BLOCKS_AT_ONCE: Final = 12
 """Unpacked weights of so many blocks fit in the first-level cache, the inputs of all rows in the second-level one."""
 _GROUP, TILES = (8, 2) if HAS_AVX512 else (4, 1)
 """Rows and tiles of a micro-kernel: as many sums as the registers hold, 32 of 16 floats or 16 of 8 floats."""
+_ROW_SUMS: Final = TILES * LANES
+_HALF_WEIGHTS: Final = _BLOCKS_AT_ONCE * _HALF * _ROW_SUMS
+_HALF_SUMS: Final = _ROWS_AT_ONCE * _ROW_SUMS
 Scales = Float32 | UInt16
 """uint16: the bits of float16."""
 LINEAR_ARGUMENTS: Final = (
@@ -243,18 +255,31 @@ def compile_linear(storage: str, number: np.dtype[Any], scale_number: np.dtype[A
     numbers, scales = numba.from_dtype(number), numba.from_dtype(scale_number)
 
     def job(begin: int, end: int, arguments: Arguments) -> None:
-        x, bias, out = floats_at(arguments[0]), floats_at(arguments[6]), floats_at(arguments[7])
+        bias, out = floats_at(arguments[6]), floats_at(arguments[7])
         data = array_at(arguments[2], numbers)
         scale, offset = array_at(arguments[3], scales), array_at(arguments[4], scales)
-        linear(begin, end, x, arguments[1], data, scale, offset, arguments[5], bias, out, arguments[8], arguments[9])
+        linear(
+            begin,
+            end,
+            arguments[0],
+            arguments[1],
+            data,
+            scale,
+            offset,
+            arguments[5],
+            bias,
+            out,
+            arguments[8],
+            arguments[9],
+        )
 
     return compile_job(job)
 
 
 def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
-    """The linear kernel for a storage with data of such numbers: (first tile, last tile, x [rows, blocks * BLOCK],
-    rows, data, scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, the first tile's place in
-    a row of `out`)."""
+    """The linear kernel for a storage with data of such numbers: (first tile, last tile, address of x [rows, blocks *
+    BLOCK], rows, data, scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, the first tile's
+    place in a row of `out`)."""
     unpack = STORAGES[storage]
     elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
     prefetch_block = _make_prefetch(elements, _LINE_BYTES // np.dtype(number).itemsize)
@@ -265,7 +290,7 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     def linear(
         begin: int,
         end: int,
-        x: Float32,
+        x_address: int,
         rows: int,
         data: Any,
         scale: Scales,
@@ -277,9 +302,9 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
         first_output: int,
     ) -> None:
         if rows >= _UNPACKED_ROWS:
-            many_rows(begin, end, x, rows, data, scale, offset, blocks, bias, out, step, first_output)
+            many_rows(begin, end, x_address, rows, data, scale, offset, blocks, bias, out, step, first_output)
             return
-        size = blocks * BLOCK
+        x, size = floats_at(x_address), blocks * BLOCK
         for tile in range(begin, end):
             b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, first_output + tile * LANES
             while row + 4 <= rows:
@@ -296,14 +321,14 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
 
 def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
     """The same as the linear kernel, to the bit, quicker for many rows: weights are unpacked once for _ROWS_AT_ONCE
-    rows, TILES tiles and _BLOCKS_AT_ONCE blocks."""
-    group, four, one = (make_microkernel(rows, TILES, _HALF, BLOCK) for rows in (_GROUP, 4, 1))
+    rows, TILES tiles and _BLOCKS_AT_ONCE blocks. The sums, the same for each storage, are a job compiled once."""
+    add_products = compile_job(_add_products)
 
     @kernel
     def many_rows(
         begin: int,
         end: int,
-        x: Float32,
+        x: int,
         rows: int,
         data: Any,
         scale: Scales,
@@ -314,15 +339,16 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
         step: int,
         first_output: int,
     ) -> None:
-        size, row_sums = blocks * BLOCK, TILES * LANES
-        half_weights, half_sums = _BLOCKS_AT_ONCE * _HALF * row_sums, _ROWS_AT_ONCE * row_sums
-        unpacked, sums = np.empty(2 * half_weights, np.float32), np.empty(2 * half_sums, np.float32)
+        size = blocks * BLOCK
+        unpacked, sums = np.empty(2 * _HALF_WEIGHTS, np.float32), np.empty(2 * _HALF_SUMS, np.float32)
+        given = np.empty(5, np.int64)
+        given[1], given[2], given[4] = size, unpacked.ctypes.data, sums.ctypes.data
         for first_row in range(0, rows, _ROWS_AT_ONCE):
             rows_now = min(_ROWS_AT_ONCE, rows - first_row)
             for first_tile in range(begin, end, TILES):
-                for at in range(0, rows_now * row_sums, LANES):
+                for at in range(0, rows_now * _ROW_SUMS, LANES):
                     store(sums, at, spread(_ZERO))
-                    store(sums, half_sums + at, spread(_ZERO))
+                    store(sums, _HALF_SUMS + at, spread(_ZERO))
                 for first_block in range(0, blocks, _BLOCKS_AT_ONCE):
                     blocks_now = min(_BLOCKS_AT_ONCE, blocks - first_block)
                     for number in range(TILES):
@@ -334,27 +360,36 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
                                 at = ((block * _HALF + k) * TILES + number) * LANES
                                 w, v = unpack(data, scale, offset, place + block, k)
                                 store(unpacked, at, w)
-                                store(unpacked, half_weights + at, v)
-                    for half in range(2):
-                        weights, row = half * half_weights, 0
-                        x_at, s_at = first_row * size + first_block * BLOCK + half * _HALF, half * half_sums
-                        while row + _GROUP <= rows_now:
-                            place = s_at + row * row_sums
-                            group(x, x_at + row * size, size, unpacked, weights, blocks_now, sums, place)
-                            row += _GROUP
-                        if row + 4 <= rows_now:
-                            place = s_at + row * row_sums
-                            four(x, x_at + row * size, size, unpacked, weights, blocks_now, sums, place)
-                            row += 4
-                        while row < rows_now:
-                            place = s_at + row * row_sums
-                            one(x, x_at + row * size, size, unpacked, weights, blocks_now, sums, place)
-                            row += 1
+                                store(unpacked, _HALF_WEIGHTS + at, v)
+                    given[0] = x + (first_row * size + first_block * BLOCK) * FLOAT_BYTES
+                    given[3] = blocks_now
+                    call_job(add_products, 0, rows_now, given.ctypes.data)
                 for number in range(min(TILES, end - first_tile)):
                     tile = first_tile + number
                     b, target = load(bias, tile * LANES), first_row * step + first_output + tile * LANES
                     for row in range(rows_now):
                         at = (row * TILES + number) * LANES
-                        store(out, target + row * step, add(add(load(sums, at), load(sums, half_sums + at)), b))
+                        store(out, target + row * step, add(add(load(sums, at), load(sums, _HALF_SUMS + at)), b))
 
     return many_rows
+
+
+_row_group, _four_rows, _one_row = (make_microkernel(rows, TILES, _HALF, BLOCK) for rows in (_GROUP, 4, 1))
+
+
+def _add_products(begin: int, end: int, arguments: Arguments) -> None:
+    """(x, inputs of a row, weights, blocks, sums): add the products of rows begin..end with unpacked weights [2,
+    blocks, 16, TILES, LANES] to their sums [2, rows, TILES, LANES], for each half of the blocks."""
+    x, size, weights, blocks = floats_at(arguments[0]), arguments[1], floats_at(arguments[2]), arguments[3]
+    sums = floats_at(arguments[4])
+    for half in range(2):
+        row, x_at, w_at, s_at = begin, half * _HALF, half * _HALF_WEIGHTS, half * _HALF_SUMS
+        while row + _GROUP <= end:
+            _row_group(x, x_at + row * size, size, weights, w_at, blocks, sums, s_at + row * _ROW_SUMS)
+            row += _GROUP
+        if row + 4 <= end:
+            _four_rows(x, x_at + row * size, size, weights, w_at, blocks, sums, s_at + row * _ROW_SUMS)
+            row += 4
+        while row < end:
+            _one_row(x, x_at + row * size, size, weights, w_at, blocks, sums, s_at + row * _ROW_SUMS)
+            row += 1
