@@ -123,7 +123,12 @@ ENGINE_OPTIONS = (
     _to("gpu-memory-utilization", "worker", "share of the GPU's memory that the worker uses", "SHARE"),
     _switch("enforce-eager", "worker", "launch kernels one by one, without CUDA graphs"),
     _switch("batch-invariant", "worker", "answers do not depend on the batch, on a GPU too"),
-    _to("dtype", "worker", "data type of the computation", "NAME"),
+    _to(
+        "dtype",
+        "worker",
+        "type of the weights: auto, bfloat16, float16 or float32; a GPU has only bfloat16",
+        "NAME",
+    ),
     _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
     _to(
         "hf-overrides",

@@ -185,7 +185,7 @@ def test_watchers_are_told_before_the_process_ends(folder: Path) -> None:
     assert process.lines[-1]["code"] == "MAX_MODEL_LEN_TOO_LARGE"
 
 
-@pytest.mark.parametrize("flags", [("--max-num-seqs", "-1"), ("--load-format", "pickle"), ("--dtype", "float16")])
+@pytest.mark.parametrize("flags", [("--max-num-seqs", "-1"), ("--load-format", "pickle"), ("--dtype", "int8")])
 def test_a_bad_flag_is_named(flags: tuple[str, str]) -> None:
     process = Process(*flags)
     assert process.end() == 2

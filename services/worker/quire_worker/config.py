@@ -63,7 +63,12 @@ class WorkerConfig(ServiceConfig):
     batch_invariant: bool = option(
         False, "a request's bits do not depend on those beside it; always so on the CPU, on a GPU at a price"
     )
-    dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))
+    dtype: str = option(
+        "auto",
+        "type of the weights; on the CPU bfloat16 and float16 round linear and embedding weights to it at load, auto "
+        "and float32 keep each value of the file, and activations are float32 always; a GPU has bfloat16 alone",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
     load_format: str = option(
         "auto",
         "format of the weights; auto: as --model is a folder or a GGUF file; dummy: random weights",

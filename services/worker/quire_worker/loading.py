@@ -40,8 +40,10 @@ from quire_worker.weights.gguf.loader import load_gguf
 from quire_worker.weights.loader import DUMMY_KIND, load_checkpoint, load_dummy
 from quire_worker.weights.loader import block_kinds as checkpoint_block_kinds
 from quire_worker.weights.parameter_store import ParameterStore
+from quire_worker.weights.rounding import check_rounded, rounded_kinds
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
 CAPABILITIES = (
     "greedy", *(each.name for each in DRAW_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
@@ -68,6 +70,8 @@ class LoadOptions:
     """See ops.backends."""
     kv_cache_dtype: str = "auto"
     """Or fp8, fp8_e4m3."""
+    dtype: DType = "auto"
+    """bfloat16, float16: linear and embedding weights of a wider or another float type are rounded to it."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields that replace those of config.json; null removes one."""
 
@@ -120,7 +124,7 @@ class ModelSource:
         return _model_digest(self.config, weights)
 
     def block_kinds(self, options: LoadOptions) -> dict[tuple[str, int], BlockKind]:
-        """The block kinds in which linear and embedding weights are stored, by role and layer."""
+        """The block kinds in which the model has its linear and embedding weights, by role and layer."""
         products = [each for each in self.parameters if len(each.shape) == 2]
         if options.load_format == "dummy":
             return {(each.role, each.layer): DUMMY_KIND for each in products}
@@ -171,8 +175,13 @@ def load_model(
             param="kv_cache_dtype",
         )
     source = read_source(folder, options, progress)
-    spec, store = source.spec, ParameterStore(source.parameters, stored=source.block_kinds(options))
+    spec, kinds = source.spec, source.block_kinds(options)
+    rounded = rounded_kinds(kinds, options.dtype)
+    store = ParameterStore(source.parameters, stored=kinds | rounded)
     digest = source.fill(store, options, progress)
+    if rounded:
+        check_rounded(store, [each for each in source.parameters if (each.role, each.layer) in rounded])
+        digest = xxhash.xxh3_128(digest + options.dtype.encode()).digest()
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
     pool = PagePool.of_bytes(group, options.page_size, options.kv_cache_bytes)

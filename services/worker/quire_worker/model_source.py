@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire_common.credit import ModelInfo, SamplingDefaults
-from quire_common.errors import ConfigError
+from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import model_path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.ring import Ring
-    from quire_worker.loading import LoadOptions
+    from quire_worker.loading import DType, LoadOptions
     from quire_worker.model.decoder import Decoder
     from quire_worker.runner import ModelRunner
     from quire_worker.sampling.logits_processor import LogitsProcessors
@@ -78,6 +78,7 @@ def load_configured(
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend,
         kv_cache_dtype=config.kv_cache_dtype,
+        dtype=cast("DType", config.dtype),
         hf_overrides=parse_object(config.hf_overrides, "--hf-overrides") if config.hf_overrides else {},
     )
     processors = load_processors(config.logits_processors, Path(config.model))
@@ -119,9 +120,16 @@ def _load_on_gpu(
     show: Callable[[Decoder[Any], Tensor], None],
 ) -> ServedModel:
     """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
-    later. Raises ConfigError NO_GPU if torch finds no GPU."""
+    later. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than bfloat16."""
     import torch
 
+    if config.dtype not in ("auto", "bfloat16"):
+        raise Unsupported(
+            "UNSUPPORTED_DTYPE",
+            f"--dtype {config.dtype} is not supported on a GPU, whose kernels compute in bfloat16.",
+            "Leave it out, or give --device cpu.",
+            param="dtype",
+        )
     if not torch.cuda.is_available():
         raise ConfigError(
             "NO_GPU",

@@ -45,9 +45,7 @@ def load_checkpoint(
     progress(0, total)
     # In the order of the files, so that a cold disk is read forwards.
     ordered = sorted(found, key=lambda item: (item[1].path, item[2].begin))
-    copies = [
-        TensorCopy(file.path, entry, store.destination(spec, DTYPES[entry.dtype])) for spec, file, entry in ordered
-    ]
+    copies = [TensorCopy(file.path, entry, store.destination(spec)) for spec, file, entry in ordered]
     digests = copy_tensors(copies, lambda done: progress(done, total))
     combined = xxhash.xxh3_128()
     for name in sorted(digests):
@@ -60,11 +58,11 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
 
     A parameter's values depend on the seed, on its own name and shape, and on the kind of device alone.
     """
-    total = sum(store.destination(spec, DUMMY_DTYPE).nbytes for spec in specs)
+    total = sum(store.destination(spec).nbytes for spec in specs)
     done = 0
     progress(0, total)
     for spec in specs:
-        target = store.destination(spec, DUMMY_DTYPE)
+        target = store.destination(spec)
         # 32 bits, since torch's CPU generator reads no more of a seed.
         own_seed = zlib.crc32(f"{seed}/{spec.role}/{spec.layer}/{spec.shape}".encode())
         generator = torch.Generator(target.device).manual_seed(own_seed)

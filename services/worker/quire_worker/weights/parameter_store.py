@@ -17,13 +17,14 @@ from quire_worker.model.parameters import ParameterSpec
 from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, Weight
 
 Key = tuple[str, int]
+_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 class ParameterStore:
     """Packed tensors, allocated at once and filled by a loader.
 
-    `stored`: block kinds by (role, layer), for parameters that keep their file's format. Of the parameters that share a
-    packed role in a layer, either all are in it or none.
+    `stored`: block kinds by (role, layer), for parameters that are stored by themselves, nearly always in their file's
+    kind. Of the parameters that share a packed role in a layer, either all are in it or none.
     """
 
     def __init__(
@@ -54,18 +55,23 @@ class ParameterStore:
         }
 
     def is_stored(self, spec: ParameterSpec) -> bool:
-        """Whether the parameter is kept as its file has it."""
+        """Whether the parameter is stored by itself, in a kind of its own."""
         return spec.role in self._stored.get((spec.packed, spec.layer), ())
 
-    def destination(self, spec: ParameterSpec, stored_as: torch.dtype = torch.uint8) -> Tensor:
-        """The view to which a parameter is written: its part of a packed tensor, or, if it is kept as its file has it,
-        its rows as numbers of the type `stored_as`."""
+    def destination(self, spec: ParameterSpec) -> Tensor:
+        """The view to which a parameter is written: its part of a packed tensor, or, if it is stored by itself, its
+        rows: numbers of the kind's type, or [rows, bytes of a row] uint8 for quantized blocks."""
         if self.is_stored(spec):
-            data = self._stored[spec.packed, spec.layer][spec.role].data
+            part = self._stored[spec.packed, spec.layer][spec.role]
             with torch.inference_mode(False):  # threads outside of that mode write to the view
-                return data.view(stored_as)
+                return part.data.view(_TYPES.get(part.kind.name, torch.uint8))
         key, begin = self._place[spec.role, spec.layer]
         return self._packed[key][begin : begin + spec.shape[0]]
+
+    def blocks_of(self, spec: ParameterSpec, kind: BlockKind) -> Tensor | None:
+        """The memory of a parameter that is stored in this kind: [rows, bytes of a row] uint8. None for any other."""
+        part = self._stored.get((spec.packed, spec.layer), {}).get(spec.role)
+        return part.data if part is not None and part.kind == kind else None
 
     def get(self, packed: str, layer: int) -> Tensor | None:
         """A packed tensor, or None where the model has none of that role."""

@@ -57,7 +57,7 @@ def load_gguf(
     found = _match(model, specs)
     turns = find_architecture(model)[1].rotates_neighbours
     loads = [
-        _Load(place, store.destination(each), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
+        _Load(place, _target(store, each, place), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
         for each, place in found
     ]
     loads.sort(key=lambda load: (load.place.path, load.place.begin))  # a cold disk is read forwards
@@ -78,6 +78,12 @@ def load_gguf(
     for name in sorted(digests):
         combined.update(digests[name])
     return combined.digest()
+
+
+def _target(store: ParameterStore, spec: ParameterSpec, place: TensorPlace) -> Tensor:
+    """Where a tensor goes: as it is if it is stored in the file's kind, else as values."""
+    blocks = store.blocks_of(spec, place.kind)
+    return store.destination(spec) if blocks is None else blocks
 
 
 def _load(load: _Load) -> bytes:
