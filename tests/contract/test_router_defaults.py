@@ -114,7 +114,8 @@ async def test_each_model_has_its_own() -> None:
 
 @pytest.mark.parametrize("defaults", [(), (("temperature", 0.0), ("top_p", 0.6)), tuple(DEFAULTS.items())])
 def test_the_contract_keeps_zeros_apart_from_what_is_absent(defaults: SamplingDefaults) -> None:
-    message = pb.ModelInfo(name="m", sampling_defaults=pb.SamplingDefaults(**dict(defaults)))
+    fields: Any = dict(defaults)
+    message = pb.ModelInfo(name="m", sampling_defaults=pb.SamplingDefaults(**fields))
     model = model_from_pb(message)
     assert model.sampling_defaults == defaults
     assert model_from_pb(model_to_pb(model)).sampling_defaults == defaults

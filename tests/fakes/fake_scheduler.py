@@ -70,7 +70,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         sampling_defaults: Mapping[str, float] | None = None,
     ) -> None:
         self.capabilities = capabilities
-        self.sampling_defaults = common_pb2.SamplingDefaults(**(sampling_defaults or {}))
+        defaults: Any = sampling_defaults or {}
+        self.sampling_defaults = common_pb2.SamplingDefaults(**defaults)
         self.finish, self.role = finish, role
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.scores_prompts = True

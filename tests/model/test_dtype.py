@@ -72,7 +72,7 @@ def test_one_16_bit_type_becomes_the_other(dtype: DType, tmp_path: Path) -> None
 
 def test_a_rounded_model_is_another_model(tmp_path: Path) -> None:
     model = write(tmp_path, torch.float32)
-    loaded = {dtype: load(model, dtype) for dtype in ("auto", "float32", "bfloat16", "float16")}  # type: ignore[arg-type]  # the type's own names
+    loaded = {dtype: load(model, dtype) for dtype in ("auto", "float32", "bfloat16", "float16")}
     for found in (
         {dtype: each.facts.digest for dtype, each in loaded.items()},
         {dtype: each.geometry.namespace for dtype, each in loaded.items()},
@@ -124,7 +124,7 @@ def test_a_value_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 def test_dummy_weights_are_rounded_too(tmp_path: Path) -> None:
     write_config(tmp_path, **FAMILIES["llama-32"])
-    plain, narrow = (load(tmp_path, each, load_format="dummy", seed=1) for each in ("auto", "float16"))  # type: ignore[arg-type]  # the type's own names
+    plain, narrow = (load(tmp_path, each, load_format="dummy", seed=1) for each in ("auto", "float16"))
     assert torch.allclose(logits(plain), logits(narrow), atol=1e-2)
     assert plain.facts.digest != narrow.facts.digest
 

@@ -25,6 +25,7 @@ from quire_router.api_keys import ApiKeys, load_api_keys
 from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
 from quire_router.front.http.body import read_body
+from quire_router.front.http.body_budget import BodyBudget
 from quire_router.front.http.exchange import error_headers
 from quire_router.replicas.session_codec import session_step
 from quire_router.replicas.session_reducer import apply_events, apply_rows
@@ -57,11 +58,12 @@ async def test_a_body_may_say_its_length_in_thousands_of_digits(length: str, fit
         return {"type": "http.request", "body": b"{}"}
 
     scope = {"headers": [(b"content-length", length.encode())]}
+    lease = BodyBudget(1 << 20).lease("")
     if fits:
-        assert await read_body(scope, receive, 10) == b"{}"
+        assert await read_body(scope, receive, 10, lease) == b"{}"
     else:
         with pytest.raises(TooLarge):
-            await read_body(scope, receive, 10)
+            await read_body(scope, receive, 10, lease)
 
 
 async def test_admission() -> None:
