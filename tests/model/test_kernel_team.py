@@ -47,6 +47,11 @@ def run(team: KernelTeam, function: int, counts: Int64, threads: int = 4, cost_n
     team.run(job.words)
 
 
+def asleep(team: KernelTeam) -> bool:
+    states = team._box[kernel_team._BOX_WORDS :: kernel_team._STATE_WORDS][: len(team._wakes)]
+    return bool((states == kernel_team._ASLEEP).all())
+
+
 def until(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + 20
     while not condition():
@@ -65,7 +70,7 @@ def test_every_part_is_computed_once(team: KernelTeam, function: int, count: int
 def test_helpers_that_sleep_are_woken_and_not_waited_for(team: KernelTeam, function: int) -> None:
     counts = np.zeros(64, np.int64)
     for turn in range(1, 6):
-        until(lambda: all(team._asleep))
+        until(lambda: asleep(team))
         run(team, function, counts)
         assert (counts == turn).all()
 
@@ -99,9 +104,9 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly)
     wake = team._wake
 
-    def noted() -> int:
-        helped.append(wake())
-        return helped[-1]
+    def noted() -> None:
+        helped.append(1)
+        wake()
 
     monkeypatch.setattr(team, "_wake", noted)
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
@@ -122,13 +127,12 @@ def test_a_helper_that_never_begins_is_not_waited_for(
 ) -> None:
     """Its offer is taken back, also when another helper is late, so that it cannot join a later job by it."""
     counts, slow = np.zeros(8, np.int64), compile_job(add_one_slowly)
-    monkeypatch.setattr(team, "_wake", lambda: 0)  # all sleep, and go on sleeping
+    monkeypatch.setattr(team, "_wake", lambda: None)  # all sleep, and go on sleeping
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)
-    until(lambda: all(team._asleep))
+    until(lambda: asleep(team))
     for turn in range(1, 50):
         run(team, slow if turn % 2 else function, counts, cost_ns=0)
-        states = team._box[kernel_team._BOX_WORDS :: kernel_team._STATE_WORDS]
-        assert (counts == turn).all() and not states.any()
+        assert (counts == turn).all() and asleep(team)
 
 
 def test_a_helper_whose_thread_does_not_start_is_none(function: int, monkeypatch: pytest.MonkeyPatch) -> None:

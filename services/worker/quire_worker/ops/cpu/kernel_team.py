@@ -53,7 +53,7 @@ _JOBS_AT_ONCE: Final = 32
 # The job in hand, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
 # line of its own, since all threads write it.
 _FUNCTION, _ARGUMENTS, _COUNT, _CHUNK, _NEXT, _BOX_WORDS, _STATE_WORDS = 0, 1, 2, 3, 8, 16, 8
-_IDLE, _OFFERED, _TAKEN = 0, 1, 2
+_IDLE, _OFFERED, _TAKEN, _ASLEEP, _OFFERED_ASLEEP = 0, 1, 2, 3, 4
 """States of a helper. The caller offers; the helper takes, then becomes idle. The caller may take an offer back."""
 _MOST_HELPERS: Final = 255
 _INT: Final = ir.IntType(64)
@@ -137,13 +137,15 @@ _pause: Callable[[], None] = untyped_intrinsic(_define_pause)
 @kernel
 def _serve(box: Int64, at: int, spins: int) -> None:
     """A helper's work: join the jobs that it is offered, until nothing has come for so many looks."""
+    _swap(box, at, _ASLEEP, _IDLE)
     left = spins
-    while left:
-        if _load(box, at) == _OFFERED and _swap(box, at, _OFFERED, _TAKEN):
+    while left or not _swap(box, at, _IDLE, _ASLEEP):
+        if _swap(box, at, _OFFERED, _TAKEN) or _swap(box, at, _OFFERED_ASLEEP, _TAKEN):
             _compute(box)
             _store(box, at, _IDLE)
             left = spins
-        else:
+            continue
+        while left and _load(box, at) == _IDLE:
             _pause()
             left -= 1
 
@@ -159,9 +161,7 @@ def _compute(box: Int64) -> None:
 
 
 @kernel
-def _run(
-    box: Int64, jobs: Int64, begin: int, end: int, helpers: int, awake: int, min_wait_ns: int, looks_per_ns: float
-) -> int:
+def _run(box: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_ns: int, looks_per_ns: float) -> int:
     """Run jobs begin..end, words as in job.py, with the first helpers. Returns `end`, or ~job if `_in_time` was false
     after that job."""
     for job in range(begin, end):
@@ -176,28 +176,30 @@ def _run(
             continue
         box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
         for helper in range(joining):
-            _store(box, _BOX_WORDS + helper * _STATE_WORDS, _OFFERED)
+            at = _BOX_WORDS + helper * _STATE_WORDS
+            if not _swap(box, at, _ASLEEP, _OFFERED_ASLEEP):
+                _store(box, at, _OFFERED)
         _compute(box)
-        if not _in_time(box, joining, awake, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
+        if not _in_time(box, joining, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
             return ~job
     return end
 
 
 @kernel
-def _in_time(box: Int64, helpers: int, awake: int, spins: int) -> bool:
-    """Wait for the first helpers. False if one does not end its chunk within so many looks, or if one of those that
-    were awake has not even begun: such helpers have no core."""
+def _in_time(box: Int64, helpers: int, spins: int) -> bool:
+    """Wait for the first helpers. False if one does not end its chunk within so many looks, or if one that was awake
+    has not even begun: such helpers have no core."""
     all_began = True
     for helper in range(helpers):
         at = _BOX_WORDS + helper * _STATE_WORDS
-        while _load(box, at) != _IDLE:
-            if _swap(box, at, _OFFERED, _IDLE):
-                all_began &= helper >= awake
-                break
-            _pause()
-            spins -= 1
-            if spins <= 0:
-                return False
+        if _swap(box, at, _OFFERED, _IDLE):
+            all_began = False
+        elif not _swap(box, at, _OFFERED_ASLEEP, _ASLEEP):
+            while _load(box, at) == _TAKEN:
+                _pause()
+                spins -= 1
+                if spins <= 0:
+                    return False
     return all_began
 
 
@@ -207,8 +209,8 @@ def _take_back(box: Int64, helpers: int) -> int:
     computing = 0
     for helper in range(helpers):
         at = _BOX_WORDS + helper * _STATE_WORDS
-        if not _swap(box, at, _OFFERED, _IDLE) and _load(box, at) == _TAKEN:
-            computing += 1
+        if not _swap(box, at, _OFFERED, _IDLE) and not _swap(box, at, _OFFERED_ASLEEP, _ASLEEP):
+            computing += _load(box, at) == _TAKEN
     return computing
 
 
@@ -218,7 +220,6 @@ class KernelTeam:
     def __init__(self) -> None:
         self._box = np.zeros(_BOX_WORDS + _MOST_HELPERS * _STATE_WORDS, np.int64)
         self._wakes: list[threading.Event] = []
-        self._asleep: list[bool] = []
         self._caller = threading.Lock()
         # Until then callers compute alone: others need the cores.
         self._pause_until_s = 0.0
@@ -229,21 +230,15 @@ class KernelTeam:
         """Have at least so many helpers, at most 255."""
         with self._caller:
             if not self._looks_per_ns:
-                _run(self._box, np.zeros(0, np.int64), 0, 0, 0, 0, 0, 0.0)  # compiled now, not within the first step
+                _run(self._box, np.zeros(0, np.int64), 0, 0, 0, 0, 0.0)  # compiled now, not within the first step
                 self._looks_per_ns = max(_measure_looks(self._box) for _ in range(_MEASUREMENTS))
             for number in range(len(self._wakes), min(helpers, _MOST_HELPERS)):
                 wake = threading.Event()
                 thread = threading.Thread(target=self._help, args=(number, wake), name=f"quire-kernel-{number}")
                 thread.daemon = True
-                # Asleep, as whoever asks sees it, until it runs.
-                self._asleep.append(True)
+                self._box[_BOX_WORDS + number * _STATE_WORDS] = _ASLEEP
+                thread.start()  # raises RuntimeError where the process may have no more threads
                 self._wakes.append(wake)
-                try:
-                    thread.start()
-                except RuntimeError:  # the process may have no more threads
-                    self._asleep.pop()
-                    self._wakes.pop()
-                    raise
 
     def run(self, jobs: Int64) -> None:
         """Run jobs one after the other; `jobs` holds JOB_WORDS words of each.
@@ -256,16 +251,16 @@ class KernelTeam:
         while done < count:
             end = min(done + _JOBS_AT_ONCE, count)
             if time.monotonic() < self._pause_until_s or not self._caller.acquire(blocking=False):
-                done = _run(self._box, jobs, done, end, 0, 0, 0, 0.0)
+                done = _run(self._box, jobs, done, end, 0, 0, 0.0)
                 continue
             try:
-                helpers, awake = len(self._wakes), self._wake()
-                reached = _run(self._box, jobs, done, end, helpers, awake, _MIN_WAIT_NS, self._looks_per_ns)
+                self._wake()
+                reached = _run(self._box, jobs, done, end, len(self._wakes), _MIN_WAIT_NS, self._looks_per_ns)
                 if reached < 0:
                     self._wait()
                     self._pause_until_s = time.monotonic() + self._pause_s
                     self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-                elif helpers:
+                elif self._wakes:
                     self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY)
                 done = reached if reached >= 0 else ~reached + 1
             except BaseException:
@@ -274,15 +269,11 @@ class KernelTeam:
             finally:
                 self._caller.release()
 
-    def _wake(self) -> int:
-        """Wake the helpers that sleep; how many were awake, from the first on. One that wakes late joins late."""
-        awake = 0
-        for number, asleep in enumerate(self._asleep):
-            if asleep:
-                self._wakes[number].set()
-            elif awake == number:
-                awake += 1
-        return awake
+    def _wake(self) -> None:
+        """Wake the helpers that sleep. They join late."""
+        for number, wake in enumerate(self._wakes):
+            if self._box[_BOX_WORDS + number * _STATE_WORDS] == _ASLEEP:
+                wake.set()
 
     def _wait(self) -> None:
         """Until all helpers have ended their chunks, without keeping a core from them."""
@@ -291,13 +282,10 @@ class KernelTeam:
 
     def _help(self, number: int, wake: threading.Event) -> None:
         """The body of a helper's thread."""
-        self._asleep[number] = False
         while True:
             _serve(self._box, _BOX_WORDS + number * _STATE_WORDS, int(self._looks_per_ns * _AWAKE_NS))
-            self._asleep[number] = True
             wake.wait()
             wake.clear()
-            self._asleep[number] = False
 
 
 def _measure_looks(box: Int64) -> float:
