@@ -104,9 +104,9 @@ def test_helpers_that_end_late_are_left_alone_for_a_while(
     counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly)
     wake = team._wake
 
-    def noted() -> None:
-        helped.append(1)
-        wake()
+    def noted(helpers: int) -> None:
+        helped.append(helpers)
+        wake(helpers)
 
     monkeypatch.setattr(team, "_wake", noted)
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
@@ -127,12 +127,43 @@ def test_a_helper_that_never_begins_is_not_waited_for(
 ) -> None:
     """Its offer is taken back, also when another helper is late, so that it cannot join a later job by it."""
     counts, slow = np.zeros(8, np.int64), compile_job(add_one_slowly)
-    monkeypatch.setattr(team, "_wake", lambda: None)  # all sleep, and go on sleeping
+    monkeypatch.setattr(team, "_wake", lambda helpers: None)  # all sleep, and go on sleeping
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)
     until(lambda: asleep(team))
     for turn in range(1, 50):
         run(team, slow if turn % 2 else function, counts, cost_ns=0)
         assert (counts == turn).all() and asleep(team)
+
+
+@pytest.mark.parametrize("state", ["IDLE", "ASLEEP", "OFFERED", "TAKEN"])
+def test_an_offer_reaches_who_can_take_it_and_changes_no_other_state(state: str) -> None:
+    """An offer that was stored over ASLEEP made the helper look awake, and nobody woke it again."""
+    box = np.array([getattr(kernel_team, f"_{state}")], np.int64)
+    kernel_team._offer(box, 0)
+    reached = {"IDLE": kernel_team._OFFERED, "ASLEEP": kernel_team._OFFERED_ASLEEP}
+    assert box[0] == reached.get(state, getattr(kernel_team, f"_{state}"))
+
+
+def test_a_helper_that_woke_for_an_offer_that_was_taken_back_sleeps_again(team: KernelTeam) -> None:
+    """It looked for work without an end."""
+    until(lambda: asleep(team))
+    began_s = time.process_time()
+    for wake in team._wakes:
+        wake.set()
+    for _ in range(200):  # as if offers were taken back while the helpers look
+        team._box[kernel_team._BOX_WORDS :: kernel_team._STATE_WORDS][: len(team._wakes)] = kernel_team._ASLEEP
+        time.sleep(0.0001)
+    time.sleep(0.3)
+    assert asleep(team) and time.process_time() - began_s < 0.25
+
+
+def test_helpers_that_no_job_wants_stay_asleep(team: KernelTeam, function: int) -> None:
+    until(lambda: asleep(team))
+    counts, began_s = np.zeros(64, np.int64), time.process_time()
+    for _ in range(200):
+        run(team, function, counts, threads=1)
+        time.sleep(0.0005)
+    assert asleep(team) and time.process_time() - began_s < 0.1 and (counts == 200).all()
 
 
 def test_a_helper_whose_thread_does_not_start_is_none(function: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,18 @@ def test_a_pass_is_recorded_anew_when_buffers_were_replaced(model: LoadedModel) 
     assert passes.ran == 2
 
 
+def test_tapes_of_replaced_buffers_are_dropped(model: LoadedModel) -> None:
+    """Each kept the buffers of its time."""
+    passes = Passes(model)
+    for rows in (2, 3, 4, 5):
+        passes.step(rows, rows)
+    passes.ops._scratch.take("residual", 2000, 64)
+    passes.step(2, 0)
+    cells = [cell.cell_contents for cell in passes.captured.__closure__ or ()]
+    (tapes,) = (each for each in cells if isinstance(each, dict))
+    assert len(tapes) == 1
+
+
 def test_a_pass_in_which_torch_computes_is_never_replayed(model: LoadedModel) -> None:
     passes = Passes(model, extra=True)
     for turn in range(4):

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
+from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.weight import Weight
 from quire_worker.profile.cost import (
     Attended,
@@ -53,6 +53,9 @@ class TracedOps(Generic[P]):
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
         return self._ops.plan(pages, rows, position, count, page_table)
+
+    def capture(self, run: RunLayers[P]) -> RunLayers[P]:
+        return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         cost = embedding_cost(token.shape[0], weight.inputs, weight.num_bytes // (weight.outputs * weight.inputs))

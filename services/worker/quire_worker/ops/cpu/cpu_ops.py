@@ -93,6 +93,8 @@ class CpuOps:
                 return run(token, pages, plan)
             size, key = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())
             tape = tapes.get(size)
+            if tape is not None and tape.key != key:
+                tapes.clear()  # they hold buffers that were replaced
             if tape is None or tape.key != key:
                 tape = StepTape(plan.rows, key)
                 result = self._record(run, tape, token, pages, plan)

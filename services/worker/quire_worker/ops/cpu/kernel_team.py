@@ -145,6 +145,7 @@ def _serve(box: Int64, at: int, spins: int) -> None:
             _store(box, at, _IDLE)
             left = spins
             continue
+        _swap(box, at, _ASLEEP, _IDLE)  # the offer that it woke for was taken back
         while left and _load(box, at) == _IDLE:
             _pause()
             left -= 1
@@ -158,6 +159,13 @@ def _compute(box: Int64) -> None:
     while begin < count:
         call_job(box[_FUNCTION], begin, min(begin + chunk, count), box[_ARGUMENTS])
         begin = _add(box, _NEXT, chunk)
+
+
+@kernel
+def _offer(box: Int64, at: int) -> None:
+    """Offer the job to a helper; one that falls asleep or wakes meanwhile goes without."""
+    if not _swap(box, at, _IDLE, _OFFERED):
+        _swap(box, at, _ASLEEP, _OFFERED_ASLEEP)
 
 
 @kernel
@@ -177,8 +185,7 @@ def _run(box: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_n
         box[_FUNCTION], box[_ARGUMENTS], box[_COUNT], box[_CHUNK], box[_NEXT] = function, arguments, count, chunk, 0
         for helper in range(joining):
             at = _BOX_WORDS + helper * _STATE_WORDS
-            if not _swap(box, at, _ASLEEP, _OFFERED_ASLEEP):
-                _store(box, at, _OFFERED)
+            _offer(box, at)
         _compute(box)
         if not _in_time(box, joining, int(looks_per_ns * max(min_wait_ns, cost_ns // 4))):
             return ~job
@@ -250,17 +257,20 @@ class KernelTeam:
         count, done = jobs.size // JOB_WORDS, 0
         while done < count:
             end = min(done + _JOBS_AT_ONCE, count)
-            if time.monotonic() < self._pause_until_s or not self._caller.acquire(blocking=False):
+            threads = int(jobs[done * JOB_WORDS + THREADS : end * JOB_WORDS : JOB_WORDS].max())
+            helpers = min(threads - 1, len(self._wakes))
+            alone = helpers == 0 or time.monotonic() < self._pause_until_s
+            if alone or not self._caller.acquire(blocking=False):
                 done = _run(self._box, jobs, done, end, 0, 0, 0.0)
                 continue
             try:
-                self._wake()
-                reached = _run(self._box, jobs, done, end, len(self._wakes), _MIN_WAIT_NS, self._looks_per_ns)
+                self._wake(helpers)
+                reached = _run(self._box, jobs, done, end, helpers, _MIN_WAIT_NS, self._looks_per_ns)
                 if reached < 0:
                     self._wait()
                     self._pause_until_s = time.monotonic() + self._pause_s
                     self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-                elif self._wakes:
+                else:
                     self._pause_s = max(_MIN_PAUSE_S, self._pause_s * _PAUSE_DECAY)
                 done = reached if reached >= 0 else ~reached + 1
             except BaseException:
@@ -269,11 +279,11 @@ class KernelTeam:
             finally:
                 self._caller.release()
 
-    def _wake(self) -> None:
-        """Wake the helpers that sleep. They join late."""
-        for number, wake in enumerate(self._wakes):
+    def _wake(self, helpers: int) -> None:
+        """Wake those of the first helpers that sleep. They join late."""
+        for number in range(helpers):
             if self._box[_BOX_WORDS + number * _STATE_WORDS] == _ASLEEP:
-                wake.set()
+                self._wakes[number].set()
 
     def _wait(self) -> None:
         """Until all helpers have ended their chunks, without keeping a core from them."""
