@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ _TEXTS = (
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CAUSE = 300
+_TIMEOUT_S = 10.0
+"""Of the first request; without one, a firewall that says nothing would hold a start for ever."""
 
 Announce = Callable[[], Progress]
 """Called once, when a download begins; returns what is told of its progress."""
@@ -67,7 +70,8 @@ def _download(model: HubModel, announce: Announce, *, text_only: bool) -> Path:
             raise _not_had(model, "the package huggingface_hub is not installed") from error
         # Before all else: this request fails at once where there is no network, and those of transfers after half a
         # minute of retries.
-        info = HfApi(endpoint=_endpoint()).model_info(model.repo, revision=model.revision, files_metadata=True)
+        api = HfApi(endpoint=_endpoint())
+        info = api.model_info(model.repo, revision=model.revision, files_metadata=True, timeout=_TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         progress = announce()
         folder = _fetch(model, model.revision, _TEXTS)
@@ -160,10 +164,17 @@ def _not_had(model: HubModel, cause: str) -> Unavailable:
     return Unavailable(
         "MODEL_NOT_FETCHED",
         f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache} does not have the whole model "
-        f"at revision {model.revision}, and it cannot be downloaded: {' '.join(cause.split())[:_MOST_CAUSE]}.",
+        f"at revision {model.revision}, and it cannot be downloaded: {_readable(cause)}.",
         f"Where there is a network, run `{model.download_command}`; or name a model's folder or GGUF file.",
         param="model",
     )
+
+
+def _readable(cause: str) -> str:
+    """Return the cause in one line that is not too long, without what its addresses may hold of passwords and
+    signatures."""
+    without = re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", cause))
+    return " ".join(without.split())[:_MOST_CAUSE]
 
 
 def _no_weights(model: HubModel, names: Sequence[str] | dict[str, int], missing: Sequence[str]) -> QuireError:

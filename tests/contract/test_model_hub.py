@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from quire.__main__ import main
 from quire.errors import InvalidArgument, NotFound, PermissionDenied, QuireError, Unavailable, Unsupported
+from quire.hub import download
 from quire.hub.cache import cached, hub_model, name_of, weights_of
 from quire.models import find_model
 from quire_common.errors import ConfigError
@@ -45,8 +47,9 @@ SHARDED = {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub, and a working folder without models."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # read when it was imported
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -279,3 +282,8 @@ async def test_services_find_the_model_and_call_it_by_its_name(offline: None, ca
         assert texts.tools.vocabulary.model == REPO
     finally:
         await texts.close()
+
+
+def test_what_is_said_of_a_failed_download_holds_no_secret_of_its_addresses() -> None:
+    cause = "HTTPError: https://me:secret@mirror.example/x\n refused https://cdn.example/y?Signature=abc&Expires=1 'z'"
+    assert download._readable(cause) == "HTTPError: https://mirror.example/x refused https://cdn.example/y 'z'"

@@ -79,6 +79,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "no tokens": ("max_new_tokens", 0),
     "too many": ("max_new_tokens", 2**31),
     "no number": ("min_p", float("nan")),
+    "hundreds of digits": ("top_k", 10**400),
     "endless": ("temperature", float("inf")),
 }
 

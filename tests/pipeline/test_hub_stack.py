@@ -31,6 +31,7 @@ def test_a_stack_downloads_its_model_and_serves_it_under_its_name(
     ]
     with HubServer(REPO, files_of(demo_model)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # other tests of this process may set it
         up = quire("up", "--model", REPO, "--port", "0", "--name", "test", *changes)
         assert up.returncode == 0, up.stderr
     assert f"Downloading {REPO}" in up.stderr and f"snapshots/{COMMIT}" in up.stdout

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire_common.errors import Overloaded
 from quire_common.sequence import Sampling
 from quire_router import servicer
 from quire_router.requests import beam_search
 from quire_router.requests.beam_search import BeamSearch, character_offsets
 from quire_router.requests.beams import Beam
 from quire_router.sequences.delta import LogprobEntry
-from quire_router.sequences.job import GenerateJob
+from quire_router.sequences.job import Caller, GenerateJob
 from quire_router.sequences.logprob_entries import pack_entry
 from tests.unit.router.makers import NoTokenBytes, make_generation, make_job
 
@@ -90,3 +91,16 @@ def test_answers_over_grpc_are_made_one_by_one_as_the_client_takes_them(monkeypa
     responses: Any = servicer._whole_responses(make_generation(make_job()), deltas)
     assert next(responses) == "a" and made == ["a"]
     assert list(responses) == ["b", ("c", "usage")]
+
+
+async def test_a_search_that_is_not_admitted_costs_no_tokenizer_and_no_charge() -> None:
+    class Full:
+        def admitted(self, weight: int) -> None:
+            raise Overloaded("TOO_MANY_REQUESTS", "m", "f")
+
+        async def render(self, job: GenerateJob, caller: Caller) -> None:
+            pytest.fail("it was tokenized")
+
+    full: Any = Full()
+    with pytest.raises(Overloaded):
+        await BeamSearch(full, full, full).run(GenerateJob("m", ()), Caller("r"), time.monotonic_ns())

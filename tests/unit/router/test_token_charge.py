@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire_common.errors import InvalidArgument, Unavailable
+from quire_common.errors import InvalidArgument, Overloaded, QuireError, Unavailable
 from quire_router.requests.token_charge import charged
 from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
 
@@ -45,8 +45,9 @@ def test_a_prompt_pays_no_more_than_can_be_encoded_of_it() -> None:
     assert payer.paid == 50 + 8 + 9
 
 
-def test_without_a_tokenizer_nothing_is_paid() -> None:
+@pytest.mark.parametrize("error", [Unavailable("NO_TOKENIZER", "m", "f"), Overloaded("TOKENIZER_OVERLOADED", "m", "f")])
+def test_without_a_tokenizer_that_works_on_it_nothing_is_paid(error: QuireError) -> None:
     payer = Payer()
-    with pytest.raises(Unavailable), charged(payer.charge, "t", PROMPTS):
-        raise Unavailable("NO_TOKENIZER", "m", "f")
+    with pytest.raises(type(error)), charged(payer.charge, "t", PROMPTS):
+        raise error
     assert payer.paid == 0

@@ -92,8 +92,8 @@ class BeamSearch:
         left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
         try:
             async with asyncio.timeout(left_s):
-                rendering = await self._pipeline.render(job, caller)
                 with self._pipeline.admitted(job.weight):
+                    rendering = await self._pipeline.render(job, caller)
                     return await self._run(rendering, caller, arrived_ns)
         except TimeoutError:
             raise DeadlineExceeded(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from quire_common.errors import Unavailable
+from quire_common.errors import Overloaded, Unavailable
 from quire_router.sequences.job import ChatPrompt, TokenPrompt
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def charged(
     settle(map(_estimate, prompts))
     try:
         yield settle
-    except Unavailable:
+    except (Unavailable, Overloaded):
         settle(())
         raise
 

@@ -5,7 +5,6 @@ Which parameters these are, and their bounds, is in the table of request paramet
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from quire_common.errors import ConfigError
@@ -66,7 +65,6 @@ def _number(config: ConfigFile, parameter: Parameter) -> float:
         value = int(value)
     if (
         not is_number
-        or not math.isfinite(value)
         or not parameter.low <= value <= parameter.high
         or (parameter.above_low and value == parameter.low)
         or (parameter.kind == "int" and not isinstance(value, int))

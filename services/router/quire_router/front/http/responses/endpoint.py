@@ -47,6 +47,7 @@ class ResponseRoutes:
         body = await self._serving.read(scope, receive)
         limits = self._serving.limits_for(body)
         asked = parse_response(body, limits)
+        del body  # it may be much larger than what was asked, and the request may run for long
         history: list[Any] = []
         if asked.previous is not None:
             if self._store is None:
