@@ -71,7 +71,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _HOUR)
             .not_valid_after(now + _HOUR)
-            # What Python 3.13 asks of every certificate (VERIFY_X509_STRICT).
+            # Python 3.13 requires these of every certificate (VERIFY_X509_STRICT).
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )

@@ -30,7 +30,7 @@ _TEXTS = (
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CAUSE = 300
 _TIMEOUT_S = 10.0
-"""Of the first request; without one, a firewall that says nothing would hold a start for ever."""
+"""Limit of the first request. Without a limit, a silent firewall would hold up a start for ever."""
 
 Announce = Callable[[], Progress]
 """Called once, when a download begins; returns what is told of its progress."""
@@ -134,7 +134,6 @@ def _typed_errors(model: HubModel) -> Iterator[None]:
     except Exception as error:
         from huggingface_hub import errors
 
-        at = f" at revision {model.revision}"
         if isinstance(error, errors.GatedRepoError):
             raise PermissionDenied(
                 "MODEL_GATED",
@@ -152,7 +151,7 @@ def _typed_errors(model: HubModel) -> Iterator[None]:
         if isinstance(error, errors.RevisionNotFoundError):
             raise NotFound(
                 "REVISION_NOT_FOUND",
-                f"The hub has no {model.repo}{at}.",
+                f"The hub has no {model.repo} at revision {model.revision}.",
                 "Give a branch, a tag or a commit of the model.",
                 param="revision",
             ) from error

@@ -27,7 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 async def asked(rig: RouterRig, path: str, **body: Any) -> dict[str, float]:
-    """What the scheduler was asked for, by a request to a path."""
+    """The sampling that the scheduler was asked for by a request to a path."""
     answer = await rig.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return submitted(rig)

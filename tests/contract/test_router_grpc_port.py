@@ -164,7 +164,7 @@ async def test_calls_and_connections_are_bounded() -> None:
 
 
 async def test_calls_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are refused have their answer at once, though others wait for their messages."""
+    """Refused calls have their answer at once, though other calls wait for their messages."""
     monkeypatch.setattr(grpc_limits, "_MORE_CALLS", 2)
     never = asyncio.Event()
 

@@ -189,7 +189,7 @@ class PeerSide:
             time.sleep(0.001)
 
     def _stopped(self) -> bool:
-        """Whether all threads of the process are stopped."""
+        """Return whether all threads of the process are stopped."""
         states = (
             path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{self.pid}/task").glob("*/stat")
         )

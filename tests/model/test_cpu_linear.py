@@ -120,7 +120,7 @@ def test_many_rows_have_the_bits_of_one(ops: CpuOps) -> None:
 
 
 def digest() -> str:
-    """Of what a linear layer of several storages computes for 1 to 33 rows."""
+    """A digest of the results of linear layers of several storages, for 1 to 33 rows."""
     ops, hashed = CpuOps(SHAPE, 16), hashlib.sha256()
     x = torch.randn(33, INPUTS, generator=torch.Generator().manual_seed(6))
     for kind in ("Q4_1", "Q6_K", "BF16", "F32"):

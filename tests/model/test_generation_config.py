@@ -22,7 +22,7 @@ FULL = {
     "min_p": 0,
     "repetition_penalty": 1.05,
     "max_new_tokens": 2048,
-    # What is no default of a request.
+    # These fields are no defaults of a request.
     "do_sample": True,
     "eos_token_id": [1, 2],
     "transformers_version": "4.51.0",

@@ -17,7 +17,7 @@ from tests.model.batches import pages_for
 from tests.model.folders import load_dummy_model
 
 SIZES: dict[str, Any] = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
-"""That the kernels take as they are: others are padded, by torch."""
+"""The kernels take these sizes as they are. Torch pads others, and such a pass is not replayed."""
 
 
 class Passes:

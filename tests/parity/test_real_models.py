@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from quire_common.gguf import open_gguf
@@ -61,14 +59,6 @@ def vocabulary(smollm2: Path) -> Vocabulary:
 @pytest.fixture(scope="module")
 def oracle(smollm2: Path) -> Oracle:
     return Oracle(smollm2)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

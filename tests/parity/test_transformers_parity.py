@@ -5,7 +5,7 @@ Chunked prefill is forced by a small budget, preemption by dropping sequences' p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,7 @@ def demo() -> Path:
     return DEMO
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(folder: Path, kv_cache_bytes: int = 64 << 20) -> LoadedModel:

@@ -46,7 +46,7 @@ def test_a_stack_downloads_its_model_and_serves_it_under_its_name(
             assert answers[0]["choices"] == answers[1]["choices"], "temperature 0"
         told = quire("logs", "worker", "--name", "test", "--raw").stdout
         (loaded,) = (json.loads(line[line.index("{") :]) for line in told.splitlines() if '"model loaded"' in line)
-        # What vLLM prints as KV cache size, and as maximum concurrency for requests of the greatest length.
+        # vLLM prints these as KV cache size, and as maximum concurrency for requests of the greatest length.
         assert loaded["max_concurrency"] == pytest.approx(loaded["kv_tokens"] / 256, abs=0.01)
         assert loaded["max_model_len"] == 256 < loaded["kv_tokens"]
         assert loaded["sampling_defaults"] == {"temperature": 0.0, "top_p": 0.95, "max_tokens": 5}

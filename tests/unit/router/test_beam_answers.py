@@ -1,4 +1,4 @@
-"""What is told of the beams that a search found: offsets of their characters, and work that leaves the event loop."""
+"""The answer of a beam search: offsets of characters, and work that leaves the event loop."""
 
 from __future__ import annotations
 

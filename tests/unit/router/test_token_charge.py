@@ -1,4 +1,4 @@
-"""What a tenant pays for a text: an estimate before the work, its tokens after it."""
+"""A tenant pays an estimate before a tokenizer works on its text, and the tokens after that."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quire_router.text.token_bytes import TokenBytes
 
 
-# Of a packed entry, by value: an id and its logprob.
+# Bytes of each alternative in a packed entry: an id and its logprob.
 _VALUE_BYTES = 8
 
 

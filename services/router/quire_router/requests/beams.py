@@ -46,7 +46,7 @@ class Beam:
 
 @dataclass(slots=True)
 class Search:
-    """Of one prompt. `left`: tokens that a beam may still get; `ended` has at most the n best."""
+    """The beams of one prompt. `left`: tokens that a beam may still get. `ended` has at most the n best."""
 
     prompt_ids: NDArray[np.int32]
     left: int

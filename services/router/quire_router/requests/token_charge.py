@@ -1,4 +1,4 @@
-"""What a tenant pays for a text while a tokenizer works on it: an estimate at first, then the tokens that there were.
+"""Charges a tenant for a text while a tokenizer works on it: an estimate first, then the number of its tokens.
 
 So a long text counts before the work begins, and a text that is refused or cut off afterwards counts too.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Charge = Callable[[str, int], None]
 
-# Of English; other languages and code have fewer.
+# English text has so many; other languages and code have fewer.
 _CHARS_PER_TOKEN = 4
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HandoverRecords:
-    """Which requests of one core still await a ticket or a token of a hand-over."""
+    """The requests of one core that still await a ticket or a token of a hand-over."""
 
     def __init__(self) -> None:
         self._lack_ticket: set[int] = set()

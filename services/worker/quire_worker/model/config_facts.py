@@ -1,4 +1,4 @@
-"""What all architectures say in the same config fields: the end-of-sequence tokens and the context length.
+"""Reads the config fields that all architectures share: the end-of-sequence tokens and the context length.
 
 The real models and the paced one read them here, so that they agree. Knows nothing of weights.
 """

@@ -104,7 +104,7 @@ class Decoder(Generic[P]):
         return self.project(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight, onto)
 
     def _inner(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        """What the MLP's last linear layer takes."""
+        """The input of the MLP's last linear layer."""
         ops, kind = self.ops, self.spec.activation
         if self.spec.gated_mlp:
             return ops.gated_linear(x, layer.gate_up, kind)

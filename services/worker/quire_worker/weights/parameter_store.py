@@ -55,7 +55,7 @@ class ParameterStore:
         }
 
     def is_stored(self, spec: ParameterSpec) -> bool:
-        """Whether the parameter is stored by itself, in a kind of its own."""
+        """True if the parameter is stored by itself, in a kind of its own."""
         return spec.role in self._stored.get((spec.packed, spec.layer), ())
 
     def destination(self, spec: ParameterSpec) -> Tensor:

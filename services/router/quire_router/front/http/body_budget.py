@@ -55,7 +55,7 @@ class BodyBudget:
 
 
 class BodyLease:
-    """What one body holds of the budget."""
+    """The part of the budget that one body holds."""
 
     __slots__ = ("_budget", "_held", "_size", "_tenant")
 

@@ -182,7 +182,7 @@ class Edge:
 
 
 def _counts(method: str, path: str) -> bool:
-    """Whether the request takes one from its key's rate limit."""
+    """Return whether the request counts against its key's rate limit."""
     return not _FREE.fullmatch(path) if method == "POST" else bool(_LIMITED.fullmatch(path))
 
 

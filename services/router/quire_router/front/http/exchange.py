@@ -33,7 +33,7 @@ class Exchange:
     authorization: str = field(default="", repr=False)
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    # What its body holds of the memory for bodies.
+    # The part of the body memory that the exchange's body holds.
     body: BodyLease | None = None
 
     def identify(self, tenant: str) -> None:

@@ -138,7 +138,7 @@ class GenerateEndpoint:
         return await off_loop(lambda: self._parse(body, limits, timings=timings), heavy=heavy)
 
     async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run a parsed job and send its answer. Nobody has its body then: it may be much larger than the job."""
+        """Run a parsed job and send its answer. The body, which may be much larger than the job, is free by then."""
         await self._serving.run(scope, receive, send, parsed, self._make_format)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_INT32 = 2**31 - 1
-# Of a name in an object of strings.
+# A name in an object of strings has at most so many characters.
 MAX_NAME_CHARS = 64
 _TYPE_NAMES = {
     bool: "a boolean",

@@ -35,9 +35,9 @@ _X, _ROWS, _OUT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out")
 _TAPE_ROWS: Final = 64
 """Steps of more rows compute for so long that Python between the kernels does not count."""
 _PARTS_PER_THREAD: Final = 4
-"""Of attention: so that threads end at about the same time."""
+"""Attention is cut into so many parts for each thread, so that threads end at about the same time."""
 _PAIR_COST: Final = 8
-"""Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
+"""Cost of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
 
 class CpuOps:
@@ -93,9 +93,9 @@ class CpuOps:
                 return run(token, pages, plan)
             size, key = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())
             tape = tapes.get(size)
-            if tape is not None and tape.key != key:
-                tapes.clear()  # they hold buffers that were replaced
             if tape is None or tape.key != key:
+                if tape is not None:
+                    tapes.clear()  # they hold buffers that were replaced
                 tape = StepTape(plan.rows, key)
                 result = self._record(run, tape, token, pages, plan)
                 if key[0] == self._scratch.replaced:  # else the tape's buffers are gone
@@ -303,7 +303,7 @@ def _tiled(weight: Weight) -> TiledWeight:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of the first element; ValueError if the elements do not lie one after the other."""
+    """The address of the first element. Raises ValueError for a tensor that is not contiguous."""
     if not tensor.is_contiguous():
         raise ValueError("the kernels take contiguous tensors")
     return tensor.data_ptr()

@@ -26,7 +26,7 @@ _INT: Final = ir.IntType(64)
 FLOAT_BYTES: Final = 4
 INT_BYTES: Final = 8
 Arguments = Any
-"""What a kernel gets: the list of its arguments."""
+"""A pointer to the arguments of a kernel."""
 JobKernel = Callable[[int, int, Arguments], None]
 
 

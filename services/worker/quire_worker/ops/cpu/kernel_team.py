@@ -228,7 +228,7 @@ class KernelTeam:
         self._box = np.zeros(_BOX_WORDS + _MOST_HELPERS * _STATE_WORDS, np.int64)
         self._wakes: list[threading.Event] = []
         self._caller = threading.Lock()
-        # Until then callers compute alone: others need the cores.
+        # Callers compute alone until this time, because other threads need the cores.
         self._pause_until_s = 0.0
         self._pause_s = _MIN_PAUSE_S
         self._looks_per_ns = 0.0
@@ -286,7 +286,7 @@ class KernelTeam:
                 self._wakes[number].set()
 
     def _wait(self) -> None:
-        """Until all helpers have ended their chunks, without keeping a core from them."""
+        """Wait until all helpers have ended their chunks, and leave them the core meanwhile."""
         while _take_back(self._box, len(self._wakes)):
             time.sleep(_NAP_S)
 

@@ -49,7 +49,6 @@ from quire_worker.ops.cpu.simd import (
 BLOCK: Final = 32
 """Inputs."""
 _HALF: Final = 16
-_NO_SCALES: Final = np.zeros(0, np.float32)
 _LINE_BYTES: Final = 64
 _ZERO: Final = np.float32(0.0)
 _BLOCKS_AHEAD: Final = 8
@@ -79,6 +78,10 @@ LINEAR_ARGUMENTS: Final = (
     "first_output",
 )
 """Arguments of a compiled job, one int64 each, in this order: arrays by address, the rest by value."""
+StoredTiles = tuple[Any, Scales, Scales, int]
+"""Data, scale and offset of all tiles, and the blocks of a tile."""
+Output = tuple[Float32, int, int]
+"""The result [rows, step], step, and the place of the first tile's outputs in a row."""
 Unpack = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
 """(data, scale, offset, block, k) -> LANES weights of input k and of input k + 16 in the block. `block` counts over
 all tiles."""
@@ -258,28 +261,15 @@ def compile_linear(storage: str, number: np.dtype[Any], scale_number: np.dtype[A
         bias, out = floats_at(arguments[6]), floats_at(arguments[7])
         data = array_at(arguments[2], numbers)
         scale, offset = array_at(arguments[3], scales), array_at(arguments[4], scales)
-        linear(
-            begin,
-            end,
-            arguments[0],
-            arguments[1],
-            data,
-            scale,
-            offset,
-            arguments[5],
-            bias,
-            out,
-            arguments[8],
-            arguments[9],
-        )
+        weight = data, scale, offset, arguments[5]
+        linear(begin, end, arguments[0], arguments[1], weight, bias, (out, arguments[8], arguments[9]))
 
     return compile_job(job)
 
 
 def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     """The linear kernel for a storage with data of such numbers: (first tile, last tile, address of x [rows, blocks *
-    BLOCK], rows, data, scale, offset, blocks of a tile, bias [tiles * LANES], out [rows, step], step, the first tile's
-    place in a row of `out`)."""
+    BLOCK], rows, weight, bias [tiles * LANES], out)."""
     unpack = STORAGES[storage]
     elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
     prefetch_block = _make_prefetch(elements, _LINE_BYTES // np.dtype(number).itemsize)
@@ -287,33 +277,22 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     many_rows = _make_many_rows(unpack, prefetch_block)
 
     @kernel
-    def linear(
-        begin: int,
-        end: int,
-        x_address: int,
-        rows: int,
-        data: Any,
-        scale: Scales,
-        offset: Scales,
-        blocks: int,
-        bias: Float32,
-        out: Float32,
-        step: int,
-        first_output: int,
-    ) -> None:
+    def linear(begin: int, end: int, x_at: int, rows: int, weight: StoredTiles, bias: Float32, out: Output) -> None:
         if rows >= _UNPACKED_ROWS:
-            many_rows(begin, end, x_address, rows, data, scale, offset, blocks, bias, out, step, first_output)
+            many_rows(begin, end, x_at, rows, weight, bias, out)
             return
-        x, size = floats_at(x_address), blocks * BLOCK
+        data, scale, offset, blocks = weight
+        result, step, first_output = out
+        x, size = floats_at(x_at), blocks * BLOCK
         for tile in range(begin, end):
             b, first, row, at = load(bias, tile * LANES), tile * blocks, 0, first_output + tile * LANES
             while row + 4 <= rows:
                 sums = four_rows(x, row * size, size, data, scale, offset, first, blocks)
-                store_four(out, row * step + at, step, sums, b)
+                store_four(result, row * step + at, step, sums, b)
                 row += 4
             while row < rows:
                 s0 = one_row(x, row * size, data, scale, offset, first, blocks)
-                store(out, row * step + at, add(s0, b))
+                store(result, row * step + at, add(s0, b))
                 row += 1
 
     return linear
@@ -325,20 +304,9 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
     add_products = compile_job(_add_products)
 
     @kernel
-    def many_rows(
-        begin: int,
-        end: int,
-        x: int,
-        rows: int,
-        data: Any,
-        scale: Scales,
-        offset: Scales,
-        blocks: int,
-        bias: Float32,
-        out: Float32,
-        step: int,
-        first_output: int,
-    ) -> None:
+    def many_rows(begin: int, end: int, x: int, rows: int, weight: StoredTiles, bias: Float32, out: Output) -> None:
+        data, scale, offset, blocks = weight
+        result, step, first_output = out
         size = blocks * BLOCK
         unpacked, sums = np.empty(2 * _HALF_WEIGHTS, np.float32), np.empty(2 * _HALF_SUMS, np.float32)
         given = np.empty(5, np.int64)
@@ -369,7 +337,7 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
                     b, target = load(bias, tile * LANES), first_row * step + first_output + tile * LANES
                     for row in range(rows_now):
                         at = (row * TILES + number) * LANES
-                        store(out, target + row * step, add(add(load(sums, at), load(sums, _HALF_SUMS + at)), b))
+                        store(result, target + row * step, add(add(load(sums, at), load(sums, _HALF_SUMS + at)), b))
 
     return many_rows
 

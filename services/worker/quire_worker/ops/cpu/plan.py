@@ -18,7 +18,7 @@ PLAN_ARRAYS: Final = ("position", "write_at", "table", "items", "cuts")
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What the CPU kernels need of a step; see `attention.attend`."""
+    """A step's attention as the CPU kernels take it; see `attention.attend`."""
 
     rows: int
     real_rows: int
@@ -33,10 +33,10 @@ class CpuPlan:
     cuts: Int64
     """[parts + 1]: where the items of each part begin; parts are of about equal cost."""
     cost: int
-    """Of all items: (query, key) pairs of one head, no window."""
+    """Cost of all items: (query, key) pairs of one head, without a window."""
 
     def addresses(self) -> tuple[int, ...]:
-        """Of the arrays, in the order of PLAN_ARRAYS."""
+        """The addresses of the arrays, in the order of PLAN_ARRAYS."""
         return tuple(getattr(self, name).ctypes.data for name in PLAN_ARRAYS)
 
 

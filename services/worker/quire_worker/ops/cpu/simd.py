@@ -23,7 +23,7 @@ from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
 
 LANES: Final = 16
 HAS_AVX512: Final = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
-"""Whether kernels are compiled for 32 registers of 16 floats; NUMBA_CPU_FEATURES can turn it off."""
+"""True where kernels are compiled for 32 registers of 16 floats; NUMBA_CPU_FEATURES can turn it off."""
 Vector = Any
 """[LANES] float32 in a register: it exists within kernels alone."""
 Number = float | np.float32

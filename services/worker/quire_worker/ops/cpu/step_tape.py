@@ -29,11 +29,11 @@ class StepTape:
         self.token = torch.zeros(rows, dtype=torch.int64)
         """Where the pass reads its tokens."""
         self.key = key
-        """What must be as it was for the jobs to be right."""
+        """The jobs may be replayed only while this key is the same."""
         self.result: tuple[Tensor, Tensor | None] = self.token, None
-        """What the pass returned; before it was recorded nothing that counts."""
+        """The result of the recorded pass; without meaning before `record`."""
         self.complete = False
-        """Whether the jobs are all that the pass computed."""
+        """True if the jobs are all that the pass computed."""
         self.jobs: Int64 = np.zeros((0, JOB_WORDS), np.int64)
         """[jobs, JOB_WORDS]."""
         self._arguments: list[Int64] = []

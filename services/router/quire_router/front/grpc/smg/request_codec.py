@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from quire_router.front.parameters.request_limits import Limits
 
-# Of one Abort: far more than run at once.
+# One Abort names at most so many requests: far more than run at once.
 MAX_ABORTED = 16_384
 _MAX_ID = 2**31 - 1
 # Token ids that are converted at a stretch: some 5 ms.
