@@ -1,4 +1,4 @@
-"""Serve scenarios by their numbers: python -m tests.exactness [warm|pd] paced|cpu|demo FIRST [LAST]"""
+"""Serve scenarios by their numbers: python -m tests.exactness [warm|pd] paced|cpu|demo|smollm2 FIRST [LAST]"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from tests.exactness.subject import Answer, Memory, Parts
 from tests.fakes.some_processors import PROCESSORS
 from tests.model.batches import Run, make_batch
 from tests.model.folders import write_config
+from tests.parity.real_models import real_model
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
@@ -50,6 +51,12 @@ class CpuSubject:
         """The trained model of the repository."""
         scale = Scale(vocab_size=4096, page_size=16, max_model_len=256, longest_prompt=96, most_tokens=24, most_asks=5)
         return cls("demo", find_model(None), scale, LoadOptions(kv_cache_bytes=32 << 20))
+
+    @classmethod
+    def smollm2(cls) -> CpuSubject:
+        """A real model, its weights as the GGUF file stores them. The test is skipped where it cannot be had."""
+        scale = Scale(vocab_size=49152, page_size=16, max_model_len=256, longest_prompt=96, most_tokens=24, most_asks=5)
+        return cls("smollm2", real_model("smollm2"), scale, LoadOptions(kv_cache_bytes=128 << 20))
 
     def parts(self, num_pages: int, seed: int) -> Parts:
         assert num_pages <= self._model.num_pages

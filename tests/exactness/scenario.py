@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.logit_controls import LogitControls
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
 from quire_common.thinking import ThinkingBudget
@@ -296,7 +296,8 @@ def _thinking(asks: Iterator[Ask], scale: Scale, seed: int) -> Iterator[Ask]:
 
 def _some_controls(rng: np.random.Generator, vocab_size: int) -> LogitControls:
     bias = {int(token): float(rng.choice([-100.0, -2.0, 3.0])) for token in rng.integers(0, vocab_size, 3)}
-    few = tuple(sorted({int(token) for token in rng.integers(0, vocab_size, 3 * vocab_size // 4)}))
+    drawn = rng.integers(0, vocab_size, min(3 * vocab_size // 4, MAX_ALLOWED_TOKENS))
+    few = tuple(sorted({int(token) for token in drawn}))
     words = tuple(tuple(int(t) for t in rng.integers(0, vocab_size, int(rng.integers(1, 3)))) for _ in range(40))
     return LogitControls(
         presence_penalty=float(rng.choice([0.0, 0.5, 2.0])),

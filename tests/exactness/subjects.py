@@ -9,15 +9,17 @@ from tests.exactness.subject import PacedSubject
 if TYPE_CHECKING:
     from tests.exactness.subject import Subject
 
-KINDS = ("paced", "cpu")
+# Models of the CPU engine, and what makes them.
+_MODELS = {"cpu": "tiny", "demo": "demo", "smollm2": "smollm2"}
 
 
 def make_subject(kind: str) -> Subject:
     """By name; torch is imported only where it is needed."""
     if kind == "paced":
         return PacedSubject()
-    if kind in ("cpu", "demo"):
+    if kind in _MODELS:
         from tests.exactness.cpu_subject import CpuSubject
 
-        return CpuSubject.tiny() if kind == "cpu" else CpuSubject.demo()
-    raise ValueError(f"{kind} is none of {KINDS} and demo")
+        subject: Subject = getattr(CpuSubject, _MODELS[kind])()
+        return subject
+    raise ValueError(f"{kind} is none of paced, {', '.join(_MODELS)}")

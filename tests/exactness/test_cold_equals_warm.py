@@ -18,7 +18,7 @@ from tests.exactness.warm_judge import judge_warm
 from tests.exactness.warm_scenario import make_warm_scenario
 
 QUICK = {"paced": 20, "cpu": 2}
-FULL = {"paced": 400, "cpu": 75, "demo": 25}
+FULL = {"paced": 400, "cpu": 75, "demo": 25, "smollm2": 6}
 # Scenarios that a broken rule may survive at most.
 MOST = 150
 # Of which every hundred scenarios must have seen this many, or they have lost their bite.

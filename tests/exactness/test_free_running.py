@@ -11,10 +11,10 @@ import pytest
 from tests.exactness.events import require_events, table
 from tests.exactness.hunt import run_scenarios
 from tests.exactness.scenario import make_scenario
-from tests.exactness.subjects import KINDS, make_subject
+from tests.exactness.subjects import make_subject
 
 QUICK = {"paced": 60, "cpu": 6}
-FULL = {"paced": 3000, "cpu": 300}
+FULL = {"paced": 3000, "cpu": 300, "smollm2": 10}
 # Of which every hundred scenarios must have seen this many, or the scenarios have lost their bite.
 COMMON = {
     "aborted": 25,
@@ -56,16 +56,18 @@ LEAST = {
 def serve(kind: str, count: int) -> None:
     events = run_scenarios(make_subject(kind), range(count))
     print(f"\n{count} scenarios on the {kind} engine\n{table(events)}")
-    require_events(events, {name: least * count // 100 for name, least in LEAST[kind].items()})
+    # A real model's scenarios are too few to have seen everything.
+    if kind in LEAST:
+        require_events(events, {name: least * count // 100 for name, least in LEAST[kind].items()})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_free_running_matches_lockstep(kind: str) -> None:
     serve(kind, QUICK[kind])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FULL)
 def test_free_running_matches_lockstep_at_length(kind: str) -> None:
     serve(kind, FULL[kind])
 

@@ -18,7 +18,7 @@ from tests.exactness.pd_scenario import make_pd_scenario
 from tests.exactness.pd_subjects import PdSubjects
 
 QUICK = {"paced": 15, "cpu": 3}
-FULL = {"paced": 500, "cpu": 150, "demo": 10}
+FULL = {"paced": 500, "cpu": 150, "demo": 10, "smollm2": 3}
 # Requests of the CPU engine that `make exactness` serves at least.
 REQUESTS = 500
 # Scenarios that a broken rule may survive at most.
