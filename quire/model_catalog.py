@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from quire.cache_folder import cache_folder
 from quire.errors import QuireError, Unavailable
 from quire.hub.growth import Progress, watching
 
@@ -73,12 +74,8 @@ DEFAULT: Final = "smollm2"
 
 
 def models_folder() -> Path:
-    """Return the folder in which fetched models are kept: in the user's cache, or where QUIRE_CACHE_DIR says."""
-    override = os.environ.get("QUIRE_CACHE_DIR")
-    if override:
-        return Path(override).absolute() / _OWN
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "quire" / _OWN
+    """Return the folder in which fetched models are kept."""
+    return cache_folder(_OWN)
 
 
 def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:

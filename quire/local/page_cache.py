@@ -9,10 +9,10 @@ asked.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from pathlib import Path
 
+from quire.cache_folder import cache_folder
 from quire.local.state import StateDirectory, base_directory
 
 # Room for pages, and what is left to others of a disk that has less.
@@ -26,11 +26,7 @@ def pages_folder(name: str, *, lasting: bool) -> Path:
     stack's own directory."""
     if not lasting:
         return StateDirectory(name).path / _OWN
-    override = os.environ.get("QUIRE_CACHE_DIR")
-    if override:
-        return Path(override).absolute() / _OWN / name
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "quire" / _OWN / name
+    return cache_folder(_OWN) / name
 
 
 def kvstore_environment(name: str, *, lasting: bool) -> dict[str, str]:

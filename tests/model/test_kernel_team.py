@@ -31,7 +31,7 @@ def add_one_slowly(begin: int, end: int, words: Any) -> None:
 
 @pytest.fixture(scope="module")
 def function() -> int:
-    return compile_job(add_one)
+    return compile_job(add_one, "add_one of tests")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_callers_at_once_get_their_own_results(team: KernelTeam, function: int) 
 def test_helpers_that_end_late_are_left_alone_for_a_while(
     team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly)
+    counts, helped, slow = np.zeros(8, np.int64), list[int](), compile_job(add_one_slowly, "add_one_slowly of tests")
     wake = team._wake
 
     def noted(helpers: int) -> None:
@@ -126,7 +126,7 @@ def test_a_helper_that_never_begins_is_not_waited_for(
     team: KernelTeam, function: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offer is taken back, also when another helper is late, so that it cannot join a later job by it."""
-    counts, slow = np.zeros(8, np.int64), compile_job(add_one_slowly)
+    counts, slow = np.zeros(8, np.int64), compile_job(add_one_slowly, "add_one_slowly of tests")
     monkeypatch.setattr(team, "_wake", lambda helpers: None)  # all sleep, and go on sleeping
     monkeypatch.setattr(kernel_team, "_MIN_WAIT_NS", 0)
     until(lambda: asleep(team))

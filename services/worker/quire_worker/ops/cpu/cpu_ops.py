@@ -19,7 +19,14 @@ from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.cpu import attention, attention_tile, row_kernels
 from quire_worker.ops.cpu.job import Job, compile_job, float_bits
 from quire_worker.ops.cpu.kernel_team import TEAM
-from quire_worker.ops.cpu.linear import BLOCK, LINEAR_ARGUMENTS, TILES, compile_embedding, compile_linear
+from quire_worker.ops.cpu.linear import (
+    BLOCK,
+    LINEAR_ARGUMENTS,
+    TILES,
+    compile_add_products,
+    compile_embedding,
+    compile_linear,
+)
 from quire_worker.ops.cpu.plan import PLAN_ARRAYS, CpuPlan, item_tokens, plan_step
 from quire_worker.ops.cpu.simd import LANES
 from quire_worker.ops.cpu.step_tape import StepTape
@@ -49,11 +56,11 @@ class CpuOps:
         self.batch_invariant = True
         self._linear_jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
         self._embedding_jobs: dict[int, Job] = {}
-        self._norm = Job(compile_job(row_kernels.norm_rows), 5)
-        self._add_norm = Job(compile_job(row_kernels.add_norm_rows), 6)
-        self._silu_gate = Job(compile_job(row_kernels.silu_gate_rows), 3)
-        self._rope_write = Job(compile_job(row_kernels.rope_write_rows), 17)
-        self._attend = Job(compile_job(attention.attend_parts), 17)
+        self._norm = Job(compile_job(row_kernels.norm_rows, "norm_rows"), 5)
+        self._add_norm = Job(compile_job(row_kernels.add_norm_rows, "add_norm_rows"), 6)
+        self._silu_gate = Job(compile_job(row_kernels.silu_gate_rows, "silu_gate_rows"), 3)
+        self._rope_write = Job(compile_job(row_kernels.rope_write_rows, "rope_write_rows"), 17)
+        self._attend = Job(compile_job(attention.attend_parts, "attend_parts"), 17)
         self._group = shape.heads // shape.kv_heads
         self._pair_cost = shape.heads * shape.head_dim * _PAIR_COST // 64
         self._threads = CpuThreads()
@@ -292,6 +299,7 @@ class _LinearJob(Job):
         given = {name: each.ctypes.data for name, each in (("data", segment.data), ("scale", segment.scale))}
         given |= {"offset": segment.offset.ctypes.data, "bias": bias.ctypes.data, "blocks": weight.blocks}
         given |= {"out_stride": weight.bias.size, "first_output": segment.first_output}
+        given |= {"add_products": compile_add_products()}
         self.arguments[:] = [given.get(name, 0) for name in LINEAR_ARGUMENTS]
         self.tiles = segment.num_tiles
 

@@ -17,6 +17,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from quire_worker.arrays import Float32, Int64
+from quire_worker.ops.cpu.kernel_cache import kernel_cache
+from quire_worker.ops.cpu.object_code import load_object, make_object
 from quire_worker.ops.cpu.simd import kernel
 
 JOB_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
@@ -45,14 +47,26 @@ class Job:
 
 
 @cache
-def compile_job(function: JobKernel) -> int:
-    """The address of the compiled kernel. It stays valid for the life of the process."""
-    compiled: Any = numba.cfunc(JOB_SIGNATURE)(function)
-    _compiled.append(compiled)
-    return int(compiled.address)
+def compile_job(function: JobKernel, name: str) -> int:
+    """The address of the compiled kernel. It stays valid for the life of the process.
+
+    `name` names the kernel in the cache on disk: it tells everything that the function's closure depends on. Raises
+    ValueError for a name that another function has.
+    """
+    if name in _names:
+        raise ValueError(f"Two kernels are named {name!r}.")
+    _names.add(name)
+    symbol = "quire " + name
+    code = _kernel_cache().load(name)
+    if code is None:
+        compiled: Any = numba.cfunc(JOB_SIGNATURE)(function)
+        code = make_object(compiled.inspect_llvm(), compiled.native_name, symbol)
+        _kernel_cache().store(name, code)
+    return load_object(code, symbol)
 
 
-_compiled: list[Any] = []
+_names: Final[set[str]] = set()
+_kernel_cache = cache(kernel_cache)
 
 
 @cache

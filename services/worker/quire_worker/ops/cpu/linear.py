@@ -76,6 +76,7 @@ LINEAR_ARGUMENTS: Final = (
     "out",
     "out_stride",
     "first_output",
+    "add_products",
 )
 """Arguments of a compiled job, one int64 each, in this order: arrays by address, the rest by value."""
 StoredTiles = tuple[Any, Scales, Scales, int]
@@ -245,7 +246,7 @@ def compile_embedding(storage: str, number: np.dtype[Any], scale_number: np.dtyp
                     if i + _HALF < inputs:
                         out[row * inputs + i + _HALF] = factor * lanes[LANES + lane]
 
-    return compile_job(embed)
+    return compile_job(embed, f"embedding of {storage}, {number} with {scale_number}")
 
 
 @cache
@@ -262,14 +263,15 @@ def compile_linear(storage: str, number: np.dtype[Any], scale_number: np.dtype[A
         data = array_at(arguments[2], numbers)
         scale, offset = array_at(arguments[3], scales), array_at(arguments[4], scales)
         weight = data, scale, offset, arguments[5]
-        linear(begin, end, arguments[0], arguments[1], weight, bias, (out, arguments[8], arguments[9]))
+        output = out, arguments[8], arguments[9]
+        linear(begin, end, arguments[0], arguments[1], weight, bias, output, arguments[10])
 
-    return compile_job(job)
+    return compile_job(job, f"linear of {storage}, {number} with {scale_number}")
 
 
 def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     """The linear kernel for a storage with data of such numbers: (first tile, last tile, address of x [rows, blocks *
-    BLOCK], rows, weight, bias [tiles * LANES], out)."""
+    BLOCK], rows, weight, bias [tiles * LANES], out, address of `add_products`)."""
     unpack = STORAGES[storage]
     elements = LANES * (BLOCK // 2 if "nibbles" in storage else BLOCK)
     prefetch_block = _make_prefetch(elements, _LINE_BYTES // np.dtype(number).itemsize)
@@ -277,9 +279,11 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
     many_rows = _make_many_rows(unpack, prefetch_block)
 
     @kernel
-    def linear(begin: int, end: int, x_at: int, rows: int, weight: StoredTiles, bias: Float32, out: Output) -> None:
+    def linear(
+        begin: int, end: int, x_at: int, rows: int, weight: StoredTiles, bias: Float32, out: Output, add_products: int
+    ) -> None:
         if rows >= _UNPACKED_ROWS:
-            many_rows(begin, end, x_at, rows, weight, bias, out)
+            many_rows(begin, end, x_at, rows, weight, bias, out, add_products)
             return
         data, scale, offset, blocks = weight
         result, step, first_output = out
@@ -300,11 +304,13 @@ def _make_linear(storage: str, number: np.dtype[Any]) -> Callable[..., None]:
 
 def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
     """The same as the linear kernel, to the bit, quicker for many rows: weights are unpacked once for _ROWS_AT_ONCE
-    rows, TILES tiles and _BLOCKS_AT_ONCE blocks. The sums, the same for each storage, are a job compiled once."""
-    add_products = compile_job(_add_products)
+    rows, TILES tiles and _BLOCKS_AT_ONCE blocks. The sums, the same for each storage, are a job compiled once: see
+    `compile_add_products`."""
 
     @kernel
-    def many_rows(begin: int, end: int, x: int, rows: int, weight: StoredTiles, bias: Float32, out: Output) -> None:
+    def many_rows(
+        begin: int, end: int, x: int, rows: int, weight: StoredTiles, bias: Float32, out: Output, add_products: int
+    ) -> None:
         data, scale, offset, blocks = weight
         result, step, first_output = out
         size = blocks * BLOCK
@@ -343,6 +349,12 @@ def _make_many_rows(unpack: Unpack, prefetch_block: Any) -> Callable[..., None]:
 
 
 _row_group, _four_rows, _one_row = (make_microkernel(rows, TILES, _HALF, BLOCK) for rows in (_GROUP, 4, 1))
+
+
+def compile_add_products() -> int:
+    """The address of the job, over rows, that a linear job of many rows calls; an argument of it, since addresses
+    differ from process to process."""
+    return compile_job(_add_products, "add products")
 
 
 def _add_products(begin: int, end: int, arguments: Arguments) -> None:

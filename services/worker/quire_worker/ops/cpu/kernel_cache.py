@@ -1,0 +1,81 @@
+"""Machine code of compiled kernels on disk: the second start of a worker does not compile them again.
+
+An entry's folder is named by all that the code depends on: the source of this package, the versions of numba and
+llvmlite, the processor and its features. A file is taken only with the right checksum, and from a folder that belongs
+to this user and that no other may write, since its content is executed. A folder that cannot be used is no error: the
+kernels are compiled in memory then. The cache knows nothing of what kernels compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from numba.core.registry import cpu_target
+
+from quire.cache_folder import cache_folder
+
+_DIGEST_BYTES: Final = 32
+_KEPT_S: Final = 30 * 24 * 3600.0
+"""Folders of other versions are removed when nothing was added to them for so long."""
+_OTHERS_WRITE: Final = 0o022
+
+
+class KernelCache:
+    """The entries of one version of the kernels on one kind of processor. Threads and processes may share it."""
+
+    def __init__(self, folder: Path, build: str) -> None:
+        """`folder`: of all versions. `build`: the name of this one's."""
+        self._folder = folder / build
+
+    def load(self, name: str) -> bytes | None:
+        """Return the machine code of the kernel, or None where it is not there, not intact, or not to be trusted."""
+        try:
+            if not self._is_ours():
+                return None
+            content = self._path(name).read_bytes()
+        except OSError:
+            return None
+        digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        return code if digest == hashlib.sha256(code).digest() else None
+
+    def store(self, name: str, code: bytes) -> None:
+        """Keep the machine code of a kernel. Nothing happens where the folder cannot be used."""
+        with contextlib.suppress(OSError):
+            if not self._folder.is_dir():
+                self._remove_old()
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._is_ours():
+                with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                    file.write(hashlib.sha256(code).digest() + code)
+                Path(file.name).replace(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+    def _is_ours(self) -> bool:
+        status = self._folder.stat()
+        return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+
+    def _remove_old(self) -> None:
+        """Remove the folders of versions that are not in use."""
+        for other in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
+            if time.time() - other.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def kernel_cache() -> KernelCache:
+    """Return the cache of the installed kernels on this processor, in the user's cache folder."""
+    digest = hashlib.sha256()
+    for fact in (version("numba"), version("llvmlite"), *cpu_target.target_context.codegen().magic_tuple()):
+        digest.update(fact.encode() + b"\0")
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return KernelCache(cache_folder("kernels"), digest.hexdigest()[:32])

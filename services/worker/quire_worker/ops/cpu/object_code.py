@@ -1,0 +1,64 @@
+"""A kernel's machine code as a relocatable object: made from what numba compiled, and loaded into this process.
+
+numba's own cache on disk is made with pickle, and two of its entries may define the same symbol. In an object of ours
+the entry alone is visible to others. All kernels run from such objects, whether they come from the cache or not, so
+that both have the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core.registry import cpu_target
+from numba.core.runtime.nrt import rtsys
+
+_lock = threading.Lock()
+
+
+def make_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
+    """Compile optimized LLVM IR for this processor. The object defines one visible symbol: the function `entry`, under
+    the name `symbol`."""
+    module = llvm.parse_assembly(llvm_ir)
+    for value in (*module.functions, *module.global_variables):
+        if value.name == entry:
+            value.name = symbol
+        elif not value.is_declaration:
+            value.linkage = "internal"
+    module.verify()
+    with _lock:
+        code: bytes = _machine().emit_object(module)
+    return code
+
+
+def load_object(code: bytes, symbol: str) -> int:
+    """Load an object of `make_object`, and return the address of its function, which stays valid for the life of the
+    process. Raises RuntimeError where the object does not define it."""
+    with _lock:
+        engine = _engine()
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        address = int(engine.get_function_address(symbol))
+    if not address:
+        raise RuntimeError(f"The object of a kernel does not define {symbol}.")
+    return address
+
+
+def _machine() -> Any:
+    """A new target machine for this processor, as numba makes its own."""
+    triple, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple)
+    reloc = "static" if target.name.startswith("x86") else "default"
+    return target.create_target_machine(
+        cpu=processor, features=features, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
+    )
+
+
+@cache
+def _engine() -> Any:
+    """The engine that holds all loaded objects. numba's runtime has been started, for the memory that kernels ask for
+    while they run."""
+    rtsys.initialize(cpu_target.target_context)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
