@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from quire import AsyncClient, SamplingParams, Unavailable
+from quire import AsyncClient, RequestOutput, SamplingParams, Unavailable
 from tests.chaos.rig import LIMIT_S, Rig
 
 pytestmark = pytest.mark.slow
@@ -28,13 +28,22 @@ async def ask_until_answered(client: AsyncClient, deadline: float) -> str:
             await asyncio.sleep(0.1)
 
 
+async def stream(client: AsyncClient, prompt: str, begun: asyncio.Event) -> RequestOutput:
+    """The whole answer; `begun` is set at its first token. Only a stream that has begun is resumed."""
+    output = RequestOutput(prompt=prompt)
+    async for delta in client.generate(prompt, PARAMS, return_token_ids=True):
+        begun.set()
+        output.add(delta)
+    return output
+
+
 async def test_clients_resume_at_a_restarted_router() -> None:
     async with Rig("paced 10") as rig, AsyncClient(rig.stack.grpc) as client:
         wanted = (await client.complete("ROMEO:", SHORT)).outputs[0].text
         prompts = [f"STREAM {n}" for n in range(STREAMS)]
-        running = [asyncio.create_task(client.complete(prompt, PARAMS)) for prompt in prompts]
-        while (await rig.router_metrics())["quire_router_sequences_in_flight"] < STREAMS:
-            await asyncio.sleep(0.05)
+        begun = [asyncio.Event() for _ in prompts]
+        running = [asyncio.create_task(stream(client, *each)) for each in zip(prompts, begun, strict=True)]
+        await asyncio.gather(*(each.wait() for each in begun))
         assert rig.service("router").process.signal(signal.SIGKILL)
         began = time.monotonic()
         assert await ask_until_answered(client, began + LIMIT_S) == wanted
