@@ -70,26 +70,6 @@ def test_asyncio_services_bound_heaps_at_start(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     monkeypatch.setattr(server, "bound_heaps", lambda: happened.append("heaps"))
-    monkeypatch.setattr("sys.setswitchinterval", lambda seconds: None)
     monkeypatch.setattr("uvloop.run", run)
     server.run_aio(ServiceConfig(), lambda _bound: pytest.fail("nothing is made"))
     assert happened == ["heaps", "run"]
-
-
-def test_threads_of_asyncio_services_do_not_hold_the_loop_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[float] = []
-
-    def run(life: Coroutine[Any, Any, int]) -> int:
-        life.close()
-        found.append(sys.getswitchinterval())
-        return 0
-
-    before = sys.getswitchinterval()
-    monkeypatch.setattr("uvloop.run", run)
-    monkeypatch.setattr(server, "bound_heaps", lambda: None)
-    try:
-        server.run_aio(ServiceConfig(), lambda _bound: pytest.fail("nothing is made"))
-    finally:
-        sys.setswitchinterval(before)
-    assert found == [pytest.approx(server.SWITCH_INTERVAL_S)]
-    assert before > server.SWITCH_INTERVAL_S

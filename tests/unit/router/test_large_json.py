@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
@@ -50,20 +49,6 @@ async def test_what_is_heavy_runs_in_a_thread() -> None:
     here = threading.get_ident()
     assert await off_loop(threading.get_ident, heavy=False) == here
     assert await off_loop(threading.get_ident, heavy=True) != here
-
-
-async def test_long_work_is_done_one_piece_at_a_time() -> None:
-    running, most = 0, 0
-
-    def piece() -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.005)
-        running -= 1
-
-    await asyncio.gather(*(off_loop(piece, heavy=True) for _ in range(8)))
-    assert most == 1
 
 
 def test_ids_of_a_long_prompt_are_read_in_pieces() -> None:

@@ -46,9 +46,6 @@ _WAITING_PER_THREAD = 8
 # Ways of discovery that need no registration.
 _PASSIVE = ("static", "dns")
 _ANY_HOST = ("0.0.0.0", "::")
-# A thread runs for so long while others wait for the interpreter. The event loop gives the interpreter up at every
-# send, and beside a thread that parses it waits this long to get it back: once for each of its streams.
-SWITCH_INTERVAL_S = 0.0005
 log = get_logger(__name__)
 
 
@@ -140,7 +137,6 @@ def run_aio(
     """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
     `--metrics-listen`. `limits` are those of a port that strangers reach."""
     bound_heaps()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits))
 
 
