@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire_worker.ops.cpu import threads
+from quire_worker.ops.cpu import job_runner
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_the_reference(case: Case) -> None:
+def test_attention_matches_torch_reference(case: Case) -> None:
     longest = min(PAGES_EACH * case.page_size, 300)
     parts = [(0, longest - 1, 1), (1, 0, min(40, longest)), (2, 3, 1), (3, 9, longest - 9), (4, 0, 1), (5, 16, 14)]
     pages = case.pages(6)
@@ -102,7 +102,7 @@ cases = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(case=cases, lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4), cut=st.lists(st.integers(1, 90)))
-def test_a_row_keeps_its_bits(case: Case, lengths: list[int], cut: list[int]) -> None:
+def test_attention_rows_are_batch_invariant(case: Case, lengths: list[int], cut: list[int]) -> None:
     """Each sequence row by row alone, and in chunks of any size in steps with the others."""
     sequences = len(lengths)
     pages, ops = case.pages(sequences), cpu(case)
@@ -125,7 +125,7 @@ def test_a_row_keeps_its_bits(case: Case, lengths: list[int], cut: list[int]) ->
 
 @settings(max_examples=15, deadline=None)
 @given(case=cases, position=st.integers(0, 150), count=st.integers(1, 40))
-def test_what_is_not_seen_does_not_count(case: Case, position: int, count: int) -> None:
+def test_masked_keys_do_not_change_results(case: Case, position: int, count: int) -> None:
     """NaN in the dummy page, in other layers, behind the end, before the window: the same bits as with zeros there."""
     table = case.table(1)[0]
     first = max(0, position - case.window + 1) if case.window else 0
@@ -142,7 +142,7 @@ def test_what_is_not_seen_does_not_count(case: Case, position: int, count: int) 
 
 @pytest.mark.parametrize("damage", [NAN, float("inf"), -float("inf")])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_damage_shows_in_the_rows_that_see_it(damage: float, kind: int) -> None:
+def test_nan_and_inf_reach_only_rows_that_see_them(damage: float, kind: int) -> None:
     case = Case(window=50)
     pages = case.pages(2)
     parts = [(0, 0, 150), (1, 0, 20)]
@@ -164,8 +164,8 @@ def test_damage_shows_in_the_rows_that_see_it(damage: float, kind: int) -> None:
         assert torch.equal(hurt.view(50, 4, 32).any(-1), hurt.view(50, 4, 32).all(-1)) and hurt.any()
 
 
-def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_LEAST_COST", 1)
+def test_attention_is_bit_identical_for_any_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner, "_MIN_THREAD_COST_NS", 1)
     parts = [(0, 0, 200), (1, 180, 1), (2, 90, 37), (3, 0, 1)]
     before = torch.get_num_threads()
     for case in (Case(), Case(group=3, window=20)):
@@ -181,7 +181,7 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[0].isfinite().all()
 
 
-def test_great_scores_do_not_overflow() -> None:
+def test_large_scores_do_not_overflow() -> None:
     case = Case()
     pages = case.pages(1) * 300
     ops, reference = cpu(case), TorchOps(case.shape, case.page_size)

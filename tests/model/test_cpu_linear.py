@@ -74,7 +74,7 @@ def check(ops: CpuOps, weight: Weight, prepared: Weight) -> None:
 
 
 @pytest.mark.parametrize("kind", READABLE_KINDS)
-def test_weights_as_their_file_stores_them(ops: CpuOps, kind: str) -> None:
+def test_gguf_weights_match_their_float64_values(ops: CpuOps, kind: str) -> None:
     weight = StoredWeight((random_rows(kind, 48),))
     prepared = ops.prepare(weight, embeds=True)
     check(ops, weight, prepared)
@@ -84,7 +84,7 @@ def test_weights_as_their_file_stores_them(ops: CpuOps, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(37, 64), (16, 40), (1, 31), (100, 33)])
-def test_sizes_that_fill_no_tile(ops: CpuOps, outputs: int, inputs: int) -> None:
+def test_partial_tiles_match_float64_values(ops: CpuOps, outputs: int, inputs: int) -> None:
     drawn = torch.Generator().manual_seed(outputs)
     bias = torch.randn(outputs, generator=drawn)
     weight = DenseWeight(torch.randn(outputs, inputs, generator=drawn), bias)
@@ -96,7 +96,7 @@ def test_sizes_that_fill_no_tile(ops: CpuOps, outputs: int, inputs: int) -> None
     assert torch.equal(ops.linear(x[3:4].clone(), prepared), whole[3:4])
 
 
-def test_parts_of_several_kinds_in_one_product(ops: CpuOps) -> None:
+def test_linear_mixes_quantisation_kinds(ops: CpuOps) -> None:
     """As the query, key and value of a file of mixed quantisation."""
     bias = torch.randn(96, generator=torch.Generator().manual_seed(2))
     parts = random_rows("Q4_K", 48), random_rows("Q4_K", 16, 1), random_rows("Q6_K", 32, 2)
@@ -110,7 +110,7 @@ def test_parts_of_several_kinds_in_one_product(ops: CpuOps) -> None:
     assert torch.allclose(ops.linear(x, ops.prepare(uneven)).double(), wanted, atol=1e-3)
 
 
-def test_many_rows_have_the_bits_of_one(ops: CpuOps) -> None:
+def test_blocked_gemm_is_bit_identical_to_one_row(ops: CpuOps) -> None:
     """More rows than the kernel takes at once, and inputs of several of its blocks."""
     prepared = ops.prepare(StoredWeight((random_rows("Q4_1", 80, inputs=1536),)))
     x = torch.randn(300, 1536, generator=torch.Generator().manual_seed(4))
@@ -141,7 +141,7 @@ def test_avx2_and_avx512_compute_the_same_bits() -> None:
     assert done.stdout.split() == [digest().split()[0], "False"]
 
 
-def test_int8_weights(ops: CpuOps) -> None:
+def test_int8_linear_matches_float64_values(ops: CpuOps) -> None:
     dense = DenseWeight(torch.randn(40, 72, generator=torch.Generator().manual_seed(1)))
     packed = quantize_int8(dense)
     x = torch.randn(5, 72, generator=torch.Generator().manual_seed(2))
@@ -149,6 +149,6 @@ def test_int8_weights(ops: CpuOps) -> None:
     assert torch.allclose(ops.linear(x, ops.prepare(packed)).double(), wanted, atol=1e-4)
 
 
-def test_what_was_not_prepared_is_refused(ops: CpuOps) -> None:
+def test_unprepared_weight_is_refused(ops: CpuOps) -> None:
     with pytest.raises(TypeError, match="not prepared"):
         ops.linear(torch.zeros(1, 4), DenseWeight(torch.zeros(4, 4)))

@@ -16,10 +16,10 @@ from quire_worker.config import WorkerConfig
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.backends import BACKENDS, SUPPORTED, backend_on, make_ops
-from quire_worker.ops.cpu import threads
+from quire_worker.ops.cpu import job_runner
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.cpu.plan import CpuPlan
-from quire_worker.ops.cpu.simd import LANES, exp, kernel, largest, load, store, total
+from quire_worker.ops.cpu.simd import LANES, exp, kernel, load, reduce_max, reduce_sum, store
 from quire_worker.ops.interface import HeadShape, Ops, QkNormWeights, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
 
@@ -33,7 +33,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture(params=[1, 2])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuOps]:
-    monkeypatch.setattr(threads, "_LEAST_COST", 1)
+    monkeypatch.setattr(job_runner, "_MIN_THREAD_COST_NS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield CpuOps(SHAPE, PAGE)
@@ -46,7 +46,7 @@ def reference() -> TorchOps:
 
 
 @pytest.mark.parametrize("size", [48, 256, 20])
-def test_norms(ops: CpuOps, reference: TorchOps, size: int) -> None:
+def test_rms_norms_match_torch_reference(ops: CpuOps, reference: TorchOps, size: int) -> None:
     x, delta, norm_weight = randn(33, size) * 3, randn(33, size, seed=1), randn(size, seed=2)
     assert torch.allclose(ops.rms_norm(x, norm_weight, EPS), reference.rms_norm(x, norm_weight, EPS), atol=1e-5)
     residuals = x.clone(), x.clone()
@@ -61,7 +61,7 @@ def test_norms(ops: CpuOps, reference: TorchOps, size: int) -> None:
 
 @pytest.mark.parametrize("size", [48, 704, 20])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gates(ops: CpuOps, reference: TorchOps, size: int, activation: str) -> None:
+def test_gated_activation_matches_torch_reference(ops: CpuOps, reference: TorchOps, size: int, activation: str) -> None:
     x = randn(33, 2 * size) * 4
     x[0, :4] = torch.tensor([-1e4, 1e4, 0.0, -80.0])
     found = ops.gated_activation(x, activation).clone()  # type: ignore[arg-type]  # one of the literals
@@ -75,7 +75,7 @@ def test_gates(ops: CpuOps, reference: TorchOps, size: int, activation: str) -> 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 128])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rope_and_page_write(normed: bool, head_dim: int) -> None:
+def test_rope_and_page_write_match_torch_reference(normed: bool, head_dim: int) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
     rope = RopeTables(*rope_tables(RopeSpec(theta=50.0), head_dim, 300))
     norm = QkNormWeights(randn(head_dim, seed=7) + 1, randn(head_dim, seed=8) + 1, EPS) if normed else None
@@ -95,22 +95,22 @@ def test_rope_and_page_write(normed: bool, head_dim: int) -> None:
 
 
 @kernel
-def _words(x: Float32, y: Float32, sums: Float32) -> None:
+def _run_intrinsics(x: Float32, y: Float32, sums: Float32) -> None:
     for at in range(0, x.size, LANES):
         store(y, at, exp(load(x, at)))
-        sums[2 * at // LANES] = total(load(x, at))
-        sums[2 * at // LANES + 1] = largest(load(x, at))
+        sums[2 * at // LANES] = reduce_sum(load(x, at))
+        sums[2 * at // LANES + 1] = reduce_max(load(x, at))
 
 
-def words(x: Float32) -> tuple[Float32, Float32]:
+def run_intrinsics(x: Float32) -> tuple[Float32, Float32]:
     y, sums = np.empty_like(x), np.empty(2 * x.size // LANES, np.float32)
-    _words(x, y, sums)
+    _run_intrinsics(x, y, sums)
     return y, sums
 
 
-def test_exp() -> None:
+def test_exp_and_reductions_are_accurate() -> None:
     x = np.linspace(-86.9, 88, 1 << 16, dtype=np.float32)
-    y, sums = words(x)
+    y, sums = run_intrinsics(x)
     wanted = np.exp(x.astype(np.float64))
     assert (np.abs(y - wanted) <= 2 * np.spacing(wanted.astype(np.float32))).all()
     by_vector = x.reshape(-1, LANES)
@@ -118,15 +118,15 @@ def test_exp() -> None:
     assert np.array_equal(sums[1::2], by_vector.max(1))
 
 
-def test_exp_at_the_ends() -> None:
+def test_exp_saturates_and_keeps_nan() -> None:
     x = np.full(LANES, 0.0, np.float32)
     x[:6] = 0.0, -np.inf, np.inf, np.nan, -87.1, 1e9
-    y, _ = words(x)
+    y, _ = run_intrinsics(x)
     assert y[0] == 1 and y[1] == 0 and y[4] == 0
     assert np.isnan(y[3]) and y[2] == y[5] > 1e38
 
 
-def test_backends_by_name() -> None:
+def test_attention_backends_are_chosen_by_name() -> None:
     assert isinstance(make_ops("cpu", SHAPE, PAGE), CpuOps)
     assert isinstance(make_ops("torch", SHAPE, PAGE), TorchOps)
     assert isinstance(make_ops("cpu", dataclasses.replace(SHAPE, head_dim=12), PAGE), TorchOps)
@@ -141,6 +141,6 @@ def test_backends_by_name() -> None:
     assert error.value.fix == "Choose one of auto, cudnn, triton."
 
 
-def test_the_kernels_fulfil_the_interface() -> None:
+def test_cpu_ops_implement_the_ops_protocol() -> None:
     checked: Ops[CpuPlan] = CpuOps(SHAPE, PAGE)
     assert checked.row_multiple == 1

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire_worker.ops.cpu.job import compile_job
+from quire_worker.ops.cpu.job import compile_job_kernel
 from quire_worker.ops.cpu.kernel_cache import KernelCache
-from quire_worker.ops.cpu.object_code import load_object, make_object
-from quire_worker.ops.cpu.row_kernels import norm_rows
+from quire_worker.ops.cpu.object_code import compile_object, load_object
+from quire_worker.ops.cpu.row_kernels import rms_norm_rows
 
 # Prints how many kernels numba compiled, and what one of them computes.
 PROGRAM = """
@@ -25,10 +25,11 @@ class Listener(event.Listener):
     def on_start(self, _event): compiled.append(1)
     def on_end(self, _event): pass
 event.register("numba:compile", Listener())
-from quire_worker.ops.cpu.job import compile_job
-from quire_worker.ops.cpu.row_kernels import silu_gate_rows
+from quire_worker.ops.cpu.job import compile_job_kernel
+from quire_worker.ops.cpu.row_kernels import silu_and_mul_rows
 import ctypes
-function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(compile_job(silu_gate_rows, "gate"))
+address = compile_job_kernel(silu_and_mul_rows, "gate")
+function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
 gate = np.random.default_rng(3).standard_normal((4, 64), dtype=np.float32)
 out = np.zeros((4, 32), np.float32)
 arguments = np.array([gate.ctypes.data, out.ctypes.data, 32], np.int64)
@@ -116,9 +117,9 @@ def test_two_kernels_of_one_name_are_refused() -> None:
     def other(_begin: int, _end: int, _arguments: object) -> None:
         pass
 
-    compile_job(norm_rows, "norm_rows")
-    with pytest.raises(ValueError, match="norm_rows"):
-        compile_job(other, "norm_rows")
+    compile_job_kernel(rms_norm_rows, "rms_norm_rows")
+    with pytest.raises(ValueError, match="rms_norm_rows"):
+        compile_job_kernel(other, "rms_norm_rows")
 
 
 def test_objects_whose_inner_functions_have_the_same_name_do_not_share_them() -> None:
@@ -135,7 +136,7 @@ define void @entry(i64 %begin, i64 %end, ptr %arguments) {{
   ret void
 }}"""
         symbol = f"entry of test {number}"
-        addresses.append(load_object(make_object(llvm_ir, "entry", symbol), symbol))
+        addresses.append(load_object(compile_object(llvm_ir, "entry", symbol), symbol))
     for number, address in zip((1, 2), addresses, strict=True):
         out = np.zeros(1, np.int64)
         ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)(0, 0, out.ctypes.data)
@@ -143,6 +144,6 @@ define void @entry(i64 %begin, i64 %end, ptr %arguments) {{
 
 
 def test_object_without_the_function_is_refused() -> None:
-    code = make_object("define void @entry() {\n  ret void\n}", "entry", "entry that is there")
+    code = compile_object("define void @entry() {\n  ret void\n}", "entry", "entry that is there")
     with pytest.raises(RuntimeError, match="does not define"):
         load_object(code, "entry that is not there")

@@ -14,7 +14,7 @@ import torch
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
 from quire_worker.ops.cpu.cpu_ops import CpuOps
-from quire_worker.ops.cpu.threads import CpuThreads
+from quire_worker.ops.cpu.job_runner import JobRunner
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 from quire_worker.threads import sharing_runner
@@ -81,7 +81,7 @@ def test_steps_share_cores_by_default_where_threads_change_no_bit(ops: type, ask
 
 
 def test_kernels_use_the_threads_that_torch_has_now() -> None:
-    threads = CpuThreads()
+    runner = JobRunner()
     for now in (4, 2, 1):
         torch.set_num_threads(now)
-        assert threads.threads(cost=1 << 30, count=64) == now
+        assert runner.threads_for(cost_ns=1 << 30, num_items=64) == now

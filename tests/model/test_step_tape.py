@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_dummy_model(tmp_path_factory.mktemp("model"), **SIZES)
 
 
-def test_a_replay_has_the_bits_of_a_pass(model: LoadedModel) -> None:
+def test_replay_is_bit_identical_to_a_pass(model: LoadedModel) -> None:
     passes = Passes(model)
     passes.step(8, 0)
     passes.ran = 0  # its buffers were made within that pass, which was not recorded therefore
@@ -67,7 +67,7 @@ def test_a_replay_has_the_bits_of_a_pass(model: LoadedModel) -> None:
     assert passes.ran == 3
 
 
-def test_a_pass_is_recorded_anew_when_buffers_were_replaced(model: LoadedModel) -> None:
+def test_replaced_buffers_cause_a_new_recording(model: LoadedModel) -> None:
     passes = Passes(model)
     passes.step(2, 0)
     passes.step(2, 1)
@@ -91,14 +91,14 @@ def test_tapes_of_replaced_buffers_are_dropped(model: LoadedModel) -> None:
     assert len(tapes) == 1
 
 
-def test_a_pass_in_which_torch_computes_is_never_replayed(model: LoadedModel) -> None:
+def test_passes_with_torch_operations_are_not_replayed(model: LoadedModel) -> None:
     passes = Passes(model, extra=True)
     for turn in range(4):
         passes.step(2, turn)
     assert passes.ran == 4
 
 
-def test_each_number_of_threads_has_a_recording_of_its_own(model: LoadedModel) -> None:
+def test_each_thread_count_has_its_own_tape(model: LoadedModel) -> None:
     passes, before = Passes(model), torch.get_num_threads()
     try:
         for threads in (1, 2, 1, 2):
@@ -111,7 +111,7 @@ def test_each_number_of_threads_has_a_recording_of_its_own(model: LoadedModel) -
     assert passes.ran == 2
 
 
-def test_a_model_of_another_activation_runs_as_it_did(tmp_path: Path) -> None:
+def test_unsupported_activation_is_not_replayed(tmp_path: Path) -> None:
     """Torch computes it: see Ops.activation."""
     passes = Passes(load_dummy_model(tmp_path, **SIZES, hidden_act="gelu_pytorch_tanh"))
     for turn in range(3):

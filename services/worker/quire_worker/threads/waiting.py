@@ -2,7 +2,7 @@
 
 GNU's OpenMP, which torch's wheels bring, spins for 300,000 turns, which are 2 to 14 ms; Intel's and LLVM's spin 200 ms.
 Torch's share of a step on the CPU is small: a thread of its that spins takes a core from the helpers of our own kernels
-(see ops/cpu/kernel_team.py), which look for work for 0.3 ms at most.
+(see ops/cpu/kernel_thread_pool.py), which look for work for 0.3 ms at most.
 """
 
 from __future__ import annotations

@@ -12,13 +12,31 @@ from typing import Final
 import numpy as np
 
 from quire_worker.arrays import Float32, Int64
-from quire_worker.ops.cpu.attention_tile import TILE, collect, collect_two, find, score, soften
-from quire_worker.ops.cpu.job import FLOAT_BYTES, INT_BYTES, Arguments, float_of, floats_at, ints_at
-from quire_worker.ops.cpu.simd import LANES, Number, divide, kernel, load, multiply, spread, store, total, transpose
+from quire_worker.ops.cpu.attention_tile import (
+    TILE,
+    accumulate_values,
+    accumulate_values_two_rows,
+    compute_scores,
+    locate_keys,
+    update_softmax,
+)
+from quire_worker.ops.cpu.job import FLOAT_BYTES, INT_BYTES, Arguments, float_from_bits, floats_at, ints_at
+from quire_worker.ops.cpu.simd import (
+    LANES,
+    Scalar,
+    broadcast,
+    divide,
+    kernel,
+    load,
+    multiply,
+    reduce_sum,
+    store,
+    transpose,
+)
 
-_FEW_ROWS: Final = 8
+_MAX_PREFETCH_ROWS: Final = 8
 """Up to so many rows wait for memory more than they compute: the next tile is loaded ahead."""
-_LEAST: Final = np.float32(-1e30)
+_MIN_SCORE: Final = np.float32(-1e30)
 """Far below any score: the largest score of a row that has seen nothing, finite so that differences are no NaN."""
 _ZERO: Final = np.float32(0.0)
 
@@ -37,24 +55,24 @@ def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
 
     plan: addresses as in PLAN_ARRAYS. scratch: `scratch_floats` for each part; places: 2 * TILE for each part.
     """
-    plan, head_dim, most_rows = ints_at(arguments[3]), arguments[12], arguments[13]
-    table, items, cuts = ints_at(plan[2]), ints_at(plan[3]), ints_at(plan[4])
-    scratch = floats_at(arguments[4] + first_part * scratch_floats(most_rows, head_dim) * FLOAT_BYTES)
-    places = arguments[5] + first_part * 2 * TILE * INT_BYTES
+    plan, head_dim, max_rows = ints_at(arguments[3]), arguments[12], arguments[13]
+    table, items, part_offsets = ints_at(plan[2]), ints_at(plan[3]), ints_at(plan[4])
+    scratch = floats_at(arguments[4] + first_part * scratch_floats(max_rows, head_dim) * FLOAT_BYTES)
+    key_offsets = arguments[5] + first_part * 2 * TILE * INT_BYTES
     attend(
-        cuts[first_part],
-        cuts[last_part],
+        part_offsets[first_part],
+        part_offsets[last_part],
         floats_at(arguments[0]),
         floats_at(arguments[1]),
         table,
         items,
         arguments[6],
-        (arguments[7], arguments[8], arguments[9], arguments[10], arguments[11], head_dim, most_rows),
-        float_of(arguments[14]),
-        float_of(arguments[15]),
+        (arguments[7], arguments[8], arguments[9], arguments[10], arguments[11], head_dim, max_rows),
+        float_from_bits(arguments[14]),
+        float_from_bits(arguments[15]),
         arguments[16],
-        ints_at(places),
-        ints_at(places + TILE * INT_BYTES),
+        ints_at(key_offsets),
+        ints_at(key_offsets + TILE * INT_BYTES),
         scratch,
         floats_at(arguments[2]),
     )
@@ -68,13 +86,13 @@ def attend(
     pool: Float32,
     table: Int64,
     items: Int64,
-    layer_at: int,
+    layer_offset: int,
     sizes: tuple[int, int, int, int, int, int, int],
-    scale: Number,
-    softcap: Number,
+    scale: Scalar,
+    softcap: Scalar,
     window: int,
-    now: Int64,
-    coming: Int64,
+    key_offsets: Int64,
+    next_key_offsets: Int64,
     scratch: Float32,
     out: Float32,
 ) -> None:
@@ -85,32 +103,44 @@ def attend(
     layer's keys begin in a (page, KV head). `sizes`: page stride, KV head stride, page size, KV heads, query heads per
     KV head, D, rows that scratch is made for. now and coming [TILE] are scratch memory too.
     """
-    page_stride, head_stride, page_size, kv_heads, group, head_dim, most_rows = sizes
+    page_stride, head_stride, page_size, kv_heads, group, head_dim, max_rows = sizes
     weights_at = TILE * head_dim
     query_at = weights_at + 2 * TILE
-    sums_at = query_at + (most_rows + 1) * head_dim
-    peak_at = sums_at + (most_rows + 1) * head_dim
-    count_at = peak_at + (most_rows + 1) * LANES
-    values = page_size * head_dim
+    accumulators_at = query_at + (max_rows + 1) * head_dim
+    row_max_at = accumulators_at + (max_rows + 1) * head_dim
+    row_sum_at = row_max_at + (max_rows + 1) * LANES
+    value_offset = page_size * head_dim
     for item in range(first_item, last_item):
         row, tokens, position = items[4 * item], items[4 * item + 1], items[4 * item + 2]
         rows = tokens * group
         begin, end = first_tile(position, window), position + tokens
         for head in range(kv_heads):
-            enter(query, row, rows, head, sizes, scale, scratch, query_at, sums_at, peak_at, count_at)
+            load_queries(
+                query, row, rows, head, sizes, scale, scratch, query_at, accumulators_at, row_max_at, row_sum_at
+            )
             for tile in range(begin, end, TILE):
                 if tile == begin and head == 0 and item == first_item:
-                    find(table, items[4 * item + 3], tile, end, page_stride, page_size, head_dim, layer_at, coming)
-                now, coming = coming, now
+                    locate_keys(
+                        table,
+                        items[4 * item + 3],
+                        tile,
+                        end,
+                        page_stride,
+                        page_size,
+                        head_dim,
+                        layer_offset,
+                        next_key_offsets,
+                    )
+                key_offsets, next_key_offsets = next_key_offsets, key_offsets
                 next_item, next_head, next_tile = item, head, tile + TILE
                 if next_tile >= end:
                     next_item, next_head = item + (head + 1) // kv_heads, (head + 1) % kv_heads
                     next_tile = first_tile(items[4 * min(next_item, last_item - 1) + 2], window)
-                ahead = 0
+                prefetch_keys = 0
                 if next_item < last_item:
                     next_end = items[4 * next_item + 2] + items[4 * next_item + 1]
-                    base = next_head * head_stride + layer_at
-                    find(
+                    base_offset = next_head * head_stride + layer_offset
+                    locate_keys(
                         table,
                         items[4 * next_item + 3],
                         next_tile,
@@ -118,36 +148,38 @@ def attend(
                         page_stride,
                         page_size,
                         head_dim,
-                        base,
-                        coming,
+                        base_offset,
+                        next_key_offsets,
                     )
-                    if rows <= _FEW_ROWS:
-                        ahead = min(TILE, next_end - next_tile)
+                    if rows <= _MAX_PREFETCH_ROWS:
+                        prefetch_keys = min(TILE, next_end - next_tile)
                 for first in range(0, min(TILE, end - tile), LANES):
                     for d in range(0, head_dim, LANES):
-                        transpose(pool, now, first, d, scratch, d * TILE + first, TILE)
+                        transpose(pool, key_offsets, first, d, scratch, d * TILE + first, TILE)
                 for r in range(0, rows, 2):
                     # Keys of the tile that rows r (a) and r + 1 (b) see. b is of a's token or of the next one.
-                    seen_a = position + r // group + 1 - tile
-                    seen_b = position + min(r + 1, rows - 1) // group + 1 - tile
+                    end_a = position + r // group + 1 - tile
+                    end_b = position + min(r + 1, rows - 1) // group + 1 - tile
                     low_a, low_b = 0, 0
                     if window > 0:
-                        low_a, low_b = max(0, seen_a - window), max(0, seen_b - window)
-                    high_a, high_b = min(TILE, seen_a), min(TILE, seen_b)
+                        low_a, low_b = max(0, end_a - window), max(0, end_b - window)
+                    high_a, high_b = min(TILE, end_a), min(TILE, end_b)
                     if high_b <= 0 or low_a >= TILE:
                         continue
-                    score(scratch, query_at + r * head_dim, head_dim, weights_at, pool, coming, ahead)
-                    sums = sums_at + r * head_dim
-                    for which in range(2):
-                        low, high = (low_b, high_b) if which else (low_a, high_a)
+                    compute_scores(
+                        scratch, query_at + r * head_dim, head_dim, weights_at, pool, next_key_offsets, prefetch_keys
+                    )
+                    accumulators = accumulators_at + r * head_dim
+                    for row_of_pair in range(2):
+                        low, high = (low_b, high_b) if row_of_pair else (low_a, high_a)
                         if low < high:
-                            state = (r + which) * LANES
-                            soften(
+                            state_offset = (r + row_of_pair) * LANES
+                            update_softmax(
                                 scratch,
-                                weights_at + which * TILE,
-                                peak_at + state,
-                                count_at + state,
-                                sums + which * head_dim,
+                                weights_at + row_of_pair * TILE,
+                                row_max_at + state_offset,
+                                row_sum_at + state_offset,
+                                accumulators + row_of_pair * head_dim,
                                 head_dim,
                                 low,
                                 high,
@@ -157,60 +189,82 @@ def attend(
                     both_low, both_high = max(low_a, low_b), min(high_a, high_b)
                     if both_low >= both_high:
                         both_low = both_high = high_a
-                    collect(pool, now, values, scratch, weights_at, sums, head_dim, low_a, both_low)
-                    collect_two(
-                        pool, now, values, scratch, weights_at, sums, head_dim, both_low, both_high, coming, ahead
+                    accumulate_values(
+                        pool, key_offsets, value_offset, scratch, weights_at, accumulators, head_dim, low_a, both_low
+                    )
+                    accumulate_values_two_rows(
+                        pool,
+                        key_offsets,
+                        value_offset,
+                        scratch,
+                        weights_at,
+                        accumulators,
+                        head_dim,
+                        both_low,
+                        both_high,
+                        next_key_offsets,
+                        prefetch_keys,
                     )
                     low_b = max(low_b, both_high)
-                    collect(pool, now, values, scratch, weights_at + TILE, sums + head_dim, head_dim, low_b, high_b)
-                    ahead = 0
-            leave(row, rows, head, sizes, scratch, sums_at, count_at, out)
+                    accumulate_values(
+                        pool,
+                        key_offsets,
+                        value_offset,
+                        scratch,
+                        weights_at + TILE,
+                        accumulators + head_dim,
+                        head_dim,
+                        low_b,
+                        high_b,
+                    )
+                    prefetch_keys = 0
+            store_outputs(row, rows, head, sizes, scratch, accumulators_at, row_sum_at, out)
 
 
 @kernel
-def enter(
+def load_queries(
     query: Float32,
     row: int,
     rows: int,
     head: int,
     sizes: tuple[int, int, int, int, int, int, int],
-    scale: Number,
+    scale: Scalar,
     scratch: Float32,
     query_at: int,
-    sums_at: int,
-    peak_at: int,
-    count_at: int,
+    accumulators_at: int,
+    row_max_at: int,
+    row_sum_at: int,
 ) -> None:
     """Scaled queries of an item to scratch memory, the last one twice where their number is odd; clear their state."""
     _, _, _, kv_heads, group, head_dim, _ = sizes
     for r in range(rows + rows % 2):
-        real = min(r, rows - 1)
-        source = (((row + real // group) * kv_heads + head) * group + real % group) * head_dim
+        source_row = min(r, rows - 1)
+        query_source = (((row + source_row // group) * kv_heads + head) * group + source_row % group) * head_dim
         for d in range(0, head_dim, LANES):
-            store(scratch, query_at + r * head_dim + d, multiply(load(query, source + d), spread(scale)))
-            store(scratch, sums_at + r * head_dim + d, spread(_ZERO))
-        store(scratch, peak_at + r * LANES, spread(_LEAST))
-        store(scratch, count_at + r * LANES, spread(_ZERO))
+            store(scratch, query_at + r * head_dim + d, multiply(load(query, query_source + d), broadcast(scale)))
+            store(scratch, accumulators_at + r * head_dim + d, broadcast(_ZERO))
+        store(scratch, row_max_at + r * LANES, broadcast(_MIN_SCORE))
+        store(scratch, row_sum_at + r * LANES, broadcast(_ZERO))
 
 
 @kernel
-def leave(
+def store_outputs(
     row: int,
     rows: int,
     head: int,
     sizes: tuple[int, int, int, int, int, int, int],
     scratch: Float32,
-    sums_at: int,
-    count_at: int,
+    accumulators_at: int,
+    row_sum_at: int,
     out: Float32,
 ) -> None:
     """Weighted sums over sums of weights, to the rows of out."""
     _, _, _, kv_heads, group, head_dim, _ = sizes
     for r in range(rows):
-        target = (((row + r // group) * kv_heads + head) * group + r % group) * head_dim
-        count = spread(total(load(scratch, count_at + r * LANES)))
+        out_at = (((row + r // group) * kv_heads + head) * group + r % group) * head_dim
+        row_sum = broadcast(reduce_sum(load(scratch, row_sum_at + r * LANES)))
         for d in range(0, head_dim, LANES):
-            store(out, target + d, divide(load(scratch, sums_at + r * head_dim + d), count))
+            store(out, out_at + d, divide(load(scratch, accumulators_at + r * head_dim + d), row_sum))
 
 
 @kernel

@@ -23,9 +23,9 @@ from numba.core.registry import cpu_target
 from quire.cache_folder import cache_folder
 
 _DIGEST_BYTES: Final = 32
-_KEPT_S: Final = 30 * 24 * 3600.0
+_MAX_AGE_S: Final = 30 * 24 * 3600.0
 """Folders of other versions are removed when nothing was added to them for so long."""
-_OTHERS_WRITE: Final = 0o022
+_WRITABLE_BY_OTHERS: Final = 0o022
 
 
 class KernelCache:
@@ -38,7 +38,7 @@ class KernelCache:
     def load(self, name: str) -> bytes | None:
         """Return the machine code of the kernel, or None where it is not there, not intact, or not to be trusted."""
         try:
-            if not self._is_ours():
+            if not self._is_trusted():
                 return None
             content = self._path(name).read_bytes()
         except OSError:
@@ -50,9 +50,9 @@ class KernelCache:
         """Keep the machine code of a kernel. Nothing happens where the folder cannot be used."""
         with contextlib.suppress(OSError):
             if not self._folder.is_dir():
-                self._remove_old()
+                self._remove_old_builds()
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._is_ours():
+            if self._is_trusted():
                 with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
                     file.write(hashlib.sha256(code).digest() + code)
                 Path(file.name).replace(self._path(name))
@@ -60,22 +60,22 @@ class KernelCache:
     def _path(self, name: str) -> Path:
         return self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    def _is_ours(self) -> bool:
+    def _is_trusted(self) -> bool:
         status = self._folder.stat()
-        return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+        return status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS
 
-    def _remove_old(self) -> None:
+    def _remove_old_builds(self) -> None:
         """Remove the folders of versions that are not in use."""
         for other in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
-            if time.time() - other.stat().st_mtime > _KEPT_S:
+            if time.time() - other.stat().st_mtime > _MAX_AGE_S:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def kernel_cache() -> KernelCache:
+def open_kernel_cache() -> KernelCache:
     """Return the cache of the installed kernels on this processor, in the user's cache folder."""
     digest = hashlib.sha256()
-    for fact in (version("numba"), version("llvmlite"), *cpu_target.target_context.codegen().magic_tuple()):
-        digest.update(fact.encode() + b"\0")
+    for part in (version("numba"), version("llvmlite"), *cpu_target.target_context.codegen().magic_tuple()):
+        digest.update(part.encode() + b"\0")
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return KernelCache(cache_folder("kernels"), digest.hexdigest()[:32])

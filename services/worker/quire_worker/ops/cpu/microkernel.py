@@ -12,14 +12,14 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from quire_worker.arrays import Float32
-from quire_worker.ops.cpu.simd import LANES, LLVM_VECTOR, emit_fma, emit_load, emit_spread_from, emit_store
+from quire_worker.ops.cpu.simd import LANES, LLVM_VECTOR, emit_fma, emit_load, emit_load_broadcast, emit_store
 
-_INT: Final = ir.IntType(64)
+_INT64: Final = ir.IntType(64)
 Microkernel = Callable[[Float32, int, int, Float32, int, int, Float32, int], None]
 
 
 @cache
-def make_microkernel(rows: int, tiles: int, step: int, stride: int) -> Microkernel:
+def make_microkernel(rows: int, tiles: int, run_inputs: int, run_stride: int) -> Microkernel:
     """(x, x_at, row_stride, weights, weights_at, steps, sums, sums_at): add the products of `steps` runs of inputs.
 
     A run is `step` inputs of each of the `rows` rows, which are `row_stride` apart in x; the next run begins `stride`
@@ -29,48 +29,50 @@ def make_microkernel(rows: int, tiles: int, step: int, stride: int) -> Microkern
 
     def define(_context: Any, x: Any, x_at: Any, row_stride: Any, w: Any, w_at: Any, n: Any, s: Any, s_at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def address(number: int) -> Any:
-                place = context.data_model_manager[signature.args[number]].get_field_position("data")
-                return builder.gep(builder.extract_value(values[number], place), [whole(number + 1)])
+            def address(argument: int) -> Any:
+                field = context.data_model_manager[signature.args[argument]].get_field_position("data")
+                return builder.gep(builder.extract_value(values[argument], field), [integer(argument + 1)])
 
-            def whole(number: int) -> Any:
-                return context.cast(builder, values[number], signature.args[number], types.intp)
+            def integer(argument: int) -> Any:
+                return context.cast(builder, values[argument], signature.args[argument], types.intp)
 
-            data, row_step, weights, steps, sums = address(0), whole(2), address(3), whole(5), address(6)
-            first = [builder.gep(data, [builder.mul(row_step, _INT(row))]) for row in range(rows)]
-            places = [(row, tile) for row in range(rows) for tile in range(tiles)]
-            before = builder.block
-            loaded = [emit_load(builder, sums, _INT((row * tiles + tile) * LANES)) for row, tile in places]
-            loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+            data, row_distance, weights, num_runs, sums = address(0), integer(2), address(3), integer(5), address(6)
+            first = [builder.gep(data, [builder.mul(row_distance, _INT64(row))]) for row in range(rows)]
+            sum_indices = [(row, tile) for row in range(rows) for tile in range(tiles)]
+            entry_block = builder.block
+            initial_sums = [emit_load(builder, sums, _INT64((row * tiles + tile) * LANES)) for row, tile in sum_indices]
+            loop, exit_block = builder.append_basic_block("loop"), builder.append_basic_block("after")
             builder.branch(loop)
             builder.position_at_end(loop)
-            number = builder.phi(_INT)
-            held = [builder.phi(LLVM_VECTOR) for _ in places]
-            number.add_incoming(_INT(0), before)
-            for phi, value in zip(held, loaded, strict=True):
-                phi.add_incoming(value, before)
-            x_from, w_from = (builder.mul(number, _INT(size)) for size in (stride, step * tiles * LANES))
-            added = list(held)
-            for k in range(step):
-                w_now = [builder.add(w_from, _INT((k * tiles + tile) * LANES)) for tile in range(tiles)]
-                weight = [emit_load(builder, weights, at) for at in w_now]
+            run = builder.phi(_INT64)
+            accumulators = [builder.phi(LLVM_VECTOR) for _ in sum_indices]
+            run.add_incoming(_INT64(0), entry_block)
+            for phi, value in zip(accumulators, initial_sums, strict=True):
+                phi.add_incoming(value, entry_block)
+            run_x_at, run_weights_at = (
+                builder.mul(run, _INT64(size)) for size in (run_stride, run_inputs * tiles * LANES)
+            )
+            updated = list(accumulators)
+            for k in range(run_inputs):
+                weight_at = [builder.add(run_weights_at, _INT64((k * tiles + tile) * LANES)) for tile in range(tiles)]
+                weight = [emit_load(builder, weights, at) for at in weight_at]
                 for row in range(rows):
-                    value = emit_spread_from(builder, first[row], builder.add(x_from, _INT(k)))
+                    value = emit_load_broadcast(builder, first[row], builder.add(run_x_at, _INT64(k)))
                     for tile in range(tiles):
-                        place = row * tiles + tile
-                        added[place] = emit_fma(builder, value, weight[tile], added[place])
-            following = builder.add(number, _INT(1))
-            number.add_incoming(following, loop)
-            for phi, value in zip(held, added, strict=True):
+                        index = row * tiles + tile
+                        updated[index] = emit_fma(builder, value, weight[tile], updated[index])
+            next_run = builder.add(run, _INT64(1))
+            run.add_incoming(next_run, loop)
+            for phi, value in zip(accumulators, updated, strict=True):
                 phi.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-            builder.position_at_end(after)
-            for place, value in enumerate(added):
-                emit_store(builder, sums, _INT(place * LANES), value)
+            builder.cbranch(builder.icmp_signed("<", next_run, num_runs), loop, exit_block)
+            builder.position_at_end(exit_block)
+            for index, value in enumerate(updated):
+                emit_store(builder, sums, _INT64(index * LANES), value)
             return context.get_dummy_value()
 
         return types.void(x, x_at, row_stride, w, w_at, n, s, s_at), generate
 
-    word: Any = intrinsic(define)  # numba's stubs do not type the function that kernels call
-    made: Microkernel = word
+    compiled: Any = intrinsic(define)  # numba's stubs do not type the function that kernels call
+    made: Microkernel = compiled
     return made

@@ -18,7 +18,7 @@ from numba.core.runtime.nrt import rtsys
 _lock = threading.Lock()
 
 
-def make_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
+def compile_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
     """Compile optimized LLVM IR for this processor. The object defines one visible symbol: the function `entry`, under
     the name `symbol`."""
     module = llvm.parse_assembly(llvm_ir)
@@ -29,7 +29,7 @@ def make_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
             value.linkage = "internal"
     module.verify()
     with _lock:
-        code: bytes = _machine().emit_object(module)
+        code: bytes = _new_target_machine().emit_object(module)
     return code
 
 
@@ -37,7 +37,7 @@ def load_object(code: bytes, symbol: str) -> int:
     """Load an object of `make_object`, and return the address of its function, which stays valid for the life of the
     process. Raises RuntimeError where the object does not define it."""
     with _lock:
-        engine = _engine()
+        engine = _mcjit_engine()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         address = int(engine.get_function_address(symbol))
@@ -46,19 +46,19 @@ def load_object(code: bytes, symbol: str) -> int:
     return address
 
 
-def _machine() -> Any:
+def _new_target_machine() -> Any:
     """A new target machine for this processor, as numba makes its own."""
     triple, processor, features = cpu_target.target_context.codegen().magic_tuple()
     target = llvm.Target.from_triple(triple)
-    reloc = "static" if target.name.startswith("x86") else "default"
+    relocation = "static" if target.name.startswith("x86") else "default"
     return target.create_target_machine(
-        cpu=processor, features=features, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
+        cpu=processor, features=features, opt=3, reloc=relocation, codemodel="jitdefault", jit=True
     )
 
 
 @cache
-def _engine() -> Any:
+def _mcjit_engine() -> Any:
     """The engine that holds all loaded objects. numba's runtime has been started, for the memory that kernels ask for
     while they run."""
     rtsys.initialize(cpu_target.target_context)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _new_target_machine())

@@ -11,21 +11,21 @@ from typing import Final
 import numpy as np
 
 from quire_worker.arrays import Float32
-from quire_worker.ops.cpu.job import Arguments, float_of, floats_at, ints_at
+from quire_worker.ops.cpu.job import Arguments, float_from_bits, floats_at, ints_at
 from quire_worker.ops.cpu.simd import (
     LANES,
-    Number,
+    Scalar,
     add,
+    broadcast,
     divide,
     exp,
     fma,
     kernel,
     load,
     multiply,
-    spread,
+    reduce_sum,
     store,
     subtract,
-    total,
 )
 
 _ZERO: Final = np.float32(0.0)
@@ -33,46 +33,44 @@ _ONE: Final = np.float32(1.0)
 
 
 @kernel
-def norm(
-    source: Float32, at: int, size: int, norm_weight: Float32, eps: Number, target: Float32, target_at: int
-) -> None:
+def rms_norm(source: Float32, at: int, size: int, norm_weight: Float32, eps: Scalar, out: Float32, out_at: int) -> None:
     """RMS norm of `size` numbers."""
-    squares = spread(_ZERO)
+    sum_of_squares = broadcast(_ZERO)
     for d in range(0, size, LANES):
         x = load(source, at + d)
-        squares = fma(x, x, squares)
-    scale = spread(_ONE / np.sqrt(np.float32(total(squares)) / np.float32(size) + eps))
+        sum_of_squares = fma(x, x, sum_of_squares)
+    scale = broadcast(_ONE / np.sqrt(np.float32(reduce_sum(sum_of_squares)) / np.float32(size) + eps))
     for d in range(0, size, LANES):
-        store(target, target_at + d, multiply(multiply(load(source, at + d), scale), load(norm_weight, d)))
+        store(out, out_at + d, multiply(multiply(load(source, at + d), scale), load(norm_weight, d)))
 
 
-def norm_rows(first: int, last: int, arguments: Arguments) -> None:
+def rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
     """(x, norm weight, out, size, eps): rows of x, normed, to out."""
     x, norm_weight, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
-    size, eps = arguments[3], float_of(arguments[4])
+    size, eps = arguments[3], float_from_bits(arguments[4])
     for row in range(first, last):
-        norm(x, row * size, size, norm_weight, eps, out, row * size)
+        rms_norm(x, row * size, size, norm_weight, eps, out, row * size)
 
 
-def add_norm_rows(first: int, last: int, arguments: Arguments) -> None:
+def add_rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
     """(delta, residual, norm weight, out, size, eps): the same of residual += delta."""
     delta, residual = floats_at(arguments[0]), floats_at(arguments[1])
     norm_weight, out = floats_at(arguments[2]), floats_at(arguments[3])
-    size, eps = arguments[4], float_of(arguments[5])
+    size, eps = arguments[4], float_from_bits(arguments[5])
     for row in range(first, last):
         for at in range(row * size, (row + 1) * size, LANES):
             store(residual, at, add(load(residual, at), load(delta, at)))
-        norm(residual, row * size, size, norm_weight, eps, out, row * size)
+        rms_norm(residual, row * size, size, norm_weight, eps, out, row * size)
 
 
-def silu_gate_rows(first: int, last: int, arguments: Arguments) -> None:
+def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
     """(gate_up, out, size): silu(first half) * second half of rows of 2 * size."""
     gate_up, out, size = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2]
     for row in range(first, last):
         for d in range(0, size, LANES):
             gate, up = load(gate_up, 2 * row * size + d), load(gate_up, (2 * row + 1) * size + d)
-            weight = add(exp(subtract(spread(_ZERO), gate)), spread(_ONE))
-            store(out, row * size + d, multiply(divide(gate, weight), up))
+            denominator = add(exp(subtract(broadcast(_ZERO), gate)), broadcast(_ONE))
+            store(out, row * size + d, multiply(divide(gate, denominator), up))
 
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
@@ -86,43 +84,43 @@ def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
     cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
     query_norm_weight, key_norm_weight = floats_at(arguments[5]), floats_at(arguments[6])
     plan, real_rows = ints_at(arguments[7]), arguments[8]
-    position, write_at = ints_at(plan[0]), ints_at(plan[1])
-    normed, eps, layer_at = arguments[9] != 0, float_of(arguments[10]), arguments[11]
+    position, write_offset = ints_at(plan[0]), ints_at(plan[1])
+    has_norm, eps, layer_offset = arguments[9] != 0, float_from_bits(arguments[10]), arguments[11]
     head_stride, page_size, kv_heads = arguments[12], arguments[13], arguments[14]
     group, head_dim = arguments[15], arguments[16]
     heads = kv_heads * group
     for row in range(first, last):
         at = row * (heads + 2 * kv_heads) * head_dim
-        angle = position[row] * (head_dim // 2)
+        table_at = position[row] * (head_dim // 2)
         for head in range(heads):
-            if normed:
-                norm(qkv, at, head_dim, query_norm_weight, eps, qkv, at)
-            rotate(qkv, at, cos, sin, angle, head_dim // 2, out, (row * heads + head) * head_dim)
+            if has_norm:
+                rms_norm(qkv, at, head_dim, query_norm_weight, eps, qkv, at)
+            apply_rope(qkv, at, cos, sin, table_at, head_dim // 2, out, (row * heads + head) * head_dim)
             at += head_dim
         if row >= real_rows:
             continue
         for head in range(kv_heads):
-            target = write_at[row] + head * head_stride + layer_at
-            if normed:
-                norm(qkv, at, head_dim, key_norm_weight, eps, qkv, at)
-            rotate(qkv, at, cos, sin, angle, head_dim // 2, pool, target)
+            key_at = write_offset[row] + head * head_stride + layer_offset
+            if has_norm:
+                rms_norm(qkv, at, head_dim, key_norm_weight, eps, qkv, at)
+            apply_rope(qkv, at, cos, sin, table_at, head_dim // 2, pool, key_at)
             for d in range(0, head_dim, LANES):
                 value = load(qkv, at + kv_heads * head_dim + d)
-                store(pool, target + page_size * head_dim + d, value)
+                store(pool, key_at + page_size * head_dim + d, value)
             at += head_dim
 
 
 @kernel
-def rotate(
-    source: Float32, at: int, cos: Float32, sin: Float32, angle: int, half: int, target: Float32, target_at: int
+def apply_rope(
+    source: Float32, at: int, cos: Float32, sin: Float32, table_at: int, half: int, out: Float32, out_at: int
 ) -> None:
     """x1 cos - x2 sin, x2 cos + x1 sin, of two halves."""
-    whole = half // LANES * LANES
-    for d in range(0, whole, LANES):
-        a, b, c, s = load(source, at + d), load(source, at + half + d), load(cos, angle + d), load(sin, angle + d)
-        store(target, target_at + d, subtract(multiply(a, c), multiply(b, s)))
-        store(target, target_at + half + d, add(multiply(b, c), multiply(a, s)))
-    for d in range(whole, half):
+    vector_end = half // LANES * LANES
+    for d in range(0, vector_end, LANES):
+        a, b, c, s = load(source, at + d), load(source, at + half + d), load(cos, table_at + d), load(sin, table_at + d)
+        store(out, out_at + d, subtract(multiply(a, c), multiply(b, s)))
+        store(out, out_at + half + d, add(multiply(b, c), multiply(a, s)))
+    for d in range(vector_end, half):
         x, y = source[at + d], source[at + half + d]
-        target[target_at + d] = x * cos[angle + d] - y * sin[angle + d]
-        target[target_at + half + d] = y * cos[angle + d] + x * sin[angle + d]
+        out[out_at + d] = x * cos[table_at + d] - y * sin[table_at + d]
+        out[out_at + half + d] = y * cos[table_at + d] + x * sin[table_at + d]

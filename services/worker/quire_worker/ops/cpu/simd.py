@@ -26,26 +26,26 @@ HAS_AVX512: Final = "+avx512f" in cpu_target.target_context.codegen().magic_tupl
 """True where kernels are compiled for 32 registers of 16 floats; NUMBA_CPU_FEATURES can turn it off."""
 Vector = Any
 """[LANES] float32 in a register: it exists within kernels alone."""
-Number = float | np.float32
+Scalar = float | np.float32
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Emit = Callable[..., Any]
 """(builder, LLVM values of the arguments) -> LLVM value of the result."""
 
-_FLOAT = ir.FloatType()
-_INT = ir.IntType(32)
-LLVM_VECTOR: Final = ir.VectorType(_FLOAT, LANES)
+_FLOAT32 = ir.FloatType()
+_INT32 = ir.IntType(32)
+LLVM_VECTOR: Final = ir.VectorType(_FLOAT32, LANES)
 """A `Vector` as LLVM's type, for those who emit code."""
-_INTS = ir.VectorType(_INT, LANES)
+_INT32_VECTOR = ir.VectorType(_INT32, LANES)
 _ALIGN: Final = 4
 _LOG2_E: Final = 1.44269504088896341
 _LN2_HIGH: Final = 0.693359375
 _LN2_LOW: Final = -2.12194440e-4
-_ROUNDER: Final = 12582912.0
+_MAGIC_BIAS: Final = 12582912.0
 """1.5 * 2^23: added to a small number, it leaves the nearest integer in the low bits."""
-_EXP_TERMS: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-_EXP_LEAST: Final = -87.0
-_EXP_MOST: Final = 88.0
+_EXP_COEFFICIENTS: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+_EXP_MIN_INPUT: Final = -87.0
+_EXP_MAX_INPUT: Final = 88.0
 
 
 def kernel(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -65,28 +65,30 @@ class _VectorModel(models.PrimitiveModel):
 
 
 _NUMBA_VECTOR = _VectorType()
-_RESULTS: Final = {"v": _NUMBA_VECTOR, "f": types.float32, "": types.void}
+_RESULT_TYPES: Final = {"v": _NUMBA_VECTOR, "f": types.float32, "": types.void}
 
 
-def _word(arguments: str, result: str, emit: _Emit) -> Any:
+def _vector_intrinsic(arguments: str, result: str, emit: _Emit) -> Any:
     """Kinds of arguments: v vector, f float, i integer, a flat array (of which `emit` gets the first address)."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        ready = []
-        for kind, given, value in zip(arguments, signature.args, values, strict=True):
+        operands = []
+        for kind, argument_type, value in zip(arguments, signature.args, values, strict=True):
             if kind == "a":
                 # Straight from the structure: numba's own helper writes all of it to memory first, at every word.
-                place = context.data_model_manager[given].get_field_position("data")
-                ready.append(builder.extract_value(value, place))
+                field = context.data_model_manager[argument_type].get_field_position("data")
+                operands.append(builder.extract_value(value, field))
             elif kind == "v":
-                ready.append(value)
+                operands.append(value)
             else:
-                ready.append(context.cast(builder, value, given, types.float32 if kind == "f" else types.intp))
-        made = emit(builder, *ready)
-        return made if result else context.get_dummy_value()
+                operands.append(
+                    context.cast(builder, value, argument_type, types.float32 if kind == "f" else types.intp)
+                )
+        emitted = emit(builder, *operands)
+        return emitted if result else context.get_dummy_value()
 
-    def define(_context: Any, *given: Any) -> Any:
-        return _RESULTS[result](*given), generate
+    def define(_context: Any, *argument_types: Any) -> Any:
+        return _RESULT_TYPES[result](*argument_types), generate
 
     parameters = ["context", *(f"argument{number}" for number in range(len(arguments)))]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -94,16 +96,16 @@ def _word(arguments: str, result: str, emit: _Emit) -> Any:
     return intrinsic(define)
 
 
-def _constant(value: float, kind: Any = LLVM_VECTOR) -> Any:
-    return ir.Constant(kind, [value] * LANES)
+def _vector_constant(value: float, vector_type: Any = LLVM_VECTOR) -> Any:
+    return ir.Constant(vector_type, [value] * LANES)
 
 
-def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+def _call_llvm_intrinsic(builder: Any, name: str, result_type: Any, *arguments: Any) -> Any:
+    function_type = ir.FunctionType(result_type, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
 
 
-def _address(builder: Any, array: Any, at: Any) -> Any:
+def _vector_pointer(builder: Any, array: Any, at: Any) -> Any:
     return builder.bitcast(builder.gep(array, [at]), LLVM_VECTOR.as_pointer())
 
 
@@ -111,64 +113,70 @@ def emit_load(builder: Any, array: Any, at: Any) -> Any:
     """Emit `load`; `array` is a pointer to the first element."""
     if array.type.pointee == ir.IntType(16):
         return _load_float16(builder, array, at)
-    return builder.load(_address(builder, array, at), align=_ALIGN)
+    return builder.load(_vector_pointer(builder, array, at), align=_ALIGN)
 
 
-def _narrow(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
+def _widening_load(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
     """LANES numbers of so many bits, as `widen` makes them floats."""
-    kind = ir.VectorType(ir.IntType(bits), LANES)
+    vector_type = ir.VectorType(ir.IntType(bits), LANES)
 
     def emit(builder: Any, array: Any, at: Any) -> Any:
-        address = builder.bitcast(builder.gep(array, [at]), kind.as_pointer())
+        address = builder.bitcast(builder.gep(array, [at]), vector_type.as_pointer())
         return widen(builder, builder.load(address, align=bits // 8))
 
     return emit
 
 
-def _low(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.and_(builder.zext(octets, _INTS), _constant(15, _INTS)), LLVM_VECTOR)
+def _widen_low_nibbles(builder: Any, raw: Any) -> Any:
+    return builder.sitofp(
+        builder.and_(builder.zext(raw, _INT32_VECTOR), _vector_constant(15, _INT32_VECTOR)), LLVM_VECTOR
+    )
 
 
-def _high(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.lshr(builder.zext(octets, _INTS), _constant(4, _INTS)), LLVM_VECTOR)
+def _widen_high_nibbles(builder: Any, raw: Any) -> Any:
+    return builder.sitofp(
+        builder.lshr(builder.zext(raw, _INT32_VECTOR), _vector_constant(4, _INT32_VECTOR)), LLVM_VECTOR
+    )
 
 
-def _octets(builder: Any, octets: Any) -> Any:
-    return builder.sitofp(builder.sext(octets, _INTS), LLVM_VECTOR)
+def _widen_int8(builder: Any, raw: Any) -> Any:
+    return builder.sitofp(builder.sext(raw, _INT32_VECTOR), LLVM_VECTOR)
 
 
-def _brain(builder: Any, words: Any) -> Any:
-    return builder.bitcast(builder.shl(builder.zext(words, _INTS), _constant(16, _INTS)), LLVM_VECTOR)
+def _widen_bfloat16(builder: Any, raw: Any) -> Any:
+    return builder.bitcast(
+        builder.shl(builder.zext(raw, _INT32_VECTOR), _vector_constant(16, _INT32_VECTOR)), LLVM_VECTOR
+    )
 
 
-def _half(builder: Any, words: Any) -> Any:
-    return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), LLVM_VECTOR)
+def _widen_float16(builder: Any, raw: Any) -> Any:
+    return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), LLVM_VECTOR)
 
 
-_load_float16 = _narrow(16, _half)
+_load_float16 = _widening_load(16, _widen_float16)
 
 
 def emit_store(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Emit `store`."""
-    builder.store(value, _address(builder, array, at), align=_ALIGN)
+    builder.store(value, _vector_pointer(builder, array, at), align=_ALIGN)
 
 
-def _spread(builder: Any, value: Any) -> Any:
-    single = builder.insert_element(ir.Constant(LLVM_VECTOR, ir.Undefined), value, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(single, ir.Constant(LLVM_VECTOR, ir.Undefined), _constant(0, _INTS))
+def _emit_broadcast(builder: Any, value: Any) -> Any:
+    single = builder.insert_element(ir.Constant(LLVM_VECTOR, ir.Undefined), value, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(single, ir.Constant(LLVM_VECTOR, ir.Undefined), _vector_constant(0, _INT32_VECTOR))
 
 
-def emit_spread_from(builder: Any, array: Any, at: Any) -> Any:
+def emit_load_broadcast(builder: Any, array: Any, at: Any) -> Any:
     """Emit `spread_from`."""
-    return _spread(builder, builder.load(builder.gep(array, [at]), align=_ALIGN))
+    return _emit_broadcast(builder, builder.load(builder.gep(array, [at]), align=_ALIGN))
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Emit `fma`."""
-    return _call(builder, "llvm.fma.v16f32", LLVM_VECTOR, a, b, c)
+    return _call_llvm_intrinsic(builder, "llvm.fma.v16f32", LLVM_VECTOR, a, b, c)
 
 
-def _larger(builder: Any, a: Any, b: Any) -> Any:
+def _emit_maximum(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -176,60 +184,66 @@ def _smaller(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-def _fold(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
+def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
     """All lanes to one, halves upon halves: always in the same order."""
 
     def emit(builder: Any, value: Any) -> Any:
         distance = LANES // 2
         while distance:
             partners = [(lane + distance) % LANES for lane in range(LANES)]
-            other = builder.shuffle_vector(value, ir.Constant(LLVM_VECTOR, ir.Undefined), ir.Constant(_INTS, partners))
+            other = builder.shuffle_vector(
+                value, ir.Constant(LLVM_VECTOR, ir.Undefined), ir.Constant(_INT32_VECTOR, partners)
+            )
             value = combine(builder, value, other)
             distance //= 2
-        return builder.extract_element(value, ir.Constant(_INT, 0))
+        return builder.extract_element(value, ir.Constant(_INT32, 0))
 
     return emit
 
 
-def _exp(builder: Any, value: Any) -> Any:
+def _emit_exp(builder: Any, value: Any) -> Any:
     # Comparisons are false for NaN: where either arm may be kept, it is the one that holds the NaN.
-    most, least = _constant(_EXP_MOST), _constant(_EXP_LEAST)
-    x = builder.select(builder.fcmp_ordered(">", value, most), most, value)
-    tiny = builder.fcmp_ordered("<", x, least)
-    x = builder.select(tiny, least, x)
-    shifted = emit_fma(builder, x, _constant(_LOG2_E), _constant(_ROUNDER))
-    whole = builder.fsub(shifted, _constant(_ROUNDER))
-    rest = emit_fma(builder, whole, _constant(-_LN2_LOW), emit_fma(builder, whole, _constant(-_LN2_HIGH), x))
-    series = _constant(_EXP_TERMS[0])
-    for term in _EXP_TERMS[1:]:
-        series = emit_fma(builder, series, rest, _constant(term))
-    series = emit_fma(builder, series, builder.fmul(rest, rest), builder.fadd(rest, _constant(1.0)))
-    power = builder.shl(builder.bitcast(shifted, _INTS), _constant(23, _INTS))
-    power = builder.bitcast(builder.add(power, _constant(127 << 23, _INTS)), LLVM_VECTOR)
-    return builder.select(tiny, _constant(0.0), builder.fmul(series, power))
+    upper, lower = _vector_constant(_EXP_MAX_INPUT), _vector_constant(_EXP_MIN_INPUT)
+    x = builder.select(builder.fcmp_ordered(">", value, upper), upper, value)
+    underflows = builder.fcmp_ordered("<", x, lower)
+    x = builder.select(underflows, lower, x)
+    shifted = emit_fma(builder, x, _vector_constant(_LOG2_E), _vector_constant(_MAGIC_BIAS))
+    integer = builder.fsub(shifted, _vector_constant(_MAGIC_BIAS))
+    remainder = emit_fma(
+        builder, integer, _vector_constant(-_LN2_LOW), emit_fma(builder, integer, _vector_constant(-_LN2_HIGH), x)
+    )
+    polynomial = _vector_constant(_EXP_COEFFICIENTS[0])
+    for term in _EXP_COEFFICIENTS[1:]:
+        polynomial = emit_fma(builder, polynomial, remainder, _vector_constant(term))
+    polynomial = emit_fma(
+        builder, polynomial, builder.fmul(remainder, remainder), builder.fadd(remainder, _vector_constant(1.0))
+    )
+    power_of_two = builder.shl(builder.bitcast(shifted, _INT32_VECTOR), _vector_constant(23, _INT32_VECTOR))
+    power_of_two = builder.bitcast(builder.add(power_of_two, _vector_constant(127 << 23, _INT32_VECTOR)), LLVM_VECTOR)
+    return builder.select(underflows, _vector_constant(0.0), builder.fmul(polynomial, power_of_two))
 
 
-def _only(builder: Any, value: Any, first: Any, low: Any, high: Any, other: Any) -> Any:
-    first, low, high = (_spread_int(builder, each) for each in (first, low, high))
-    place = builder.add(first, ir.Constant(_INTS, list(range(LANES))))
-    inside = builder.and_(builder.icmp_signed(">=", place, low), builder.icmp_signed("<", place, high))
-    return builder.select(inside, value, _spread(builder, other))
+def _emit_select_range(builder: Any, value: Any, first: Any, low: Any, high: Any, other: Any) -> Any:
+    first, low, high = (_emit_broadcast_int(builder, each) for each in (first, low, high))
+    index = builder.add(first, ir.Constant(_INT32_VECTOR, list(range(LANES))))
+    inside = builder.and_(builder.icmp_signed(">=", index, low), builder.icmp_signed("<", index, high))
+    return builder.select(inside, value, _emit_broadcast(builder, other))
 
 
-def _spread_int(builder: Any, value: Any) -> Any:
-    none = ir.Constant(_INTS, ir.Undefined)
-    single = builder.insert_element(none, builder.trunc(value, _INT), ir.Constant(_INT, 0))
-    return builder.shuffle_vector(single, none, _constant(0, _INTS))
+def _emit_broadcast_int(builder: Any, value: Any) -> Any:
+    none = ir.Constant(_INT32_VECTOR, ir.Undefined)
+    single = builder.insert_element(none, builder.trunc(value, _INT32), ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(single, none, _vector_constant(0, _INT32_VECTOR))
 
 
-def _transpose(
-    builder: Any, source: Any, places: Any, first: Any, offset: Any, target: Any, at: Any, step: Any
+def _emit_transpose(
+    builder: Any, source: Any, row_offsets: Any, first: Any, column: Any, target: Any, at: Any, stride: Any
 ) -> None:
-    size = first.type
+    index_type = first.type
     rows = []
     for row in range(LANES):
-        place = builder.load(builder.gep(places, [builder.add(first, ir.Constant(size, row))]))
-        rows.append(emit_load(builder, source, builder.add(place, offset)))
+        row_offset = builder.load(builder.gep(row_offsets, [builder.add(first, ir.Constant(index_type, row))]))
+        rows.append(emit_load(builder, source, builder.add(row_offset, column)))
     distance = LANES // 2
     while distance:
         # Swap the off-diagonal halves of every square of this size.
@@ -238,48 +252,54 @@ def _transpose(
         for row in range(LANES):
             if not row & distance:
                 a, b = rows[row], rows[row + distance]
-                rows[row] = builder.shuffle_vector(a, b, ir.Constant(_INTS, low))
-                rows[row + distance] = builder.shuffle_vector(a, b, ir.Constant(_INTS, high))
+                rows[row] = builder.shuffle_vector(a, b, ir.Constant(_INT32_VECTOR, low))
+                rows[row + distance] = builder.shuffle_vector(a, b, ir.Constant(_INT32_VECTOR, high))
         distance //= 2
     for row in rows:
         emit_store(builder, target, at, row)
-        at = builder.add(at, step)
+        at = builder.add(at, stride)
 
 
-def _prefetch(builder: Any, array: Any, at: Any) -> None:
+def _emit_prefetch(builder: Any, array: Any, at: Any) -> None:
     pointer = builder.bitcast(builder.gep(array, [at]), ir.IntType(8).as_pointer())
     # For reading, into the second cache: into the first, it would push out what is being worked on.
-    _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_INT, number) for number in (0, 2, 1)))
+    _call_llvm_intrinsic(
+        builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_INT32, number) for number in (0, 2, 1))
+    )
 
 
-load: Callable[[Float32 | UInt16, int], Vector] = _word("ai", "v", emit_load)
+load: Callable[[Float32 | UInt16, int], Vector] = _vector_intrinsic("ai", "v", emit_load)
 """Of an array of uint16: their bits as float16."""
-load_low_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _low))
+load_low_nibbles: Callable[[UInt8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_low_nibbles))
 """Bits 0-3 of bytes, 0 to 15."""
-load_high_nibbles: Callable[[UInt8, int], Vector] = _word("ai", "v", _narrow(8, _high))
-load_int8: Callable[[Int8, int], Vector] = _word("ai", "v", _narrow(8, _octets))
-load_bfloat16: Callable[[UInt16, int], Vector] = _word("ai", "v", _narrow(16, _brain))
-store: Callable[[Float32, int, Vector], None] = _word("aiv", "", emit_store)
-spread: Callable[[Number], Vector] = _word("f", "v", _spread)
+load_high_nibbles: Callable[[UInt8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_high_nibbles))
+load_int8: Callable[[Int8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_int8))
+load_bfloat16: Callable[[UInt16, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(16, _widen_bfloat16))
+store: Callable[[Float32, int, Vector], None] = _vector_intrinsic("aiv", "", emit_store)
+broadcast: Callable[[Scalar], Vector] = _vector_intrinsic("f", "v", _emit_broadcast)
 """The same number in all lanes."""
-spread_from: Callable[[Float32, int], Vector] = _word("ai", "v", emit_spread_from)
+load_broadcast: Callable[[Float32, int], Vector] = _vector_intrinsic("ai", "v", emit_load_broadcast)
 """One element of an array in all lanes."""
-add: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fadd(a, b))
-subtract: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fsub(a, b))
-multiply: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fmul(a, b))
-divide: Callable[[Vector, Vector], Vector] = _word("vv", "v", lambda builder, a, b: builder.fdiv(a, b))
-fma: Callable[[Vector, Vector, Vector], Vector] = _word("vvv", "v", emit_fma)
+add: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fadd(a, b))
+subtract: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fsub(a, b))
+multiply: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fmul(a, b))
+divide: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fdiv(a, b))
+fma: Callable[[Vector, Vector, Vector], Vector] = _vector_intrinsic("vvv", "v", emit_fma)
 """a * b + c, rounded once."""
-larger: Callable[[Vector, Vector], Vector] = _word("vv", "v", _larger)
+maximum: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", _emit_maximum)
 """Of a NaN and a number: the second argument."""
-total: Callable[[Vector], float] = _word("v", "f", _fold(lambda builder, a, b: builder.fadd(a, b)))
-largest: Callable[[Vector], float] = _word("v", "f", _fold(_larger))
-exp: Callable[[Vector], Vector] = _word("v", "v", _exp)
+reduce_sum: Callable[[Vector], float] = _vector_intrinsic(
+    "v", "f", _tree_reduction(lambda builder, a, b: builder.fadd(a, b))
+)
+reduce_max: Callable[[Vector], float] = _vector_intrinsic("v", "f", _tree_reduction(_emit_maximum))
+exp: Callable[[Vector], Vector] = _vector_intrinsic("v", "v", _emit_exp)
 """Within 2 units in the last place; 0 below -87, as for 88 above it; exp(0) is 1; NaN stays NaN."""
-only: Callable[[Vector, int, int, int, Number], Vector] = _word("viiif", "v", _only)
+select_range: Callable[[Vector, int, int, int, Scalar], Vector] = _vector_intrinsic("viiif", "v", _emit_select_range)
 """(vector, first, low, high, other): lane i where low <= first + i < high, else `other`."""
-transpose: Callable[[Float32, Int64, int, int, Float32, int, int], None] = _word("aaiiaii", "", _transpose)
+transpose: Callable[[Float32, Int64, int, int, Float32, int, int], None] = _vector_intrinsic(
+    "aaiiaii", "", _emit_transpose
+)
 """(source, places, first, offset, target, at, step): LANES floats from each source[places[first + i] + offset] become
 lane i of the vectors at target[at], target[at + step], ..."""
-prefetch: Callable[[Float32, int], None] = _word("ai", "", _prefetch)
+prefetch: Callable[[Float32, int], None] = _vector_intrinsic("ai", "", _emit_prefetch)
 """Begin to load the cache line of an element."""

@@ -15,34 +15,34 @@ from numpy.typing import NDArray
 
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.arrays import Float32
-from quire_worker.ops.cpu.linear import BLOCK, Scales
+from quire_worker.ops.cpu.linear import BLOCK_SIZE, Scales
 from quire_worker.ops.cpu.simd import LANES
 from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredRows, StoredWeight, TiledWeight, Tiles
 from quire_worker.weights.gguf.dequantize import is_quantised, quants
 
-_NO_FLOATS: Final = np.zeros(0, np.float32)
-_PLAIN: Final[dict[str, tuple[str, type[np.generic]]]] = {
+_EMPTY: Final = np.zeros(0, np.float32)
+_UNQUANTISED_FORMATS: Final[dict[str, tuple[str, type[np.generic]]]] = {
     "F32": ("floats", np.float32),
     "F16": ("floats", np.uint16),
     "BF16": ("bfloat16", np.uint16),
 }
-_ROWS_AT_ONCE: Final = 64 * LANES
+_CHUNK_ROWS: Final = 64 * LANES
 """A bound for the memory that tiling takes beside the tiles."""
 
 
 def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
     """Repack a CPU weight. If a part other than the last does not end at a tile boundary, all parts become float32."""
-    blocks = -(-weight.inputs // BLOCK)
+    blocks = -(-weight.inputs // BLOCK_SIZE)
     if isinstance(weight, Int8Weight):
         segments = [_tile_int8(weight, blocks)]
     else:
         parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)
         if any(part.data.shape[0] % LANES for part in parts[:-1]):
             parts = [_as_floats(torch.cat([part.values() for part in parts]))]
-        segments, first = [], 0
-        for alike in _runs_of_one_kind(parts):
-            segments.append(_tile(alike, first, blocks))
-            first += segments[-1].num_tiles * LANES
+        segments, first_output = [], 0
+        for same_kind in _group_by_kind(parts):
+            segments.append(_tile_rows(same_kind, first_output, blocks))
+            first_output += segments[-1].num_tiles * LANES
     bias = np.zeros(sum(segment.num_tiles for segment in segments) * LANES, np.float32)
     if weight.bias is not None:
         bias[: weight.outputs] = weight.bias.to(torch.float32).numpy()
@@ -53,7 +53,7 @@ def _as_floats(data: torch.Tensor) -> StoredRows:
     return StoredRows(KIND_NAMED["F32"], data.to(torch.float32).contiguous().view(torch.uint8))
 
 
-def _runs_of_one_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
+def _group_by_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
     runs: list[list[StoredRows]] = []
     for part in parts:
         if runs and runs[-1][0].kind == part.kind:
@@ -63,56 +63,54 @@ def _runs_of_one_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
     return runs
 
 
-def _tile(parts: Sequence[StoredRows], first: int, blocks: int) -> Tiles:
+def _tile_rows(parts: Sequence[StoredRows], first_output: int, blocks: int) -> Tiles:
     """Rows of one kind, piece by piece; those that lack to a whole tile are zero."""
     kind = parts[0].kind
     rows = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data
     raw = rows.numpy()
-    pieces = [_piece(kind, raw[at : at + _ROWS_AT_ONCE], blocks) for at in range(0, len(raw), _ROWS_AT_ONCE)]
-    data = np.concatenate([piece[1].reshape(-1) for piece in pieces])
-    scale = np.concatenate([piece[2].reshape(-1) for piece in pieces])
-    offset = np.concatenate([piece[3].reshape(-1) for piece in pieces])
-    return Tiles(pieces[0][0], data, *_as_float16_if_exact(scale, offset), first, -(-len(raw) // LANES))
+    chunks = [_tile_chunk(kind, raw[at : at + _CHUNK_ROWS], blocks) for at in range(0, len(raw), _CHUNK_ROWS)]
+    data = np.concatenate([chunk[1].reshape(-1) for chunk in chunks])
+    scale = np.concatenate([chunk[2].reshape(-1) for chunk in chunks])
+    offset = np.concatenate([chunk[3].reshape(-1) for chunk in chunks])
+    return Tiles(chunks[0][0], data, *_as_float16_if_exact(scale, offset), first_output, -(-len(raw) // LANES))
 
 
 def _tile_int8(weight: Int8Weight, blocks: int) -> Tiles:
     tiles = -(-weight.outputs // LANES)
-    data = np.zeros((tiles * LANES, blocks * BLOCK), np.int8)
+    data = np.zeros((tiles * LANES, blocks * BLOCK_SIZE), np.int8)
     data[: weight.outputs, : weight.inputs] = weight.data.numpy()
     scale = np.zeros((tiles * LANES, blocks, 1), np.float32)
     scale[: weight.outputs] = weight.scale.numpy()[:, None, None]
-    by_block = data.reshape(len(data), blocks, BLOCK)
-    return Tiles(
-        "scaled_bytes", _lanes_last(by_block).reshape(-1), _lanes_last(scale).reshape(-1), _NO_FLOATS, 0, tiles
-    )
+    by_block = data.reshape(len(data), blocks, BLOCK_SIZE)
+    return Tiles("int8", _lanes_last(by_block).reshape(-1), _lanes_last(scale).reshape(-1), _EMPTY, 0, tiles)
 
 
-def _piece(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
+def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
     """Storage, data, scale and offset of whole rows."""
-    lacking = -len(raw) % LANES
-    if lacking:
-        raw = np.concatenate([raw, np.zeros((lacking, raw.shape[1]), np.uint8)])
+    padding_rows = -len(raw) % LANES
+    if padding_rows:
+        raw = np.concatenate([raw, np.zeros((padding_rows, raw.shape[1]), np.uint8)])
     if not is_quantised(kind):
-        storage, number = _PLAIN[kind.name]
-        rows = raw.view(number)
-        rows = np.pad(rows, ((0, 0), (0, blocks * BLOCK - rows.shape[1])))
-        return storage, _lanes_last(rows.reshape(len(rows), blocks, BLOCK)), _NO_FLOATS, _NO_FLOATS
-    found = quants(kind, np.ascontiguousarray(raw).reshape(-1))
-    groups = BLOCK // found.integer.shape[2]
+        storage, dtype = _UNQUANTISED_FORMATS[kind.name]
+        rows = raw.view(dtype)
+        rows = np.pad(rows, ((0, 0), (0, blocks * BLOCK_SIZE - rows.shape[1])))
+        return storage, _lanes_last(rows.reshape(len(rows), blocks, BLOCK_SIZE)), _EMPTY, _EMPTY
+    quantised = quants(kind, np.ascontiguousarray(raw).reshape(-1))
+    groups = BLOCK_SIZE // quantised.integer.shape[2]
     shape = (len(raw), blocks, groups)
-    scale, offset, lowest = found.scale.reshape(shape), found.offset, found.nibbles_from
-    if offset is None and lowest:
-        offset = found.scale * np.float32(lowest)
-    integer = found.integer.reshape(len(raw), blocks, 2, BLOCK // 2)
+    scale, offset, lowest_nibble = quantised.scale.reshape(shape), quantised.offset, quantised.nibbles_from
+    if offset is None and lowest_nibble:
+        offset = quantised.scale * np.float32(lowest_nibble)
+    integer = quantised.integer.reshape(len(raw), blocks, 2, BLOCK_SIZE // 2)
     half = "half_block_" if groups == 2 else ""
-    if lowest is None:
-        storage = half + "bytes" if half else "scaled_bytes" if offset is None else "bytes_with_offset"
-        data = _lanes_last(integer.reshape(len(raw), blocks, BLOCK))
+    if lowest_nibble is None:
+        storage = half + "int8" if half else "int8" if offset is None else "int8_with_offset"
+        data = _lanes_last(integer.reshape(len(raw), blocks, BLOCK_SIZE))
     else:
-        storage = half + "nibbles"
-        nibble = (integer - np.int8(lowest)).view(np.uint8)
+        storage = half + "uint4"
+        nibble = (integer - np.int8(lowest_nibble)).view(np.uint8)
         data = _lanes_last(nibble[:, :, 0] | (nibble[:, :, 1] << np.uint8(4)))
-    offsets = _NO_FLOATS if offset is None else _lanes_last(offset.reshape(shape))
+    offsets = _EMPTY if offset is None else _lanes_last(offset.reshape(shape))
     return storage, data, _lanes_last(scale), offsets
 
 
