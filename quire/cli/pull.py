@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fetch the named model unless it is there, and print where it is."""
-    from quire.hub.cache import hub_model
+    from quire.hub.cache import parse_hub_name
     from quire.models import hub_model_with_bar, named_model, pull_with_bar
 
-    model = hub_model(args.name, args.revision, args.download_dir)
+    model = parse_hub_name(args.name, args.revision, args.download_dir)
     print(hub_model_with_bar(model) if model is not None else pull_with_bar(named_model(args.name)))
     return 0

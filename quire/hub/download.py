@@ -14,85 +14,97 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import NotFound, PermissionDenied, QuireError, Unavailable, Unsupported
-from quire.hub.cache import CONFIG, INDEX, SINGLE, TOKENIZER, HubModel, cached, shards_of, snapshot, weights_of
-from quire.hub.growth import Progress, watching
+from quire.hub.cache import (
+    CONFIG_FILE,
+    SHARD_INDEX_FILE,
+    SINGLE_WEIGHT_FILE,
+    TOKENIZER_FILE,
+    HubModel,
+    find_cached_model,
+    read_shard_names,
+    select_weight_files,
+    snapshot_folder,
+)
+from quire.hub.download_progress import Progress, report_folder_growth
 
-_TEXTS = (
-    TOKENIZER,
+_METADATA_FILES = (
+    TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
-    INDEX,
+    SHARD_INDEX_FILE,
 )
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_MOST_CAUSE = 300
-_TIMEOUT_S = 10.0
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MAX_CAUSE_CHARS = 300
+_FIRST_REQUEST_TIMEOUT_S = 10.0
 """Limit of the first request. Without a limit, a silent firewall would hold up a start for ever."""
 
-Announce = Callable[[], Progress]
+StartProgress = Callable[[], Progress]
 """Called once, when a download begins; returns what is told of its progress."""
 
 
-def find_hub_model(model: HubModel, announce: Announce, *, text_only: bool = False) -> Path:
+def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool = False) -> Path:
     """Return the folder or GGUF file of a model of the hub: from the cache where that has all of it, else downloaded
     first. What is in the cache is not compared with the hub: `hf download` updates it. `text_only` as in `cached`.
 
     Raises NotFound, PermissionDenied, Unsupported, InvalidArgument, or Unavailable where it cannot be downloaded.
     """
-    there = cached(model, text_only=text_only)
-    if there is not None:
-        return there
+    cached_path = find_cached_model(model, tokenizer_only=tokenizer_only)
+    if cached_path is not None:
+        return cached_path
     try:
-        return _download(model, announce, text_only=text_only)
+        return _download(model, start_progress, tokenizer_only=tokenizer_only)
     except Unavailable:
         # The cache may have weights whose tokenizer is elsewhere: the services say so better.
-        folder = snapshot(model)
-        if folder is not None and (folder / CONFIG).is_file() and (text_only or _has_weights(folder)):
+        folder = snapshot_folder(model)
+        if folder is not None and (folder / CONFIG_FILE).is_file() and (tokenizer_only or _has_weights(folder)):
             return folder
         raise
 
 
 def _has_weights(folder: Path) -> bool:
-    shards = shards_of(folder / INDEX) or (SINGLE,)
+    shards = read_shard_names(folder / SHARD_INDEX_FILE) or (SINGLE_WEIGHT_FILE,)
     return all((folder / name).is_file() for name in shards)
 
 
-def _download(model: HubModel, announce: Announce, *, text_only: bool) -> Path:
+def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
     """Download the files that are missing. config.json comes after the other texts, and weights come last, so that a
     model whose weights are there is whole."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi
         except ImportError as error:
-            raise _not_had(model, "the package huggingface_hub is not installed") from error
+            raise _not_fetched_error(model, "the package huggingface_hub is not installed") from error
         # Before all else: this request fails at once where there is no network, and those of transfers after half a
         # minute of retries.
         api = HfApi(endpoint=_endpoint())
-        info = api.model_info(model.repo, revision=model.revision, files_metadata=True, timeout=_TIMEOUT_S)
+        info = api.model_info(
+            model.repo, revision=model.revision, files_metadata=True, timeout=_FIRST_REQUEST_TIMEOUT_S
+        )
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        progress = announce()
-        folder = _fetch(model, model.revision, _TEXTS)
+        progress = start_progress()
+        folder = _download_files(model, model.revision, _METADATA_FILES)
         commit = folder.name
-        _fetch(model, commit, (CONFIG,))
-        wanted = weights_of(sizes, model, shards_of(folder / INDEX))
-        missing = [name for name in wanted if name not in sizes]
-        if missing or not wanted:
-            raise _no_weights(model, sizes, missing)
-        if text_only and not wanted[0].endswith(".gguf"):
+        _download_files(model, commit, (CONFIG_FILE,))
+        weight_files = select_weight_files(sizes, model, read_shard_names(folder / SHARD_INDEX_FILE))
+        absent_from_hub = [name for name in weight_files if name not in sizes]
+        if absent_from_hub or not weight_files:
+            raise _no_weights_error(model, sizes, absent_from_hub)
+        if tokenizer_only and not weight_files[0].endswith(".gguf"):
             return folder
-        needed = [name for name in wanted if not (folder / name).is_file()]
-        total = sum(sizes[name] for name in needed)
-        progress(0, total)
-        with watching(model.folder / "blobs", total, progress):
-            _fetch(model, commit, needed)
-        progress(total, total)
-    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+        to_download = [name for name in weight_files if not (folder / name).is_file()]
+        total_bytes = sum(sizes[name] for name in to_download)
+        progress(0, total_bytes)
+        with report_folder_growth(model.repo_folder / "blobs", total_bytes, progress):
+            _download_files(model, commit, to_download)
+        progress(total_bytes, total_bytes)
+    return folder / weight_files[0] if weight_files[0].endswith(".gguf") else folder
 
 
-def _fetch(model: HubModel, revision: str, names: Sequence[str]) -> Path:
+def _download_files(model: HubModel, revision: str, names: Sequence[str]) -> Path:
     """Download the files of these names or patterns, if the repository has them, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
 
@@ -100,10 +112,10 @@ def _fetch(model: HubModel, revision: str, names: Sequence[str]) -> Path:
         snapshot_download(
             model.repo,
             revision=revision,
-            cache_dir=model.cache,
+            cache_dir=model.cache_dir,
             allow_patterns=list(names),
             endpoint=_endpoint(),
-            tqdm_class=_silent_bar(),
+            tqdm_class=_silent_bar_class(),
         )
     )
 
@@ -113,7 +125,7 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _silent_bar() -> Any:
+def _silent_bar_class() -> Any:
     """Return a progress bar for the library that shows nothing: the caller has one of its own."""
     from tqdm.auto import tqdm
 
@@ -155,42 +167,44 @@ def _typed_errors(model: HubModel) -> Iterator[None]:
                 "Give a branch, a tag or a commit of the model.",
                 param="revision",
             ) from error
-        raise _not_had(model, f"{type(error).__name__}: {error}") from error
+        raise _not_fetched_error(model, f"{type(error).__name__}: {error}") from error
 
 
-def _not_had(model: HubModel, cause: str) -> Unavailable:
+def _not_fetched_error(model: HubModel, cause: str) -> Unavailable:
     """Return the error for a model that is not in the cache, and cannot be downloaded."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
-        f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache} does not have the whole model "
-        f"at revision {model.revision}, and it cannot be downloaded: {_readable(cause)}.",
+        f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache_dir} does not have the whole "
+        f"model at revision {model.revision}, and it cannot be downloaded: {_redact(cause)}.",
         f"Where there is a network, run `{model.download_command}`; or name a model's folder or GGUF file.",
         param="model",
     )
 
 
-def _readable(cause: str) -> str:
+def _redact(cause: str) -> str:
     """Return the cause in one line that is not too long, without what its addresses may hold of passwords and
     signatures."""
-    without = re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", cause))
-    return " ".join(without.split())[:_MOST_CAUSE]
+    redacted = re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", cause))
+    return " ".join(redacted.split())[:_MAX_CAUSE_CHARS]
 
 
-def _no_weights(model: HubModel, names: Sequence[str] | dict[str, int], missing: Sequence[str]) -> QuireError:
+def _no_weights_error(
+    model: HubModel, names: Sequence[str] | dict[str, int], absent_from_hub: Sequence[str]
+) -> QuireError:
     """Return the error for a repository without weights that Quire reads."""
-    if missing:
+    if absent_from_hub:
         return NotFound(
             "MISSING_SHARD",
-            f"The hub's {model.repo} at revision {model.revision} lacks its weight file {missing[0]}.",
+            f"The hub's {model.repo} at revision {model.revision} lacks its weight file {absent_from_hub[0]}.",
             "Give another revision.",
             param="revision",
         )
-    kind = f"GGUF file of kind {model.quant}" if model.quant else "safetensors or GGUF file"
-    pickles = sorted(name for name in names if name.endswith(_PICKLES))
-    held = f" It holds {pickles[0]}, a format that can execute code." if pickles else ""
+    format_name = f"GGUF file of kind {model.quant}" if model.quant else "safetensors or GGUF file"
+    pickles = sorted(name for name in names if name.endswith(_PICKLE_SUFFIXES))
+    pickle_note = f" It holds {pickles[0]}, a format that can execute code." if pickles else ""
     return Unsupported(
         "UNSUPPORTED_WEIGHT_FORMAT",
-        f"The hub's {model.repo} at revision {model.revision} has no {kind}.{held}",
+        f"The hub's {model.repo} at revision {model.revision} has no {format_name}.{pickle_note}",
         "Name a model that has one.",
         param="model",
     )

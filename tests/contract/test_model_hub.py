@@ -14,10 +14,10 @@ import pytest
 from quire.__main__ import main
 from quire.errors import InvalidArgument, NotFound, PermissionDenied, QuireError, Unavailable, Unsupported
 from quire.hub import download
-from quire.hub.cache import cached, hub_model, name_of, weights_of
+from quire.hub.cache import find_cached_model, model_name, parse_hub_name, select_weight_files
 from quire.models import find_model
 from quire_common.errors import ConfigError
-from quire_common.model_hub import model_path
+from quire_common.model_hub import resolve_model
 from quire_tokenizer.config import TokenizerConfig
 from quire_tokenizer.text_service import TextService
 from quire_worker.config import WorkerConfig
@@ -72,19 +72,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 def test_a_model_in_the_cache_is_found_without_a_network(offline: None, cache: Path) -> None:
     folder = fake_cache(cache, REPO, FILES)
-    assert find_model(REPO) == folder == Path(model_path(REPO))
-    assert name_of(folder) == REPO, "and keeps its name"
+    assert find_model(REPO) == folder == Path(resolve_model(REPO))
+    assert model_name(folder) == REPO, "and keeps its name"
 
 
-def test_a_local_folder_wins(offline: None, cache: Path, tmp_path: Path) -> None:
+def test_local_folder_takes_precedence_over_a_hub_name(offline: None, cache: Path, tmp_path: Path) -> None:
     fake_cache(cache, REPO, FILES)
     local = tmp_path / "work" / REPO
     local.mkdir(parents=True)
-    assert find_model(REPO) == local and model_path(REPO) == REPO
+    assert find_model(REPO) == local and resolve_model(REPO) == REPO
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
-def test_the_librarys_own_variables_name_the_cache(
+def test_huggingface_variables_set_the_cache_folder(
     variable: str, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
@@ -110,13 +110,13 @@ def test_a_revision_cannot_leave_the_cache(revision: str) -> None:
         find_model(REPO, revision)
 
 
-def test_a_damaged_ref_is_no_revision(cache: Path) -> None:
+def test_damaged_ref_counts_as_not_cached(cache: Path) -> None:
     fake_cache(cache, REPO, FILES)
-    model = hub_model(REPO)
-    assert model is not None and cached(model)
+    model = parse_hub_name(REPO)
+    assert model is not None and find_cached_model(model)
     for content in (f"../snapshots/{COMMIT}".encode(), b"", b"\xff" * 40, b"0" * 41):
         (cache / "models--acme--tiny-model" / "refs" / "main").write_bytes(content)
-        assert cached(model) is None
+        assert find_cached_model(model) is None
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_a_damaged_ref_is_no_revision(cache: Path) -> None:
         "a/" + "b" * 200,
     ],
 )
-def test_other_texts_are_no_names_of_the_hub(name: str) -> None:
-    assert hub_model(name) is None
+def test_malformed_hub_names_are_refused(name: str) -> None:
+    assert parse_hub_name(name) is None
     with pytest.raises(NotFound, match="MODEL_NOT_FOUND"):
         find_model(name)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "model-00002-of-00002.safetensors"])
-def test_half_a_model_does_not_count(missing: str, offline: None, cache: Path) -> None:
+def test_incomplete_cached_model_is_not_used(missing: str, offline: None, cache: Path) -> None:
     files = dict(SHARDED if missing in SHARDED and missing not in FILES else FILES)
     del files[missing]
     fake_cache(cache, REPO, files)
@@ -151,7 +151,7 @@ def test_half_a_model_does_not_count(missing: str, offline: None, cache: Path) -
         find_model(REPO)
     assert f"hf download {REPO}`" in error.value.fix and str(cache) in error.value.message
     with pytest.raises(ConfigError, match="MODEL_NOT_FETCHED"):
-        model_path(REPO)
+        resolve_model(REPO)
 
 
 def test_a_model_without_tokenizer_is_left_to_the_services(offline: None, cache: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_model_without_tokenizer_is_left_to_the_services(offline: None, cache:
 
 def test_the_tokenizer_needs_no_weights(offline: None, cache: Path) -> None:
     folder = fake_cache(cache, REPO, TEXTS)
-    assert model_path(REPO, text_only=True) == str(folder)
+    assert resolve_model(REPO, tokenizer_only=True) == str(folder)
 
 
 def test_only_the_files_that_are_read_are_downloaded(
@@ -172,7 +172,9 @@ def test_only_the_files_that_are_read_are_downloaded(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
     assert capsys.readouterr().err == f"Downloading {REPO}\n", "one line where there is no terminal"
     asked = len(hub.requests)
-    assert find_model(REPO) == Path(model_path(REPO)) == folder and len(hub.requests) == asked, "the hub is asked once"
+    assert find_model(REPO) == Path(resolve_model(REPO)) == folder and len(hub.requests) == asked, (
+        "the hub is asked once"
+    )
 
 
 def test_an_interrupted_download_is_completed(hub: HubServer, cache: Path) -> None:
@@ -183,14 +185,14 @@ def test_an_interrupted_download_is_completed(hub: HubServer, cache: Path) -> No
 def test_weights_come_last_and_the_tokenizer_downloads_none(
     hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(model_path(REPO, text_only=True))
+    folder = Path(resolve_model(REPO, tokenizer_only=True))
     assert {path.name for path in folder.iterdir()} == set(TEXTS)
     seen: list[tuple[int, int]] = []
-    assert model_path(REPO, progress=lambda *step: seen.append(step)) == str(folder)
+    assert resolve_model(REPO, progress=lambda *step: seen.append(step)) == str(folder)
     assert seen[0] == (0, 0) and seen[-1] == (len(WEIGHTS), len(WEIGHTS))
 
 
-def test_shards_are_those_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_indexed_shards_are_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with HubServer(REPO, {**SHARDED, "model-00003-of-00003.safetensors": b"stray"}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         assert {path.name for path in find_model(REPO).iterdir()} == set(SHARDED)
@@ -206,7 +208,7 @@ GGUFS = {
 }
 
 
-def test_a_gguf_file_is_chosen_by_its_block_kind(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_gguf_file_is_chosen_by_quantisation(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     with HubServer(REPO, {**GGUFS, "mmproj-Tiny.gguf": b"image"}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         with pytest.raises(InvalidArgument, match=r"2 GGUF models: Tiny-Q4_K_M.gguf, Tiny-Q8_0.gguf"):
@@ -218,14 +220,14 @@ def test_a_gguf_file_is_chosen_by_its_block_kind(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Unsupported, match="no GGUF file of kind Q4_K"):
             find_model(f"{REPO}:Q4_K")
     (split.parent / "Tiny-Q8_0-00002-of-00002.gguf").unlink()
-    model = hub_model(f"{REPO}:Q8_0")
-    assert model is not None and cached(model) is None, "half of it is not it"
+    model = parse_hub_name(f"{REPO}:Q8_0")
+    assert model is not None and find_cached_model(model) is None, "half of it is not it"
 
 
-def test_names_of_files_cannot_leave_the_snapshot() -> None:
-    model = hub_model(REPO)
+def test_file_names_cannot_leave_the_snapshot() -> None:
+    model = parse_hub_name(REPO)
     assert model is not None
-    assert weights_of(["../x.gguf", "/x.gguf", "a/../x.gguf", ".x.gguf"], model) == ()
+    assert select_weight_files(["../x.gguf", "/x.gguf", "a/../x.gguf", ".x.gguf"], model) == ()
 
 
 def test_a_repository_of_pickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +246,7 @@ def test_a_repository_of_pickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         (REPO, "", True, PermissionDenied, "MODEL_GATED"),
     ],
 )
-def test_the_hubs_refusals_are_typed(
+def test_hub_refusals_raise_typed_errors(
     name: str, revision: str, gated: bool, kind: type[QuireError], code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HubServer(REPO, FILES, gated=gated) as server:
@@ -253,25 +255,25 @@ def test_the_hubs_refusals_are_typed(
             find_model(name, revision)
 
 
-def test_without_the_library_the_error_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_huggingface_hub_package_is_named_in_the_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(Unavailable, match="huggingface_hub is not installed"):
         find_model(REPO)
 
 
-def test_the_command_downloads_at_a_revision(hub: HubServer, cache: Path) -> None:
+def test_pull_command_downloads_the_revision(hub: HubServer, cache: Path) -> None:
     program = [sys.executable, "-m", "quire", "pull", REPO, "--revision", "v1"]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(cache / "models--acme--tiny-model" / "snapshots" / COMMIT)
     assert done.stderr == f"Downloading {REPO}\n"
 
 
-def test_nothing_is_downloaded_to_show_a_configuration(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_command_downloads_nothing(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--model", REPO]) == 0
     assert REPO in capsys.readouterr().out and hub.requests == []
 
 
-async def test_services_find_the_model_and_call_it_by_its_name(offline: None, cache: Path) -> None:
+async def test_services_find_the_model_and_keep_its_hub_name(offline: None, cache: Path) -> None:
     files = {path.name: path.read_bytes() for path in find_model(None).iterdir() if path.is_file()}
     folder = fake_cache(cache, REPO, files, ref="v2")
     config = with_model_path(WorkerConfig(model=REPO, revision="v2"), lambda *_: None)
@@ -284,6 +286,6 @@ async def test_services_find_the_model_and_call_it_by_its_name(offline: None, ca
         await texts.close()
 
 
-def test_what_is_said_of_a_failed_download_holds_no_secret_of_its_addresses() -> None:
+def test_download_errors_hold_no_secrets_of_urls() -> None:
     cause = "HTTPError: https://me:secret@mirror.example/x\n refused https://cdn.example/y?Signature=abc&Expires=1 'z'"
-    assert download._readable(cause) == "HTTPError: https://mirror.example/x refused https://cdn.example/y 'z'"
+    assert download._redact(cause) == "HTTPError: https://mirror.example/x refused https://cdn.example/y 'z'"

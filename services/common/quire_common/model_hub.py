@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.hub.cache import hub_model, name_of
+from quire.hub.cache import model_name, parse_hub_name
 from quire.hub.download import find_hub_model
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
@@ -17,23 +17,23 @@ from quire_common.telemetry.logs import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["model_path", "name_of"]
+__all__ = ["model_name", "resolve_model"]
 
 log = get_logger(__name__)
 
 
-def _ignore(done_bytes: int, total_bytes: int) -> None:
+def _ignore_progress(done_bytes: int, total_bytes: int) -> None:
     """Do nothing: the default of `model_path`'s `progress`."""
 
 
-def model_path(
+def resolve_model(
     name: str,
     revision: str = "",
     download_dir: str = "",
     *,
     param: str = "model",
-    text_only: bool = False,
-    progress: Callable[[int, int], None] = _ignore,
+    tokenizer_only: bool = False,
+    progress: Callable[[int, int], None] = _ignore_progress,
 ) -> str:
     """Return the path of a model: `name` itself where that is a path or of no hub's form, else the folder or GGUF file
     in the hub's cache, downloaded first where it is not there. `text_only`: weights are not needed. `progress` gets the
@@ -41,13 +41,13 @@ def model_path(
     if not name or Path(name).exists():
         return name
 
-    def announce() -> Callable[[int, int], None]:
+    def start_progress() -> Callable[[int, int], None]:
         log.info("downloading", model=name, revision=revision or "main")
         progress(0, 0)
         return progress
 
     try:
-        model = hub_model(name, revision, download_dir)
-        return name if model is None else str(find_hub_model(model, announce, text_only=text_only))
+        model = parse_hub_name(name, revision, download_dir)
+        return name if model is None else str(find_hub_model(model, start_progress, tokenizer_only=tokenizer_only))
     except QuireError as error:
         raise ConfigError(error.code, error.message, error.fix, param=error.param or param) from error

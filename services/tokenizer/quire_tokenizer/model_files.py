@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire_common.gguf import is_gguf, open_gguf
 from quire_common.gguf.token_ids import eos_token_ids
-from quire_common.model_hub import name_of
+from quire_common.model_hub import model_name
 from quire_tokenizer.gguf.gguf_tokenizer import read_gguf
 from quire_tokenizer.model_folder import (
     DEFAULT_TEMPLATE,
@@ -41,4 +41,4 @@ def _name_and_eos(model: Path) -> tuple[str, tuple[int, ...]]:
         opened = open_gguf(model)
         return opened.name, eos_token_ids(opened.metadata)
     eos = eos_ids_of_folder(model)
-    return name_of(model.resolve()), tuple(eos)
+    return model_name(model.resolve()), tuple(eos)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
 from quire_common.gguf import gguf_files
-from quire_common.model_hub import name_of
+from quire_common.model_hub import model_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") 
         eos.append(variables["eos_token"])
     templates = {DEFAULT_TEMPLATE: read_template(chat_template)} if chat_template else _templates(text_folder, settings)
     return ModelFolder(
-        name=name_of(folder.resolve()),
+        name=model_name(folder.resolve()),
         tokenizer_json=_read_tokenizer(text_folder / "tokenizer.json"),
         token_variables=variables,
         eos=tuple(dict.fromkeys(eos)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Overloaded, Unavailable
-from quire_common.model_hub import model_path
+from quire_common.model_hub import resolve_model
 from quire_common.telemetry.logs import get_logger
 from quire_tokenizer import statistics
 from quire_tokenizer.chat.chat_renderer import ChatRenderer
@@ -115,9 +115,9 @@ class TextService:
     def _load(self) -> TextTools:
         """Read the model's files and make the tools. Runs in a thread. Raises ConfigError."""
         config = self._config
-        model = model_path(config.model, config.revision, config.download_dir, text_only=True)
-        tokenizer = model_path(
-            config.tokenizer, config.tokenizer_revision, config.download_dir, param="tokenizer", text_only=True
+        model = resolve_model(config.model, config.revision, config.download_dir, tokenizer_only=True)
+        tokenizer = resolve_model(
+            config.tokenizer, config.tokenizer_revision, config.download_dir, param="tokenizer", tokenizer_only=True
         )
         folder = read_model_files(model, tokenizer, config.chat_template)
         vocabulary = Vocabulary(folder, config.reasoning_config)

@@ -11,7 +11,7 @@ from quire_common.credit import ModelInfo, SamplingDefaults
 from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
-from quire_common.model_hub import model_path
+from quire_common.model_hub import resolve_model
 from quire_worker.model.config_file import parse_object
 from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
@@ -43,7 +43,7 @@ def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
 def with_model_path(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> WorkerConfig:
     """Return the configuration with the path of its model in place of a name of the hub; the model keeps that name
     towards clients. Downloads the model where it is not there, as the phase `download`. Raises ConfigError."""
-    path = model_path(
+    path = resolve_model(
         config.model,
         config.revision,
         config.download_dir,

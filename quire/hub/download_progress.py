@@ -13,30 +13,30 @@ _POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def watching(folder: Path, total: int, progress: Progress) -> Iterator[None]:
+def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> Iterator[None]:
     """A context in which `progress` is called several times a second, from a thread of its own, with the bytes by which
     the folder has grown, at most `total`."""
-    ended, before = threading.Event(), size_of(folder)
+    stopped, initial_bytes = threading.Event(), folder_bytes(folder)
 
-    def watch() -> None:
-        while not ended.wait(_POLL_S):
-            progress(max(0, min(size_of(folder) - before, total)), total)
+    def poll() -> None:
+        while not stopped.wait(_POLL_S):
+            progress(max(0, min(folder_bytes(folder) - initial_bytes, total_bytes)), total_bytes)
 
-    watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
+    watcher = threading.Thread(target=poll, name="download-progress", daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        ended.set()
+        stopped.set()
         watcher.join()
 
 
-def size_of(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Return the bytes of all files below the folder, while another program makes and moves files in it."""
-    total = 0
+    total_bytes = 0
     for path in folder.rglob("*"):
         try:
-            total += path.lstat().st_size if not path.is_dir() else 0
+            total_bytes += path.lstat().st_size if not path.is_dir() else 0
         except OSError:
             continue
-    return total
+    return total_bytes
