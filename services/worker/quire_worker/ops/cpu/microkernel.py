@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from quire_worker.arrays import Float32
+from quire_worker.ops.cpu.job import untyped_intrinsic
 from quire_worker.ops.cpu.simd import LANES, LLVM_VECTOR, emit_fma, emit_load, emit_load_broadcast, emit_store
 
 _INT64: Final = ir.IntType(64)
@@ -73,6 +73,5 @@ def make_microkernel(rows: int, tiles: int, run_inputs: int, run_stride: int) ->
 
         return types.void(x, x_at, row_stride, w, w_at, n, s, s_at), generate
 
-    compiled: Any = intrinsic(define)  # numba's stubs do not type the function that kernels call
-    made: Microkernel = compiled
-    return made
+    microkernel: Microkernel = untyped_intrinsic(define)
+    return microkernel

@@ -180,10 +180,6 @@ def _emit_maximum(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def _smaller(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
-
-
 def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
     """All lanes to one, halves upon halves: always in the same order."""
 

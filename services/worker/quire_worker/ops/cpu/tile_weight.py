@@ -104,7 +104,7 @@ def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[s
     integer = quantised.integer.reshape(len(raw), blocks, 2, BLOCK_SIZE // 2)
     half = "half_block_" if groups == 2 else ""
     if lowest_nibble is None:
-        storage = half + "int8" if half else "int8" if offset is None else "int8_with_offset"
+        storage = half + "int8" if half or offset is None else "int8_with_offset"
         data = _lanes_last(integer.reshape(len(raw), blocks, BLOCK_SIZE))
     else:
         storage = half + "uint4"
