@@ -1,4 +1,4 @@
-"""Where Quire keeps what it can make or fetch again: models, pages, compiled kernels."""
+"""The folder in which Quire keeps files that it can make or download again: models, pages, compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache, or of QUIRE_CACHE_DIR where that is set. It need not exist."""
+    """Return the folder `name` in QUIRE_CACHE_DIR, or in the user's cache if that is not set. It may not exist yet."""
     override = os.environ.get("QUIRE_CACHE_DIR")
     if override:
         return Path(override).absolute() / name

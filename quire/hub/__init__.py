@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub by name: where the cache has them, and how they get there."""
+"""Finds models of the Hugging Face hub by name in the hub's cache on disk, and downloads them into that cache."""

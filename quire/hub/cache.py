@@ -1,6 +1,7 @@
-"""Models of the Hugging Face hub, as the hub's cache on disk has them: names, revisions, and which files make a model.
+"""Parses names of models of the Hugging Face hub, and finds these models in the hub's cache on disk.
 
-Knows the layout of the cache and the names of files. Opens no connection: that is `quire.hub.download`.
+This module knows the layout of the cache and the names of a model's files. It opens no connections, which
+`quire.hub.download` does.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _MAX_NAME_CHARS = 160
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
-# At most one folder deep, as repositories have the parts of a large model.
+# Repositories keep the parts of a large model in a folder. Files in deeper folders are not considered.
 _GGUF = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*\.gguf", re.ASCII)
 _GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
-# The image part of a multimodal model.
+# Files of this name hold the image encoder of a multimodal model.
 _PROJECTOR_PREFIX = "mmproj"
 _MAX_INDEX_BYTES = 16 << 20
 _MAX_LISTED = 8
@@ -44,24 +45,24 @@ class HubModel:
     quant: str
     revision: str
     cache_dir: Path
-    """The folder of the cache, `HF_HUB_CACHE` unless the user names another."""
+    """The folder of the cache: that of `hub_cache_folder`, unless the user names another one."""
 
     @property
     def repo_folder(self) -> Path:
-        """The repository's own folder in the cache."""
+        """The folder of the repository in the cache."""
         return self.cache_dir / f"models--{self.repo.replace('/', '--')}"
 
     @property
     def download_command(self) -> str:
-        """The command line that fetches it."""
+        """The command line that downloads the model."""
         revision_option = "" if self.revision == DEFAULT_REVISION else f" --revision {self.revision}"
         cache_option = "" if self.cache_dir == hub_cache_folder() else f" --cache-dir {self.cache_dir}"
         return f"hf download {self.repo}{revision_option}{cache_option}"
 
 
 def parse_hub_name(name: str, revision: str = "", download_dir: str = "") -> HubModel | None:
-    """Return the model that a name of the hub's form means, or None for another text, such as a path. Raises
-    InvalidArgument for a revision that is none."""
+    """Return the model that a name of the form `org/name` or `org/name:QUANT` means, or None for other texts, such as
+    paths. Raises InvalidArgument for a malformed revision."""
     match = _HUB_NAME.fullmatch(name) if len(name) <= _MAX_NAME_CHARS else None
     if match is None or "--" in name or ".." in name or name.lower().endswith(".gguf"):
         return None
@@ -75,8 +76,8 @@ def parse_hub_name(name: str, revision: str = "", download_dir: str = "") -> Hub
 
 
 def hub_cache_folder() -> Path:
-    """Return the folder in which the hub's own library keeps models: HF_HUB_CACHE, or `hub` in HF_HOME, which is by
-    default ~/.cache/huggingface."""
+    """Return the folder in which the library huggingface_hub keeps models: HF_HUB_CACHE, or `hub` in HF_HOME. The
+    default of HF_HOME is ~/.cache/huggingface."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if path := os.environ.get(variable):
             return _expand_path(path)
@@ -86,7 +87,7 @@ def hub_cache_folder() -> Path:
 
 
 def snapshot_folder(model: HubModel) -> Path | None:
-    """Return the folder of the model's revision, whatever files it has; None where the cache has no such revision."""
+    """Return the folder of the model's revision, or None if the cache has no such revision. Files may be missing."""
     commit = model.revision
     if not _COMMIT.fullmatch(commit):
         try:
@@ -101,9 +102,11 @@ def snapshot_folder(model: HubModel) -> Path | None:
 
 
 def find_cached_model(model: HubModel, *, tokenizer_only: bool = False) -> Path | None:
-    """Return the model's folder, or its GGUF file, where the cache has all of it; else None. `text_only`: without the
-    weights, unless they are a GGUF file, which holds the tokenizer too. Raises InvalidArgument where several GGUF files
-    are there and the name does not say which."""
+    """Return the model's folder or its GGUF file if the cache has all needed files, else None.
+
+    With `tokenizer_only` the weights are not needed, unless a GGUF file holds the tokenizer. Raises InvalidArgument if
+    the cache has several GGUF models and the name does not say which.
+    """
     folder = snapshot_folder(model)
     if folder is None:
         return None
@@ -119,8 +122,8 @@ def find_cached_model(model: HubModel, *, tokenizer_only: bool = False) -> Path 
 
 
 def snapshot_weight_files(folder: Path, model: HubModel) -> tuple[str, ...]:
-    """Return the weight files of a snapshot. All parts of a model are named, whether they are there or not; nothing
-    where the snapshot has no weights. Raises as `weights_of`."""
+    """Return the names of all weight files of a snapshot's model. Some of the files may be missing. The result is empty
+    if the snapshot has no weights. Raises the errors of `select_weight_files`."""
     names = [str(path.relative_to(folder)) for depth in ("*", "*/*") for path in folder.glob(f"{depth}.gguf")]
     if (folder / SINGLE_WEIGHT_FILE).is_file():
         names.append(SINGLE_WEIGHT_FILE)
@@ -128,9 +131,11 @@ def snapshot_weight_files(folder: Path, model: HubModel) -> tuple[str, ...]:
 
 
 def select_weight_files(names: Collection[str], model: HubModel, shards: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the weight files to load, out of the names of a repository's files: safetensors before GGUF, unless the
-    model's name asks for a GGUF file. `shards` are those of the index. Raises InvalidArgument where several GGUF models
-    fit."""
+    """Return the weight files to load, out of the names of a repository's files.
+
+    Safetensors come before GGUF, unless the model's name asks for a GGUF file. `shards` are the files that the index
+    names. Raises InvalidArgument if several GGUF models match.
+    """
     if not model.quant and (shards or SINGLE_WEIGHT_FILE in names):
         return tuple(sorted(shards)) or (SINGLE_WEIGHT_FILE,)
     pattern = _quant_pattern(model.quant)
@@ -150,8 +155,11 @@ def select_weight_files(names: Collection[str], model: HubModel, shards: Collect
 
 
 def read_shard_names(index: Path) -> tuple[str, ...]:
-    """Return the files that an index of safetensors names; nothing where there is no index, or none that can be read:
-    the worker says what is wrong with it. Names with a folder in them are left out."""
+    """Return the files that an index of safetensors names. Names with a folder in them are left out.
+
+    The result is empty if there is no index, or if the index cannot be read. In the second case the worker reports the
+    error when it loads the model.
+    """
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
             return ()
@@ -162,7 +170,7 @@ def read_shard_names(index: Path) -> tuple[str, ...]:
 
 
 def model_name(folder: Path) -> str:
-    """Return the name of the model in a folder: `org/name` for a snapshot of the hub's cache, else the folder's."""
+    """Return the model's name: `org/name` if the folder is a snapshot in the hub's cache, else the folder's name."""
     if _COMMIT.fullmatch(folder.name) and folder.parent.name == "snapshots":
         prefix, _, repo = folder.parent.parent.name.partition("--")
         if prefix == "models" and repo:
@@ -175,12 +183,12 @@ def _expand_path(path: str) -> Path:
 
 
 def _quant_pattern(quant: str) -> re.Pattern[str]:
-    """Return what a file's name contains if it is of this block kind: Q4_K is not Q4_K_M."""
+    """Return the pattern that file names of this quantisation contain. That of Q4_K does not match Q4_K_M."""
     return re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?=[-./])" if quant else "", re.IGNORECASE)
 
 
 def _split_gguf_files(name: str) -> tuple[str, ...]:
-    """Return all files of the GGUF model that a file belongs to, the first one first."""
+    """Return all files, in order, of the GGUF model to which a file belongs."""
     match = _GGUF_PART.search(name)
     if match is None or not 0 < int(match[2]) <= 10_000:
         return (name,)

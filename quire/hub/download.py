@@ -1,7 +1,7 @@
 """Downloads a model of the Hugging Face hub into the hub's cache: only the files that Quire reads, and no code.
 
-The library huggingface_hub does the transfers, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE itself. Knows which
-files are needed, in which order; where they lie is `quire.hub.cache`.
+The library huggingface_hub does the transfers, and itself reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. This module
+knows which files are needed, and in which order. `quire.hub.cache` knows where the files lie.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ _METADATA_FILES = (
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_CAUSE_CHARS = 300
 _FIRST_REQUEST_TIMEOUT_S = 10.0
-"""Limit of the first request. Without a limit, a silent firewall would hold up a start for ever."""
+"""Limit of the first request. Without a limit, a firewall that drops packets would block a start for ever."""
 
 StartProgress = Callable[[], Progress]
-"""Called once, when a download begins; returns what is told of its progress."""
+"""Called once, when a download begins. Returns the function that is called with its progress."""
 
 
 def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool = False) -> Path:
-    """Return the folder or GGUF file of a model of the hub: from the cache where that has all of it, else downloaded
-    first. What is in the cache is not compared with the hub: `hf download` updates it. `text_only` as in `cached`.
+    """Return the folder or the GGUF file of a model of the hub. Download the model first if the cache lacks any file.
 
-    Raises NotFound, PermissionDenied, Unsupported, InvalidArgument, or Unavailable where it cannot be downloaded.
+    A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
+    the cache. `tokenizer_only` as in `find_cached_model`. Raises NotFound, PermissionDenied, Unsupported or
+    InvalidArgument, and Unavailable if the model cannot be downloaded.
     """
     cached_path = find_cached_model(model, tokenizer_only=tokenizer_only)
     if cached_path is not None:
@@ -58,7 +59,8 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
     try:
         return _download(model, start_progress, tokenizer_only=tokenizer_only)
     except Unavailable:
-        # The cache may have weights whose tokenizer is elsewhere: the services say so better.
+        # The cache may hold a model without a tokenizer, if the user names another tokenizer. Otherwise the services
+        # report the missing tokenizer better than this error.
         folder = snapshot_folder(model)
         if folder is not None and (folder / CONFIG_FILE).is_file() and (tokenizer_only or _has_weights(folder)):
             return folder
@@ -71,15 +73,14 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
-    """Download the files that are missing. config.json comes after the other texts, and weights come last, so that a
-    model whose weights are there is whole."""
+    """Download the missing files: config.json after the other metadata, and the weights last. So a model whose weights
+    are in the cache is complete."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi
         except ImportError as error:
             raise _not_fetched_error(model, "the package huggingface_hub is not installed") from error
-        # Before all else: this request fails at once where there is no network, and those of transfers after half a
-        # minute of retries.
+        # This request comes first because it fails at once without a network. Transfers would retry for half a minute.
         api = HfApi(endpoint=_endpoint())
         info = api.model_info(
             model.repo, revision=model.revision, files_metadata=True, timeout=_FIRST_REQUEST_TIMEOUT_S
@@ -105,7 +106,7 @@ def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only:
 
 
 def _download_files(model: HubModel, revision: str, names: Sequence[str]) -> Path:
-    """Download the files of these names or patterns, if the repository has them, and return the snapshot's folder."""
+    """Download the files that match these names or patterns, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
 
     return Path(
@@ -121,12 +122,12 @@ def _download_files(model: HubModel, revision: str, names: Sequence[str]) -> Pat
 
 
 def _endpoint() -> str | None:
-    """Return HF_ENDPOINT as it is now: the library reads it once, when it is imported."""
+    """Return the present HF_ENDPOINT. The library itself reads HF_ENDPOINT only once, when it is imported."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 def _silent_bar_class() -> Any:
-    """Return a progress bar for the library that shows nothing: the caller has one of its own."""
+    """Return a class of progress bars that show nothing, for the library. The caller shows a bar of its own."""
     from tqdm.auto import tqdm
 
     class SilentBar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -138,7 +139,7 @@ def _silent_bar_class() -> Any:
 
 @contextlib.contextmanager
 def _typed_errors(model: HubModel) -> Iterator[None]:
-    """A context that turns the library's errors into typed ones."""
+    """Convert the library's errors within the context to Quire's typed errors."""
     try:
         yield
     except QuireError:
@@ -171,7 +172,7 @@ def _typed_errors(model: HubModel) -> Iterator[None]:
 
 
 def _not_fetched_error(model: HubModel, cause: str) -> Unavailable:
-    """Return the error for a model that is not in the cache, and cannot be downloaded."""
+    """Return the error for a model that is not complete in the cache and cannot be downloaded."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
         f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache_dir} does not have the whole "
@@ -182,8 +183,7 @@ def _not_fetched_error(model: HubModel, cause: str) -> Unavailable:
 
 
 def _redact(cause: str) -> str:
-    """Return the cause in one line that is not too long, without what its addresses may hold of passwords and
-    signatures."""
+    """Return the cause as one line of limited length. Passwords and signatures are removed from URLs."""
     redacted = re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", cause))
     return " ".join(redacted.split())[:_MAX_CAUSE_CHARS]
 

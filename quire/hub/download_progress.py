@@ -1,4 +1,4 @@
-"""Watches a folder into which another program or library downloads: how far a download is, by the bytes on disk."""
+"""Reports the progress of a download by another program or library, from the size of the folder that receives it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Progress = Callable[[int, int], None]
-"""(bytes that are there, bytes in all)."""
+"""(bytes downloaded, bytes in all)."""
 _POLL_S = 0.2
 
 
 @contextlib.contextmanager
 def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> Iterator[None]:
-    """A context in which `progress` is called several times a second, from a thread of its own, with the bytes by which
-    the folder has grown, at most `total`."""
+    """Within the context, call `progress` several times a second, from a thread of its own. Its first argument is the
+    number of bytes by which the folder has grown, at most `total_bytes`."""
     stopped, initial_bytes = threading.Event(), folder_bytes(folder)
 
     def poll() -> None:
@@ -32,7 +32,7 @@ def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> 
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below the folder, while another program makes and moves files in it."""
+    """Return the size of all files below the folder. Another program may create and move files meanwhile."""
     total_bytes = 0
     for path in folder.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Models by their hub's name: found in the cache, downloaded where a hub answers, refused with the reason elsewhere."""
+"""A model named as on the hub is found in the cache, else downloaded, else refused with the cause."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ SHARDED = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, and a working folder without models."""
+    """Make an empty cache of the hub, and a working folder without models."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # read when it was imported
+    # The library read HF_HUB_OFFLINE when it was imported.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -58,13 +59,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens where the library expects the hub."""
+    """Point the library to an address where nothing listens."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with one repository."""
+    """Run a hub with one repository."""
     with HubServer(REPO, {**FILES, **UNWANTED}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server

@@ -1,4 +1,4 @@
-"""The compiled attention against the torch reference, and against itself in other company: to the bit."""
+"""The compiled attention agrees with the torch reference, and a row has the same bits in every batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Case:
-    """One layer of a model and what is in its pages: sequence s has the pages 1 + s * PAGES_EACH and on, mixed."""
+    """One layer of a model and its pages. Sequence s has the PAGES_EACH pages from 1 + s * PAGES_EACH on, shuffled."""
 
     head_dim: int = 32
     group: int = 2
@@ -44,7 +44,7 @@ class Case:
         return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
     def query(self, sequence: int, position: int, count: int) -> Tensor:
-        """Rows of a sequence are the same wherever they are computed."""
+        """Return query rows of a sequence, which are the same in every step."""
         size = self.shape.heads * self.head_dim
         rows = torch.randn(PAGES_EACH * self.page_size, size, generator=torch.Generator().manual_seed(sequence))
         return rows[position : position + count] * 2
@@ -52,7 +52,7 @@ class Case:
     def run(
         self, ops: CpuOps | TorchOps, pages: Tensor, parts: list[tuple[int, int, int]], sequences: int, padding: int = 3
     ) -> list[Tensor]:
-        """Attention of (sequence, position, count) parts in one step."""
+        """Return the attention of (sequence, position, count) parts in one step."""
         members, position, count = (np.array(each, np.int32) for each in zip(*parts, strict=True))
         rows = int(count.sum())
         query = torch.zeros(rows + padding, self.shape.heads * self.head_dim)
@@ -103,7 +103,7 @@ cases = st.builds(
 @settings(max_examples=25, deadline=None)
 @given(case=cases, lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4), cut=st.lists(st.integers(1, 90)))
 def test_attention_rows_are_batch_invariant(case: Case, lengths: list[int], cut: list[int]) -> None:
-    """Each sequence row by row alone, and in chunks of any size in steps with the others."""
+    """Each row is computed alone, and in chunks of any size beside other sequences."""
     sequences = len(lengths)
     pages, ops = case.pages(sequences), cpu(case)
     done = [0] * sequences
@@ -126,7 +126,7 @@ def test_attention_rows_are_batch_invariant(case: Case, lengths: list[int], cut:
 @settings(max_examples=15, deadline=None)
 @given(case=cases, position=st.integers(0, 150), count=st.integers(1, 40))
 def test_masked_keys_do_not_change_results(case: Case, position: int, count: int) -> None:
-    """NaN in the dummy page, in other layers, behind the end, before the window: the same bits as with zeros there."""
+    """NaN instead of zeros in the dummy page, in other layers, behind the end and before the window changes no bit."""
     table = case.table(1)[0]
     first = max(0, position - case.window + 1) if case.window else 0
     seen = np.arange(first, position + count)
@@ -160,7 +160,7 @@ def test_nan_and_inf_reach_only_rows_that_see_them(damage: float, kind: int) -> 
     elif damage != damage:
         assert hurt.view(50, 4, 32)[:, 2:].all() and not hurt.view(50, 4, 32)[:, :2].any()
     else:
-        # An infinite key: whoever is pushed towards it loses all, whoever is pushed away does not see it.
+        # An infinite key gives a score of inf or -inf. With inf a whole head is not finite; -inf has no effect.
         assert torch.equal(hurt.view(50, 4, 32).any(-1), hurt.view(50, 4, 32).all(-1)) and hurt.any()
 
 

@@ -1,4 +1,4 @@
-"""Linear layers on the CPU: every kind of weight against its values in float64, and bits that depend on a row alone."""
+"""Linear layers on the CPU agree with float64 for every kind of weight, and a row has the same bits in every batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ops(request: pytest.FixtureRequest) -> Iterator[CpuOps]:
 
 
 def random_rows(kind_name: str, rows: int, seed: int = 0, inputs: int = INPUTS) -> StoredRows:
-    """Rows of random blocks whose values are finite and of about one size."""
+    """Return rows of random blocks whose values are finite and of similar magnitude."""
     kind, drawn = KIND_NAMED[kind_name], np.random.default_rng(seed)
     if kind.values == 1:
         values = torch.from_numpy(drawn.standard_normal((rows, inputs), dtype=np.float32))
@@ -59,7 +59,7 @@ def values_of(weight: Weight) -> Tensor:
 
 
 def check(ops: CpuOps, weight: Weight, prepared: Weight) -> None:
-    """Values within float32's rounding; rows of the same bits in whatever company; look-ups exact."""
+    """Check that values are right within float32's rounding, rows are batch invariant, and look-ups are exact."""
     values = values_of(weight)
     x = torch.randn(33, values.shape[1], generator=torch.Generator().manual_seed(5))
     whole = ops.linear(x, prepared).clone()
@@ -78,7 +78,7 @@ def test_gguf_weights_match_their_float64_values(ops: CpuOps, kind: str) -> None
     weight = StoredWeight((random_rows(kind, 48),))
     prepared = ops.prepare(weight, embeds=True)
     check(ops, weight, prepared)
-    # A part of a float's size: at most six bytes for eight of integers and scales of float32 for each 16.
+    # At most 1.5 bytes for each quantised weight: 8-bit integers, with float32 scale and offset for each 16.
     most = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}.get(kind, 1.5)
     assert prepared.num_bytes <= most * 48 * INPUTS + 4 * 48
 
@@ -97,7 +97,7 @@ def test_partial_tiles_match_float64_values(ops: CpuOps, outputs: int, inputs: i
 
 
 def test_linear_mixes_quantisation_kinds(ops: CpuOps) -> None:
-    """As the query, key and value of a file of mixed quantisation."""
+    """Files of mixed quantisation have such query, key and value weights."""
     bias = torch.randn(96, generator=torch.Generator().manual_seed(2))
     parts = random_rows("Q4_K", 48), random_rows("Q4_K", 16, 1), random_rows("Q6_K", 32, 2)
     weight = StoredWeight(parts, bias)
@@ -111,7 +111,7 @@ def test_linear_mixes_quantisation_kinds(ops: CpuOps) -> None:
 
 
 def test_blocked_gemm_is_bit_identical_to_one_row(ops: CpuOps) -> None:
-    """More rows than the kernel takes at once, and inputs of several of its blocks."""
+    """The rows exceed one panel, and the inputs fill several panels."""
     prepared = ops.prepare(StoredWeight((random_rows("Q4_1", 80, inputs=1536),)))
     x = torch.randn(300, 1536, generator=torch.Generator().manual_seed(4))
     whole = ops.linear(x, prepared).clone()
@@ -120,7 +120,7 @@ def test_blocked_gemm_is_bit_identical_to_one_row(ops: CpuOps) -> None:
 
 
 def digest() -> str:
-    """A digest of the results of linear layers of several storages, for 1 to 33 rows."""
+    """Return a digest of the results of linear layers in several storage formats, for 1 to 33 rows."""
     ops, hashed = CpuOps(SHAPE, 16), hashlib.sha256()
     x = torch.randn(33, INPUTS, generator=torch.Generator().manual_seed(6))
     for kind in ("Q4_1", "Q6_K", "BF16", "F32"):

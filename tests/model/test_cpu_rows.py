@@ -1,4 +1,4 @@
-"""The compiled row kernels against the torch reference; a row's bits do not depend on its company."""
+"""The compiled row kernels agree with the torch reference, and a row has the same bits in every batch."""
 
 from __future__ import annotations
 

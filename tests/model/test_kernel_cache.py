@@ -1,4 +1,4 @@
-"""Compiled CPU kernels are kept on disk with the same bits; what is damaged or may be forged is not loaded."""
+"""Cached CPU kernels compute the same bits. Damaged code, and code that others can write, is not loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire_worker.ops.cpu.kernel_cache import KernelCache
 from quire_worker.ops.cpu.object_code import compile_object, load_object
 from quire_worker.ops.cpu.row_kernels import rms_norm_rows
 
-# Prints how many kernels numba compiled, and what one of them computes.
+# Prints how many kernels numba compiled, and the result of one kernel.
 PROGRAM = """
 import numpy as np
 from numba.core import event
@@ -39,7 +39,7 @@ print(len(compiled), out.tobytes().hex())
 
 
 def run(folder: Path) -> tuple[int, str]:
-    """A new process: kernels that were compiled, and the result."""
+    """Return the number of kernels that a new process compiled, and the result of one."""
     environment = os.environ | {"QUIRE_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     compiled, result = done.stdout.split()
@@ -123,7 +123,7 @@ def test_two_kernels_of_one_name_are_refused() -> None:
 
 
 def test_objects_whose_inner_functions_have_the_same_name_do_not_share_them() -> None:
-    """As those of two processes may: numba numbers functions within each."""
+    """Kernels of two processes may have such names, because numba numbers functions in each process."""
     addresses = []
     for number in (1, 2):
         llvm_ir = f"""

@@ -1,4 +1,4 @@
-"""A team of helpers: every part is computed once, by whoever is awake, and a caller is never left waiting."""
+"""The kernel thread pool computes every item exactly once, and a caller never waits for a helper that sleeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_one_slowly(begin: int, end: int, words: Any) -> None:
         mixed = words[at] + 1
         for _ in range(20_000):
             mixed = (mixed ^ (mixed >> 7)) * 6364136223846793005 + 1
-        words[at] += 2 if mixed == 0 else 1  # it is not, but the compiler cannot know
+        words[at] += 2 if mixed == 0 else 1  # never 0, but the compiler does not know that
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_late_helpers_start_a_backoff(pool: KernelThreadPool, function: int, mon
         wake_sleepers(helpers)
 
     monkeypatch.setattr(pool, "_wake_sleepers", noted)
-    monkeypatch.setattr(kernel_thread_pool, "_MIN_WAIT_NS", 0)  # a helper that has not ended at once ends late
+    monkeypatch.setattr(kernel_thread_pool, "_MIN_WAIT_NS", 0)  # so every helper that has not ended yet is late
     pool._backoff_s = 30.0
     for _ in range(2_000):
         run(pool, slow, counts, cost_ns=0)
@@ -127,9 +127,9 @@ def test_late_helpers_start_a_backoff(pool: KernelThreadPool, function: int, mon
 def test_a_helper_that_never_begins_is_not_waited_for(
     pool: KernelThreadPool, function: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its offer is taken back, also when another helper is late, so that it cannot join a later job by it."""
+    """The caller withdraws its offer, so that the helper cannot join a later job by an old offer."""
     counts, slow = np.zeros(8, np.int64), compile_job_kernel(add_one_slowly, "add_one_slowly of tests")
-    monkeypatch.setattr(pool, "_wake_sleepers", lambda helpers: None)  # all sleep, and go on sleeping
+    monkeypatch.setattr(pool, "_wake_sleepers", lambda helpers: None)  # all helpers keep sleeping
     monkeypatch.setattr(kernel_thread_pool, "_MIN_WAIT_NS", 0)
     until(lambda: asleep(pool))
     for turn in range(1, 50):
@@ -139,7 +139,7 @@ def test_a_helper_that_never_begins_is_not_waited_for(
 
 @pytest.mark.parametrize("state", ["IDLE", "ASLEEP", "OFFERED", "RUNNING"])
 def test_offer_changes_only_idle_and_asleep_helpers(state: str) -> None:
-    """An offer that was stored over ASLEEP made the helper look awake, and nobody woke it again."""
+    """Once, an offer overwrote ASLEEP. The helper then looked awake, so no caller woke it again."""
     shared = np.array([getattr(kernel_thread_pool, f"_{state}")], np.int64)
     kernel_thread_pool._offer(shared, 0)
     reached = {"IDLE": kernel_thread_pool._OFFERED, "ASLEEP": kernel_thread_pool._OFFERED_ASLEEP}
@@ -147,12 +147,12 @@ def test_offer_changes_only_idle_and_asleep_helpers(state: str) -> None:
 
 
 def test_helper_woken_for_a_withdrawn_offer_sleeps_again(pool: KernelThreadPool) -> None:
-    """It looked for work without an end."""
+    """Once, such a helper spun for ever."""
     until(lambda: asleep(pool))
     began_s = time.process_time()
     for wake in pool._wake_events:
         wake.set()
-    for _ in range(200):  # as if offers were taken back while the helpers look
+    for _ in range(200):  # as if the caller withdrew offers while the helpers spin
         pool._shared[kernel_thread_pool._FIRST_STATE :: kernel_thread_pool._STATE_STRIDE][: len(pool._wake_events)] = (
             kernel_thread_pool._ASLEEP
         )

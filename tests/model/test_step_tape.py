@@ -1,4 +1,4 @@
-"""A recorded pass: replayed with new tokens, positions and pages it has the bits of a pass, or it is not replayed."""
+"""A replay of a recorded pass has the same bits as a pass, whatever tokens, positions and pages are new."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.model.batches import pages_for
 from tests.model.folders import load_dummy_model
 
 SIZES: dict[str, Any] = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
-"""The kernels take these sizes as they are. Torch pads others, and such a pass is not replayed."""
+"""The kernels need no padding for these sizes. Torch pads other sizes, and such a pass is not replayed."""
 
 
 class Passes:
-    """A decoder's passes through `capture`, and how many of them ran."""
+    """Runs passes of a decoder through `capture`, and counts those that were not replays."""
 
     def __init__(self, model: LoadedModel, *, extra: bool = False) -> None:
         self.ran, self.extra = 0, extra
@@ -36,7 +36,7 @@ class Passes:
         return residual.mul_(2.0) if self.extra else residual, delta
 
     def step(self, rows: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Hidden rows of a step of one-token sequences, by `capture` and without it, and the pages both wrote."""
+        """Return hidden rows and pages of a step of one-token sequences, with `capture` and without."""
         drawn = np.random.default_rng(seed)
         position = drawn.integers(0, 100, rows).astype(np.int32)
         table = np.array([pages_for(100, 1 + 7 * row) for row in range(rows)], np.int32)
@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_replay_is_bit_identical_to_a_pass(model: LoadedModel) -> None:
     passes = Passes(model)
     passes.step(8, 0)
-    passes.ran = 0  # its buffers were made within that pass, which was not recorded therefore
+    passes.ran = 0  # that pass allocated the buffers, so its tape was dropped
     for turn, rows in enumerate((8, 1, 3, 8, 1, 3, 3, 8)):
         replayed, plain = passes.step(rows, turn)
         assert torch.equal(replayed, plain), turn
@@ -80,7 +80,7 @@ def test_replaced_buffers_cause_a_new_recording(model: LoadedModel) -> None:
 
 
 def test_tapes_of_replaced_buffers_are_dropped(model: LoadedModel) -> None:
-    """Each kept the buffers of its time."""
+    """Once, each of these tapes kept its old buffers in memory."""
     passes = Passes(model)
     for rows in (2, 3, 4, 5):
         passes.step(rows, rows)
@@ -112,7 +112,7 @@ def test_each_thread_count_has_its_own_tape(model: LoadedModel) -> None:
 
 
 def test_unsupported_activation_is_not_replayed(tmp_path: Path) -> None:
-    """Torch computes it: see Ops.activation."""
+    """Torch computes this activation: see Ops.activation."""
     passes = Passes(load_dummy_model(tmp_path, **SIZES, hidden_act="gelu_pytorch_tanh"))
     for turn in range(3):
         replayed, plain = passes.step(2, turn)

@@ -1,6 +1,6 @@
-"""The model that a service's --model names: a path as it is, or a name of the Hugging Face hub as a path in its cache.
+"""Resolves the option --model of a service: a path stays as it is, a name of the Hugging Face hub becomes a path.
 
-All services, and the package quire, resolve a name by quire.hub, so that they read the same files.
+All services and the package quire resolve names by quire.hub, so that all of them read the same files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 def _ignore_progress(done_bytes: int, total_bytes: int) -> None:
-    """Do nothing: the default of `model_path`'s `progress`."""
+    """Do nothing. This is the default of `resolve_model`'s `progress`."""
 
 
 def resolve_model(
@@ -35,9 +35,12 @@ def resolve_model(
     tokenizer_only: bool = False,
     progress: Callable[[int, int], None] = _ignore_progress,
 ) -> str:
-    """Return the path of a model: `name` itself where that is a path or of no hub's form, else the folder or GGUF file
-    in the hub's cache, downloaded first where it is not there. `text_only`: weights are not needed. `progress` gets the
-    bytes done and in all. Blocks. Raises ConfigError."""
+    """Return the path of a model. Blocks, and raises ConfigError.
+
+    A path, or a text that is no name of the hub, is returned as it is. For a name of the hub, the result is the folder
+    or GGUF file in the hub's cache. The model is downloaded first if files are missing. With `tokenizer_only`, weights
+    are not needed. `progress` gets the bytes downloaded and the bytes in all.
+    """
     if not name or Path(name).exists():
         return name
 

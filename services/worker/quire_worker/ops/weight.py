@@ -119,7 +119,7 @@ class Tiles:
     """Consecutive tiles of one storage format, laid out for the kernels of cpu/linear.py."""
 
     storage: str
-    """One of STORAGES in cpu/linear.py."""
+    """One of STORAGE_FORMATS in cpu/linear.py."""
     data: NDArray[Any]
     """Flat: [tiles, blocks, ...], as the storage has it."""
     scale: Float32 | UInt16

@@ -1,1 +1,1 @@
-"""`Ops` for the CPU: compiled kernels, and the threads that run them."""
+"""Implements `Ops` for the CPU: kernels compiled by numba, and the threads that run the kernels."""

@@ -1,8 +1,13 @@
-"""Paged attention for the CPU: reads keys and values where they lie, with online softmax over tiles of 64 keys.
+"""Paged attention for the CPU: kernels read keys and values in place, with online softmax over tiles of 64 keys.
 
-Tiles begin at fixed absolute positions. What a row computes, and in which order, follows from its own position, the
-window and the page contents alone: its results have the same bits in decode and prefill, in any company, on any pages,
-with any number of threads. Keys that a row may not see are never computed with, so what is stale cannot leak.
+Sources: online softmax (Milakov and Gimelshein, 2018) and FlashAttention (Dao et al., 2022).
+
+Tiles begin at fixed positions of the sequence. So the position of a row, the window and the page contents determine
+what the row computes, and in which order. The result of a row has the same bits in decode and prefill, in any batch,
+on any pages, with any number of threads. Keys that a row must not see are masked, and their values are not read. So
+stale data in a page cannot reach a result.
+
+A name that ends in `_at` or `_offset` is an index into a flat array.
 """
 
 from __future__ import annotations
@@ -35,25 +40,26 @@ from quire_worker.ops.cpu.simd import (
 )
 
 _MAX_PREFETCH_ROWS: Final = 8
-"""Up to so many rows wait for memory more than they compute: the next tile is loaded ahead."""
+"""Items of at most this many query rows wait for memory, so the kernel prefetches the next tile for them."""
 _MIN_SCORE: Final = np.float32(-1e30)
-"""Far below any score: the largest score of a row that has seen nothing, finite so that differences are no NaN."""
+"""The running maximum of a row before its first key. The value is finite, because -inf minus -inf is NaN."""
 _ZERO: Final = np.float32(0.0)
 
 
 @kernel
 def scratch_floats(rows: int, head_dim: int) -> int:
-    """Size of the scratch memory for items of at most `rows` query rows per KV head."""
-    # Transposed keys, weights of two rows; of each row (one more makes the number even): query, sums, state.
+    """Return the size of the scratch memory, in floats, for items of at most `rows` query rows per KV head."""
+    # The transposed keys of a tile, then the attention weights of two rows. Then for each row: the query, the
+    # accumulator, the running maximum and the sum of weights. Rows are computed in pairs, so there is one row more.
     return TILE * head_dim + 2 * TILE + (rows + 1) * (2 * head_dim + 2 * LANES)
 
 
 def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
-    """(query, pool, out, plan, scratch, places, where the layer's keys begin in a (page, KV head), page stride, KV head
-    stride, page size, KV heads, query heads per KV head, D, most rows of an item, score scale, softcap, window):
-    `attend` of successive parts of the plan.
+    """Job kernel: call `attend` for successive parts of the plan.
 
-    plan: addresses as in PLAN_ARRAYS. scratch: `scratch_floats` for each part; places: 2 * TILE for each part.
+    Arguments: query, pool, out, plan, scratch, key offsets, layer offset, page stride, KV head stride, page size, KV
+    heads, query heads per KV head, D, most rows of an item, score scale, softcap, window. plan: the addresses of
+    PLAN_ARRAYS. scratch: `scratch_floats` floats for each part. key offsets: 2 * TILE integers for each part.
     """
     plan, head_dim, max_rows = ints_at(arguments[3]), arguments[12], arguments[13]
     table, items, part_offsets = ints_at(plan[2]), ints_at(plan[3]), ints_at(plan[4])
@@ -96,12 +102,13 @@ def attend(
     scratch: Float32,
     out: Float32,
 ) -> None:
-    """Attention of items `first_item`..`last_item`, written to their rows of `out`.
+    """Compute the attention of items `first_item`..`last_item` into their rows of `out`.
 
-    query and out are flat [rows, heads, D]; pool is flat. An item (4 numbers of `items`) is successive rows of one
-    sequence: first row, tokens, position of the first, and where its pages begin in `table`. `layer_at`: where the
-    layer's keys begin in a (page, KV head). `sizes`: page stride, KV head stride, page size, KV heads, query heads per
-    KV head, D, rows that scratch is made for. now and coming [TILE] are scratch memory too.
+    query and out are flat [rows, heads, D]; pool is flat. An item is successive rows of one sequence. Four numbers of
+    `items` describe it: its first row, its tokens, the position of the first token, and the index of its first page in
+    `table`. layer_offset: index of the layer's first key within a (page, KV head). sizes: page stride, KV head stride,
+    page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. key_offsets and
+    next_key_offsets [TILE] are scratch memory too: the keys of this tile and of the next one in the pool.
     """
     page_stride, head_stride, page_size, kv_heads, group, head_dim, max_rows = sizes
     weights_at = TILE * head_dim
@@ -157,7 +164,8 @@ def attend(
                     for d in range(0, head_dim, LANES):
                         transpose(pool, key_offsets, first, d, scratch, d * TILE + first, TILE)
                 for r in range(0, rows, 2):
-                    # Keys of the tile that rows r (a) and r + 1 (b) see. b is of a's token or of the next one.
+                    # Row a is r, row b is r + 1. Row b belongs to the same token as row a, or to the next token. Row
+                    # a sees keys low_a..high_a of the tile.
                     end_a = position + r // group + 1 - tile
                     end_b = position + min(r + 1, rows - 1) // group + 1 - tile
                     low_a, low_b = 0, 0
@@ -185,7 +193,7 @@ def attend(
                                 high,
                                 softcap,
                             )
-                    # a alone, then both, then b alone.
+                    # Values that row a alone sees, then those that both see, then those that row b alone sees.
                     both_low, both_high = max(low_a, low_b), min(high_a, high_b)
                     if both_low >= both_high:
                         both_low = both_high = high_a
@@ -235,7 +243,10 @@ def load_queries(
     row_max_at: int,
     row_sum_at: int,
 ) -> None:
-    """Scaled queries of an item to scratch memory, the last one twice where their number is odd; clear their state."""
+    """Copy the scaled queries of an item to scratch memory, and initialise accumulators and softmax state.
+
+    If the number of rows is odd, the last row is copied twice, because rows are computed in pairs.
+    """
     _, _, _, kv_heads, group, head_dim, _ = sizes
     for r in range(rows + rows % 2):
         source_row = min(r, rows - 1)
@@ -258,7 +269,7 @@ def store_outputs(
     row_sum_at: int,
     out: Float32,
 ) -> None:
-    """Weighted sums over sums of weights, to the rows of out."""
+    """Divide the accumulators by the sums of weights, and store the results in the rows of out."""
     _, _, _, kv_heads, group, head_dim, _ = sizes
     for r in range(rows):
         out_at = (((row + r // group) * kv_heads + head) * group + r % group) * head_dim
@@ -269,7 +280,7 @@ def store_outputs(
 
 @kernel
 def first_tile(position: int, window: int) -> int:
-    """Where the first tile begins that a row at `position` sees."""
+    """Return the position at which the first tile begins that a row at `position` sees."""
     if window > 0 and position + 1 > window:
         return (position + 1 - window) // TILE * TILE
     return 0

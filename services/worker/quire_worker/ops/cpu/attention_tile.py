@@ -1,7 +1,8 @@
-"""One tile of attention: kernels for where its keys lie, its scores, their softmax, and the weighted values.
+"""Attention over one tile of 64 keys: kernels that locate keys, compute scores, update the softmax and add values.
 
-All work on scratch memory that attention.py lays out: transposed keys first, [D, TILE]. A tile holds 64 keys; what
-is written here of two rows at once is the same arithmetic, in the same order, for each.
+attention.py lays out the scratch memory, which begins with the transposed keys [D, TILE]. A kernel for two rows does
+the same arithmetic, in the same order, as a kernel for one row. `next_key_offsets` are the keys of the tile that comes
+next, and `prefetch_keys` is how many of them to prefetch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def locate_keys(
     base_offset: int,
     key_offsets: Int64,
 ) -> None:
-    """Where the keys of a tile lie; the last one's place is repeated up to a full vector."""
+    """Write the pool offset of each key of a tile. The last offset is repeated, so that their number fills a vector."""
     num_keys = min(TILE, end - tile)
     first_key = 0
     while first_key < num_keys:
@@ -76,7 +77,7 @@ def compute_scores(
     next_key_offsets: Int64,
     prefetch_keys: int,
 ) -> None:
-    """Products of two rows with the transposed keys of a tile."""
+    """Compute the dot products of two query rows with the transposed keys of a tile."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = broadcast(_ZERO)
     chunks = head_dim // LANES
     for outer in range(LANES):
@@ -118,7 +119,10 @@ def update_softmax(
     high: int,
     softcap: Scalar,
 ) -> None:
-    """Scores low..high of a row become weights, the others 0; what the row has so far is scaled to the new peak."""
+    """Turn the scores of a row into weights exp(score - maximum), and rescale the row's state to the new maximum.
+
+    Weights outside low..high are 0.
+    """
     s0 = select_range(apply_softcap(load(scratch, weights_at), softcap), 0, low, high, _MASKED_SCORE)
     s1 = select_range(apply_softcap(load(scratch, weights_at + LANES), softcap), LANES, low, high, _MASKED_SCORE)
     s2 = select_range(
@@ -148,10 +152,10 @@ def update_softmax(
 
 @kernel
 def apply_softcap(scores: Vector, softcap: Scalar) -> Vector:
-    """softcap * tanh(scores / softcap); as they are where it is 0."""
+    """Return softcap * tanh(scores / softcap), or the scores themselves if softcap is 0."""
     if softcap == _ZERO:
         return scores
-    # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both ends too.
+    # tanh(x) = 1 - 2 / (exp(2 x) + 1). This form also holds for very large and very small x.
     exp_2x = exp(divide(scores, broadcast(softcap / _TWO)))
     return multiply(
         broadcast(softcap), subtract(broadcast(_ONE), divide(broadcast(_TWO), add(exp_2x, broadcast(_ONE))))
@@ -172,7 +176,7 @@ def accumulate_values_two_rows(
     next_key_offsets: Int64,
     prefetch_keys: int,
 ) -> None:
-    """Add the weighted values low..high to the sums of two rows."""
+    """Add the weighted values of keys low..high to the accumulators of two rows."""
     d = 0
     while d + 2 * LANES <= head_dim:
         a0, a1 = load(scratch, accumulators_at + d), load(scratch, accumulators_at + d + LANES)
@@ -212,7 +216,7 @@ def accumulate_values(
     low: int,
     high: int,
 ) -> None:
-    """The same of one row: in the same order, hence to the same bits."""
+    """Do the same for one row, in the same order, so that the accumulators have the same bits."""
     if low >= high:
         return
     for d in range(0, head_dim, LANES):

@@ -1,7 +1,7 @@
-"""`Ops` for the CPU with compiled kernels where torch would walk over memory several times; the rest is torch's.
+"""Implements `Ops` on the CPU: by compiled kernels where torch would read memory several times, else by torch.
 
-The torch reference computes the same by plain means; tests compare the two. Exactness is the same: a row's results
-depend on its own sequence alone, to the bit.
+The torch reference does the same with plain operations, and tests compare the two. In both, the bits of a row's results
+depend on its own sequence alone.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from quire_worker.sampling.columns import SamplingColumns
 
 _X_ARGUMENT, _ROWS_ARGUMENT, _OUT_ARGUMENT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out"))
 _MAX_TAPE_ROWS: Final = 64
-"""Steps of more rows compute for so long that Python between the kernels does not count."""
+"""Steps of more rows are not recorded. They compute so long that Python between the kernels costs little."""
 _PARTS_PER_THREAD: Final = 4
-"""Attention is cut into so many parts for each thread, so that threads end at about the same time."""
+"""Parts of a step's attention for each thread. There are several, so that threads end at about the same time."""
 _PAIR_COST_NS: Final = 8
-"""Cost of a (query, key) pair with 64 numbers per head; see CpuThreads."""
+"""Estimated cost of a (query, key) pair of one head if D is 64; see `JobRunner.run_job`."""
 
 
 class CpuOps:
-    """Implements `Ops`. One object per model, used by a single thread; making it compiles the kernels."""
+    """The CPU's `Ops` of one model. One thread at a time may call it. The constructor compiles kernels."""
 
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._torch_ops = TorchOps(shape, page_size)
@@ -69,17 +69,17 @@ class CpuOps:
         scratch_floats = attention.scratch_floats(self._max_item_rows, shape.head_dim)
         self._max_parts = _PARTS_PER_THREAD * self._runner.max_threads if self._runner.max_threads > 1 else 1
         self._plan_addresses: Int64 = np.zeros(len(PLAN_ARRAYS), np.int64)
-        """Addresses of the arrays of the plan in hand."""
+        """The addresses of the arrays of the present plan. Jobs hold the address of this array, so it never moves."""
         self._attend_scratch = np.zeros((self._max_parts, scratch_floats), np.float32)
         self._attend_key_offsets = np.zeros((self._max_parts, 2 * attention_tile.TILE), np.int64)
 
     @staticmethod
     def supports(shape: HeadShape) -> bool:
-        """Whether the kernels can compute heads of this size."""
+        """Return whether the kernels can compute heads of this size."""
         return shape.head_dim % LANES == 0
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
-        """Repack the weight into tiles and compile the kernels for its storage; `embeds`: the embedding kernel, too."""
+        """Repack the weight into tiles and compile its linear kernels. `embeds`: compile its embedding kernel too."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
         self._linear_jobs[id(tiled)] = tiled, [_LinearJob(tiled, segment) for segment in tiled.segments]
         if embeds:
@@ -93,7 +93,7 @@ class CpuOps:
 
     def capture(self, run: RunLayers[CpuPlan]) -> RunLayers[CpuPlan]:
         tapes: dict[tuple[int, int], StepTape] = {}
-        """By rows and threads."""
+        """By number of rows and of threads."""
 
         def replay(token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
             if plan.rows > _MAX_TAPE_ROWS or plan.rows > plan.real_rows:
@@ -102,10 +102,10 @@ class CpuOps:
             tape = tapes.get(tape_key)
             if tape is None or tape.buffer_version != buffer_version:
                 if tape is not None:
-                    tapes.clear()  # they hold buffers that were replaced
+                    tapes.clear()  # all tapes hold buffers that were replaced
                 tape = StepTape(plan.rows, buffer_version)
                 result = self._record_tape(run, tape, token, pages, plan)
-                if buffer_version[0] == self._scratch.replaced:  # else the tape's buffers are gone
+                if buffer_version[0] == self._scratch.replaced:  # else the pass itself replaced buffers
                     tapes[tape_key] = tape
                 return result
             if not tape.is_complete:
@@ -122,7 +122,7 @@ class CpuOps:
     def _record_tape(
         self, run: RunLayers[CpuPlan], tape: StepTape, token: Tensor, pages: Tensor, plan: CpuPlan
     ) -> tuple[Tensor, Tensor | None]:
-        """Run and record."""
+        """Run a pass, record its jobs on the tape, and return its result."""
         tape.token.copy_(token)
         with self._runner.recording(tape):
             tape.record_pass(lambda tape_token: run(tape_token, pages, plan))
@@ -235,7 +235,7 @@ class CpuOps:
         return out
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        """The norm that follows adds it."""
+        """Return what to add: `add_rms_norm`, which follows, adds it to the residual."""
         return self.linear(x, weight)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
@@ -266,12 +266,12 @@ class CpuOps:
         return self._torch_ops.logprobs(logits, token, wanted)
 
     def _set_plan(self, plan: CpuPlan) -> int:
-        """Make this the plan that kernels see; the address of its arrays' addresses."""
+        """Let the kernels use this plan. Return the address of the list of its arrays' addresses."""
         self._plan_addresses[:] = plan.addresses()
         return self._plan_addresses.ctypes.data
 
     def _attention_parts(self, plan: CpuPlan) -> tuple[int, int]:
-        """The number of the plan's parts and their cost."""
+        """Return the number of the plan's parts, and the cost of all in nanoseconds."""
         return plan.part_offsets.size - 1, plan.num_pairs * self._pair_cost_ns
 
     def _linear_into(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ class CpuOps:
 
 
 class _LinearJob(Job):
-    """The linear job of one segment. Of its arguments only x, rows and out change between calls."""
+    """The linear job of one segment. Only the arguments x, rows and out change between calls."""
 
     def __init__(self, weight: TiledWeight, segment: Tiles) -> None:
         super().__init__(
@@ -317,7 +317,7 @@ def _require_tiled(weight: Weight) -> TiledWeight:
 
 
 def _address(tensor: Tensor) -> int:
-    """The address of the first element. Raises ValueError for a tensor that is not contiguous."""
+    """Return the address of the first element. Raises ValueError for a tensor that is not contiguous."""
     if not tensor.is_contiguous():
         raise ValueError("the kernels take contiguous tensors")
     return tensor.data_ptr()

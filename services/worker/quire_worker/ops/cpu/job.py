@@ -1,7 +1,7 @@
-"""Jobs: compiled kernels whose arguments lie in memory, so that any thread can run a part of one without the GIL.
+"""Jobs: a job is a compiled kernel with its arguments in memory, so that any thread can run a part without the GIL.
 
-A kernel takes (begin, end, arguments): the items to compute, and a list of int64. An argument is an address, a whole
-number, or the bits of a float32.
+A job kernel takes (begin, end, arguments): the range of items to compute, and the address of int64 arguments. An
+argument is an address, an integer, or the bits of a float32.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from quire_worker.ops.cpu.object_code import compile_object, load_object
 from quire_worker.ops.cpu.simd import kernel
 
 JOB_KERNEL_SIGNATURE: Final = types.void(types.int64, types.int64, types.CPointer(types.int64))
-"""(begin, end, arguments): compute items begin..end with the int64 arguments at that address. How the items are split
-over threads must change no bit."""
+"""(begin, end, arguments): compute items begin..end. The results must have the same bits however threads divide the
+items."""
 _INT64: Final = ir.IntType(64)
 FLOAT_BYTES: Final = 4
 INT_BYTES: Final = 8
 Arguments = Any
-"""A pointer to the arguments of a kernel."""
+"""A pointer to the int64 arguments of a job kernel."""
 JobKernel = Callable[[int, int, Arguments], None]
 
 
-# Words of a job, int64 each: the compiled kernel, its items, the address of its arguments, the most threads that may
-# share it, about what one thread takes for all items, and what chunks of items are a multiple of (but for the last).
+# A job is described by six int64 words: the address of its kernel, the number of its items, the address of its
+# arguments, the most threads that may share the job, the time that one thread would take for it (an estimate), and the
+# number of which the size of each chunk of items is a multiple (except for the last chunk).
 FUNCTION, NUM_ITEMS, ARGUMENTS, MAX_THREADS, COST_NS, CHUNK_MULTIPLE, JOB_WORDS = 0, 1, 2, 3, 4, 5, 6
 
 
 class Job:
-    """A compiled kernel and the memory of its arguments. One thread at a time may run it."""
+    """A compiled kernel and the memory of its arguments. One thread at a time may start it."""
 
     def __init__(self, function: int, num_arguments: int, chunk_multiple: int = 1) -> None:
-        """`function`: of `compile_job`. `arguments`: their number."""
+        """`function`: the address that `compile_job_kernel` returned."""
         self.arguments: Int64 = np.zeros(num_arguments, np.int64)
         self.words: Int64 = np.array([function, 0, self.arguments.ctypes.data, 1, 0, chunk_multiple], np.int64)
 
 
 @cache
 def compile_job_kernel(function: JobKernel, name: str) -> int:
-    """The address of the compiled kernel. It stays valid for the life of the process.
+    """Return the address of the compiled kernel, which stays valid for the life of the process.
 
-    `name` names the kernel in the cache on disk: it tells everything that the function's closure depends on. Raises
-    ValueError for a name that another function has.
+    The kernel is loaded from the cache on disk, or compiled and stored there. `name` is its name in the cache. The name
+    must contain everything on which the function's closure depends. Raises ValueError if another kernel has this name.
     """
     if name in _kernel_names:
         raise ValueError(f"Two kernels are named {name!r}.")
@@ -71,17 +72,17 @@ _kernel_cache = cache(open_kernel_cache)
 
 @cache
 def float_to_bits(value: float) -> int:
-    """A float32 as an argument; `float_of` reads it."""
+    """Return the bits of a float32, as an argument of a job kernel. The kernel calls `float_from_bits`."""
     return int(np.float32(value).view(np.int32))
 
 
 def untyped_intrinsic(define: Callable[..., Any]) -> Any:
-    """numba's `intrinsic`, as Any: its stubs do not type the function that kernels call."""
+    """Apply numba's `intrinsic`. numba's stubs do not type the function that kernels call, so the result is Any."""
     return intrinsic(define)
 
 
 def _define_call_job_kernel(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
-    """Call a function of JOB_SIGNATURE by its address."""
+    """Emit the call of a function of JOB_KERNEL_SIGNATURE by its address."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         function_type = ir.FunctionType(ir.VoidType(), [_INT64, _INT64, _INT64])
@@ -93,7 +94,7 @@ def _define_call_job_kernel(_context: Any, function: Any, begin: Any, end: Any, 
 
 
 call_job_kernel: Callable[[int, int, int, int], None] = untyped_intrinsic(_define_call_job_kernel)
-"""(function, begin, end, arguments): run items begin..end of a compiled kernel, from within another."""
+"""(function, begin, end, arguments): run items begin..end of a job kernel from within another kernel."""
 
 
 def _define_float_from_bits(_context: Any, bits: Any) -> Any:
@@ -105,7 +106,7 @@ def _define_float_from_bits(_context: Any, bits: Any) -> Any:
 
 
 float_from_bits: Callable[[int], np.float32] = untyped_intrinsic(_define_float_from_bits)
-"""The float32 of an argument made by `float_bits`."""
+"""Return the float32 that `float_to_bits` converted."""
 
 
 def _define_address_to_pointer(_context: Any, address: Any) -> Any:
@@ -120,19 +121,19 @@ _address_to_pointer: Callable[[int], Any] = untyped_intrinsic(_define_address_to
 
 @kernel
 def array_at(address: int, dtype: Any) -> Any:
-    """The flat array of such numbers at an address, for kernels: they do not look at its size, which is 1."""
+    """Return the flat array at an address. Its size is 1, but kernels do not check bounds."""
     return numba.carray(_address_to_pointer(address), 1, dtype)  # type: ignore[attr-defined]  # numba's stubs lack it
 
 
 @kernel
 def floats_at(address: int) -> Float32:
-    """The flat array of float32 at an address."""
+    """Return the flat array of float32 at an address."""
     array: Float32 = array_at(address, np.float32)
     return array
 
 
 @kernel
 def ints_at(address: int) -> Int64:
-    """The flat array of int64 at an address."""
+    """Return the flat array of int64 at an address."""
     array: Int64 = array_at(address, np.int64)
     return array

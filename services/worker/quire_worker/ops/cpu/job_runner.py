@@ -1,5 +1,4 @@
-"""Splits a job over as many threads as torch has right now, and never more than when this was made. Knows nothing of
-what a job computes."""
+"""Runs jobs, decides how many threads share a job, and records jobs on a tape. Knows nothing of what a job computes."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from quire_worker.ops.cpu.kernel_thread_pool import THREAD_POOL
 from quire_worker.ops.cpu.step_tape import StepTape
 
 _MIN_THREAD_COST_NS: Final = 1 << 14
-"""Smallest cost of a thread's part, in about nanoseconds. Below it, handing out the part takes longer than it saves."""
+"""Smallest cost of a thread's share of a job. To hand out a smaller share takes longer than it saves."""
 
 
 class JobRunner:
-    """The threads of one model's kernels. The caller computes a part too."""
+    """Runs the jobs of one model. A job gets at most as many threads as torch has now, and had when this was made."""
 
     def __init__(self) -> None:
         self.max_threads = torch.get_num_threads()
@@ -26,9 +25,9 @@ class JobRunner:
         self._tape: StepTape | None = None
 
     def run_job(self, job: Job, num_items: int, cost_ns: int, *arguments: int) -> None:
-        """Run items 0..count of the job, with these arguments if there are any.
+        """Run all items of a job. `arguments`, if there are any, replace the arguments of the job.
 
-        `cost`: of all items, in about nanoseconds of one thread.
+        `cost_ns`: estimate of the time that one thread would take for all items.
         """
         if arguments:
             job.arguments[:] = arguments
@@ -43,7 +42,7 @@ class JobRunner:
 
     @contextmanager
     def recording(self, tape: StepTape) -> Iterator[None]:
-        """Jobs that run within the context are recorded, too."""
+        """Record on the tape the jobs that run within the context."""
         self._tape = tape
         try:
             yield
@@ -51,5 +50,5 @@ class JobRunner:
             self._tape = None
 
     def threads_for(self, cost_ns: int, num_items: int) -> int:
-        """The most threads that a job of this cost and number of items may have."""
+        """Return how many threads may share a job of this cost and number of items."""
         return max(1, min(self.max_threads, torch.get_num_threads(), cost_ns // _MIN_THREAD_COST_NS, num_items))

@@ -1,9 +1,10 @@
-"""Machine code of compiled kernels on disk: the second start of a worker does not compile them again.
+"""A cache on disk of the machine code of kernels, so that the second start of a worker does not compile them again.
 
-An entry's folder is named by all that the code depends on: the source of this package, the versions of numba and
-llvmlite, the processor and its features. A file is taken only with the right checksum, and from a folder that belongs
-to this user and that no other may write, since its content is executed. A folder that cannot be used is no error: the
-kernels are compiled in memory then. The cache knows nothing of what kernels compute.
+A build is one version of the kernels on one kind of processor. The folder of a build is named by a digest of all that
+the code depends on: the source of this package, the versions of numba and llvmlite, the processor and its features. The
+worker executes the code. So the cache loads only files with the right checksum, from a folder that belongs to this user
+and that no other user can write. If the folder cannot be used, the kernels are compiled in memory without an error. The
+cache does not know what kernels compute.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from quire.cache_folder import cache_folder
 
 _DIGEST_BYTES: Final = 32
 _MAX_AGE_S: Final = 30 * 24 * 3600.0
-"""Folders of other versions are removed when nothing was added to them for so long."""
+"""Folders of other builds are removed if nothing was added to them for this long."""
 _WRITABLE_BY_OTHERS: Final = 0o022
 
 
 class KernelCache:
-    """The entries of one version of the kernels on one kind of processor. Threads and processes may share it."""
+    """The kernels of one build. Threads and processes may share the cache."""
 
     def __init__(self, folder: Path, build: str) -> None:
-        """`folder`: of all versions. `build`: the name of this one's."""
+        """`folder` holds the folders of all builds. `build` is the name of this build's folder."""
         self._folder = folder / build
 
     def load(self, name: str) -> bytes | None:
-        """Return the machine code of the kernel, or None where it is not there, not intact, or not to be trusted."""
+        """Return the machine code of a kernel, or None if it is missing, damaged, or may come from another user."""
         try:
             if not self._is_trusted():
                 return None
@@ -47,7 +48,7 @@ class KernelCache:
         return code if digest == hashlib.sha256(code).digest() else None
 
     def store(self, name: str, code: bytes) -> None:
-        """Keep the machine code of a kernel. Nothing happens where the folder cannot be used."""
+        """Store the machine code of a kernel. Do nothing if the folder cannot be used."""
         with contextlib.suppress(OSError):
             if not self._folder.is_dir():
                 self._remove_old_builds()
@@ -65,14 +66,14 @@ class KernelCache:
         return status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS
 
     def _remove_old_builds(self) -> None:
-        """Remove the folders of versions that are not in use."""
+        """Remove the folders of old builds."""
         for other in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
             if time.time() - other.stat().st_mtime > _MAX_AGE_S:
                 shutil.rmtree(other, ignore_errors=True)
 
 
 def open_kernel_cache() -> KernelCache:
-    """Return the cache of the installed kernels on this processor, in the user's cache folder."""
+    """Return the cache for the installed kernels and this processor, in the user's cache folder."""
     digest = hashlib.sha256()
     for part in (version("numba"), version("llvmlite"), *cpu_target.target_context.codegen().magic_tuple()):
         digest.update(part.encode() + b"\0")

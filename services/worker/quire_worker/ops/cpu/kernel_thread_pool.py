@@ -1,9 +1,9 @@
-"""Threads that join a compiled kernel within microseconds, as a linear layer of a single row needs.
+"""A thread pool whose helper threads join a job within microseconds, as a linear layer of a single row needs.
 
-The caller offers a job through shared memory, without the GIL. It and its helpers take chunks of the items until none
-is left, so a helper that loses its core delays one chunk alone. A helper spins for a while after each job, then sleeps.
-So helpers stay awake through a step, and sleep between steps that are far apart. A caller wakes them, and does not wait
-for one that has not begun. The team does not know what a kernel computes.
+The caller offers a job through shared memory, without the GIL. The caller and the helpers take chunks of items until
+none is left. So a helper that loses its core delays only one chunk. A helper spins for a while after each job, then
+sleeps. So helpers stay awake during a step, and sleep between steps that are far apart. The caller wakes helpers that
+sleep, but does not wait for a helper that has not begun. The pool does not know what a kernel computes.
 """
 
 from __future__ import annotations
@@ -33,41 +33,42 @@ from quire_worker.ops.cpu.job import (
 from quire_worker.ops.cpu.simd import kernel
 
 _SPIN_NS: Final = 300_000
-"""How long a helper looks for a next part before it goes to sleep."""
+"""Time that a helper spins, waiting for an offer, before it goes to sleep."""
 _MIN_WAIT_NS: Final = 100_000
-"""The caller spins this long for its helpers, or a quarter of the job's cost if that is longer. A helper that takes
-longer counts as late: other threads probably hold its core."""
+"""Time that the caller spins for its helpers, unless a quarter of the job's cost is longer. A helper that takes longer
+is late: other threads probably use its core."""
 _CALIBRATION_SPINS: Final = 10_000
 _CALIBRATION_RUNS: Final = 5
-"""The quickest counts: a thread may lose its core within one."""
+"""The pool keeps the fastest run, because the thread may lose its core during a run."""
 _POLL_S: Final = 0.0001
 _MIN_BACKOFF_S: Final = 0.005
 _MAX_BACKOFF_S: Final = 0.5
 _BACKOFF_DECAY: Final = 0.98
-"""Factor on the pause after each run in which all helpers end in time."""
+"""Each run of jobs in which all helpers are in time multiplies the next back-off by this."""
 _CHUNKS_PER_THREAD: Final = 4
 _MIN_CHUNK_NS: Final = 20_000
-"""A thread's share of a job comes in so many chunks, unless they would cost less than this."""
+"""A job is cut into _CHUNKS_PER_THREAD chunks for each thread, or into fewer if a chunk would cost less than this."""
 _JOBS_PER_WAKE: Final = 32
-"""After so many jobs the caller wakes the helpers that went to sleep."""
-# The job in hand, then one cache line for each helper's state. `_NEXT`, the first item that no thread has taken, has a
-# line of its own, since all threads write it.
+"""After this many jobs the caller wakes the helpers that fell asleep."""
+# Indices in the shared memory of int64: the present job, then the state of each helper in a cache line of its own.
+# `_NEXT`, the first item that no thread has taken, also has a cache line of its own, because all threads write it.
 _FUNCTION, _ARGUMENTS, _NUM_ITEMS, _CHUNK, _NEXT, _FIRST_STATE, _STATE_STRIDE = 0, 1, 2, 3, 8, 16, 8
 _IDLE, _OFFERED, _RUNNING, _ASLEEP, _OFFERED_ASLEEP = 0, 1, 2, 3, 4
-"""States of a helper. The caller offers; the helper takes, then becomes idle. The caller may take an offer back."""
+"""States of a helper. The caller sets OFFERED, or OFFERED_ASLEEP if the helper sleeps. The helper sets RUNNING, then
+IDLE, in which it spins, then ASLEEP. The caller may withdraw an offer until the helper runs."""
 _MAX_HELPERS: Final = 255
 _INT64: Final = ir.IntType(64)
 
 
 def _element_pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """A pointer to one element; `values` are a flat int64 array and an index."""
+    """Emit the pointer to one element. `values` are a flat int64 array and an index."""
     field = context.data_model_manager[signature.args[0]].get_field_position("data")
     index = context.cast(builder, values[1], signature.args[1], types.intp)
     return builder.gep(builder.extract_value(values[0], field), [index])
 
 
 def _define_load_acquire(_context: Any, array: Any, index: Any) -> Any:
-    """(array, at): what another thread has stored there; what it stored before is visible then, too."""
+    """(array, index): load with acquire order. The thread then also sees what the storing thread had written before."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load_atomic(_element_pointer(context, builder, signature, values), "acquire", 8)
@@ -79,7 +80,7 @@ _load_acquire: Callable[[Int64, int], int] = untyped_intrinsic(_define_load_acqu
 
 
 def _define_store_release(_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """(array, at, value): for other threads to load."""
+    """(array, index, value): store with release order, for other threads to load."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = context.cast(builder, values[2], signature.args[2], types.int64)
@@ -93,7 +94,7 @@ _store_release: Callable[[Int64, int, int], None] = untyped_intrinsic(_define_st
 
 
 def _define_fetch_add(_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """(array, at, value): add atomically; what was there before."""
+    """(array, index, value): add atomically, and return the former value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = context.cast(builder, values[2], signature.args[2], types.int64)
@@ -106,7 +107,7 @@ _fetch_add: Callable[[Int64, int, int], int] = untyped_intrinsic(_define_fetch_a
 
 
 def _define_compare_exchange(_context: Any, array: Any, index: Any, old: Any, new: Any) -> Any:
-    """(array, at, old, new): store `new` if `old` is there, atomically; whether it was."""
+    """(array, index, old, new): replace `old` by `new` atomically. Return whether `old` was there."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         words = [context.cast(builder, values[n], signature.args[n], types.int64) for n in (2, 3)]
@@ -120,7 +121,8 @@ _compare_exchange: Callable[[Int64, int, int, int], bool] = untyped_intrinsic(_d
 
 
 def _define_cpu_relax(_context: Any) -> Any:
-    """Tell the core that this thread spins (x86 PAUSE), so that its other hyperthread runs; a no-op elsewhere."""
+    """Emit x86 PAUSE: it tells the core that this thread spins, so that the other hyperthread runs. Emit nothing on
+    other machines."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -136,7 +138,7 @@ _cpu_relax: Callable[[], None] = untyped_intrinsic(_define_cpu_relax)
 
 @kernel
 def _run_helper(shared: Int64, state_at: int, spins: int) -> None:
-    """A helper's work: join the jobs that it is offered, until nothing has come for so many looks."""
+    """Run the jobs that a helper is offered. Return, with the helper asleep, after `spins` spins without an offer."""
     _compare_exchange(shared, state_at, _ASLEEP, _IDLE)
     spins_left = spins
     while spins_left or not _compare_exchange(shared, state_at, _IDLE, _ASLEEP):
@@ -147,7 +149,7 @@ def _run_helper(shared: Int64, state_at: int, spins: int) -> None:
             _store_release(shared, state_at, _IDLE)
             spins_left = spins
             continue
-        _compare_exchange(shared, state_at, _ASLEEP, _IDLE)  # the offer that it woke for was taken back
+        _compare_exchange(shared, state_at, _ASLEEP, _IDLE)  # the caller withdrew the offer that woke this helper
         while spins_left and _load_acquire(shared, state_at) == _IDLE:
             _cpu_relax()
             spins_left -= 1
@@ -155,7 +157,7 @@ def _run_helper(shared: Int64, state_at: int, spins: int) -> None:
 
 @kernel
 def _run_chunks(shared: Int64) -> None:
-    """Take chunks of the job and compute them until none is left."""
+    """Take chunks of the present job and compute them, until no chunk is left."""
     num_items, chunk = shared[_NUM_ITEMS], shared[_CHUNK]
     begin = _fetch_add(shared, _NEXT, chunk)
     while begin < num_items:
@@ -165,7 +167,7 @@ def _run_chunks(shared: Int64) -> None:
 
 @kernel
 def _offer(shared: Int64, state_at: int) -> None:
-    """Offer the job to a helper; one that falls asleep or wakes meanwhile goes without."""
+    """Offer the present job to a helper. A helper that falls asleep or wakes at this moment gets no offer."""
     if not _compare_exchange(shared, state_at, _IDLE, _OFFERED):
         _compare_exchange(shared, state_at, _ASLEEP, _OFFERED_ASLEEP)
 
@@ -174,8 +176,10 @@ def _offer(shared: Int64, state_at: int) -> None:
 def _run_jobs(
     shared: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_ns: int, spins_per_ns: float
 ) -> int:
-    """Run jobs begin..end, words as in job.py, with the first helpers. Returns `end`, or ~job if `_in_time` was false
-    after that job."""
+    """Run jobs begin..end, described by words as in job.py, with the first `helpers` helpers.
+
+    Return `end`. If helpers were late in a job, return ~job after that job.
+    """
     for job in range(begin, end):
         at = job * JOB_WORDS
         function, num_items, arguments = jobs[at + FUNCTION], jobs[at + NUM_ITEMS], jobs[at + ARGUMENTS]
@@ -204,8 +208,11 @@ def _run_jobs(
 
 @kernel
 def _wait_for_helpers(shared: Int64, helpers: int, spins_left: int) -> bool:
-    """Wait for the first helpers. False if one does not end its chunk within so many looks, or if one that was awake
-    has not even begun: such helpers have no core."""
+    """Wait until the first helpers have ended their chunks, and withdraw the offers that they have not taken.
+
+    Return False if a helper needs more than `spins_left` spins, or if a helper that was awake has not begun. Such
+    helpers probably have no core.
+    """
     all_began = True
     for helper in range(helpers):
         state_at = _FIRST_STATE + helper * _STATE_STRIDE
@@ -222,7 +229,7 @@ def _wait_for_helpers(shared: Int64, helpers: int, spins_left: int) -> bool:
 
 @kernel
 def _withdraw_offers(shared: Int64, helpers: int) -> int:
-    """Take back what the first helpers have not begun; how many of them still compute."""
+    """Withdraw the offers that the first helpers have not taken. Return how many of these helpers still compute."""
     computing = 0
     for helper in range(helpers):
         state_at = _FIRST_STATE + helper * _STATE_STRIDE
@@ -234,39 +241,39 @@ def _withdraw_offers(shared: Int64, helpers: int) -> int:
 
 
 class KernelThreadPool:
-    """The helpers of a process. One caller at a time has them; another that comes meanwhile computes alone."""
+    """The helper threads of a process. One caller at a time uses the helpers. Other callers meanwhile compute alone."""
 
     def __init__(self) -> None:
         self._shared = np.zeros(_FIRST_STATE + _MAX_HELPERS * _STATE_STRIDE, np.int64)
         self._wake_events: list[threading.Event] = []
         self._caller_lock = threading.Lock()
-        # Callers compute alone until this time, because other threads need the cores.
+        # During a back-off callers compute alone, because other threads need the cores.
         self._backoff_until_s = 0.0
         self._backoff_s = _MIN_BACKOFF_S
         self._spins_per_ns = 0.0
 
     def ensure_helpers(self, num_helpers: int) -> None:
-        """Have at least so many helpers, at most 255."""
+        """Start helpers until there are `num_helpers`, at most 255. Raises RuntimeError if no thread can be started."""
         with self._caller_lock:
             if not self._spins_per_ns:
                 _run_jobs(
                     self._shared, np.zeros(0, np.int64), 0, 0, 0, 0, 0.0
-                )  # compiled now, not within the first step
+                )  # compiles the kernel now, instead of in the first step
                 self._spins_per_ns = max(_measure_spins_per_ns(self._shared) for _ in range(_CALIBRATION_RUNS))
             for helper in range(len(self._wake_events), min(num_helpers, _MAX_HELPERS)):
                 wake = threading.Event()
                 thread = threading.Thread(target=self._helper_main, args=(helper, wake), name=f"quire-kernel-{helper}")
                 thread.daemon = True
                 self._shared[_FIRST_STATE + helper * _STATE_STRIDE] = _ASLEEP
-                thread.start()  # raises RuntimeError where the process may have no more threads
+                thread.start()
                 self._wake_events.append(wake)
 
     def run_jobs(self, jobs: Int64) -> None:
-        """Run jobs one after the other; `jobs` holds JOB_WORDS words of each.
+        """Run jobs one after the other. `jobs` holds JOB_WORDS words for each job.
 
-        If helpers begin or end a job late, other threads hold their cores. Callers then compute alone for a pause. A
-        late job doubles the next pause; jobs in time shorten it by 2 %. Threads that wait for each other without cores
-        are slower than one.
+        If helpers begin or end a job late, other threads use their cores. Threads that wait for each other without
+        cores are slower than one thread. So callers then compute alone for a back-off. A late job doubles the next
+        back-off, and jobs in time shorten it by 2 %.
         """
         num_jobs, done = jobs.size // JOB_WORDS, 0
         while done < num_jobs:
@@ -288,24 +295,24 @@ class KernelThreadPool:
                     self._backoff_s = max(_MIN_BACKOFF_S, self._backoff_s * _BACKOFF_DECAY)
                 done = reached if reached >= 0 else ~reached + 1
             except BaseException:
-                self._wait_until_idle()  # helpers may still compute with memory that the caller is about to free
+                self._wait_until_idle()  # helpers may still use memory that the caller is about to free
                 raise
             finally:
                 self._caller_lock.release()
 
     def _wake_sleepers(self, num_helpers: int) -> None:
-        """Wake those of the first helpers that sleep. They join late."""
+        """Wake the first helpers if they sleep. They join a job late."""
         for helper in range(num_helpers):
             if self._shared[_FIRST_STATE + helper * _STATE_STRIDE] == _ASLEEP:
                 self._wake_events[helper].set()
 
     def _wait_until_idle(self) -> None:
-        """Wait until all helpers have ended their chunks, and leave them the core meanwhile."""
+        """Sleep until all helpers have ended their chunks, so that they can use the caller's core."""
         while _withdraw_offers(self._shared, len(self._wake_events)):
             time.sleep(_POLL_S)
 
     def _helper_main(self, helper: int, wake: threading.Event) -> None:
-        """The body of a helper's thread."""
+        """Run a helper: serve offers until the helper falls asleep, then wait for the wake event."""
         while True:
             _run_helper(self._shared, _FIRST_STATE + helper * _STATE_STRIDE, int(self._spins_per_ns * _SPIN_NS))
             wake.wait()
@@ -313,11 +320,11 @@ class KernelThreadPool:
 
 
 def _measure_spins_per_ns(shared: Int64) -> float:
-    """Looks of an idle helper in a nanosecond."""
+    """Return how many spins an idle helper makes in a nanosecond."""
     began_ns = time.perf_counter_ns()
     _run_helper(shared, _FIRST_STATE, _CALIBRATION_SPINS)
     return _CALIBRATION_SPINS / (time.perf_counter_ns() - began_ns)
 
 
 THREAD_POOL: Final = KernelThreadPool()
-"""The team of this process."""
+"""The thread pool of this process."""

@@ -1,8 +1,8 @@
 """Linear layers on the CPU: GEMM kernels that read weights in their stored format and sum in one fixed order.
 
-Weights lie in tiles of LANES outputs (see tile_weight.py). Each SIMD lane computes one output. It adds the inputs in
-order, in two sums: one for the first 16 inputs of each block of 32, one for the last 16. So a row's bits depend only
-on that row and the weights, not on the number of rows. Any thread may compute a tile.
+Weights lie in tiles of LANES outputs (see tile_weight.py). Each SIMD lane computes one output. The lane adds the
+products in the order of the inputs, in two sums: one for the first 16 inputs of each block of 32, one for the last 16.
+So a row's bits depend only on that row and the weights, not on the number of rows. Any thread may compute a tile.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from quire_worker.ops.cpu.simd import (
 )
 
 BLOCK_SIZE: Final = 32
-"""Inputs."""
+"""Inputs of a block. The quantised formats have a scale for each block, or for each half of one."""
 _HALF_BLOCK: Final = 16
 _CACHE_LINE_BYTES: Final = 64
 _ZERO: Final = np.float32(0.0)
 _PREFETCH_BLOCKS: Final = 8
-"""With few rows the processor waits for weights, so they are prefetched."""
+"""The kernels prefetch weights this many blocks ahead, because with few rows the processor waits for weights."""
 _MIN_GEMM_ROWS: Final = 5
-"""From this many rows on, weights are unpacked once for many rows."""
+"""From this many rows on, the blocked GEMM is faster: it dequantizes weights once for many rows."""
 _PANEL_ROWS: Final = 128
 _PANEL_BLOCKS: Final = 12
-"""Unpacked weights of so many blocks fit in the first-level cache, the inputs of all rows in the second-level one."""
+"""The weights of a panel, dequantized, fit in the L1 cache. The inputs of _PANEL_ROWS rows fit in the L2 cache."""
 _MICROKERNEL_ROWS, MICROKERNEL_TILES = (8, 2) if HAS_AVX512 else (4, 1)
-"""Rows and tiles of a micro-kernel: as many sums as the registers hold, 32 of 16 floats or 16 of 8 floats."""
+"""Rows and tiles of a micro-kernel, so that all sums stay in registers: 32 of 16 floats, or 16 of 8 floats."""
 _SUMS_PER_ROW: Final = MICROKERNEL_TILES * LANES
 _HALF_PANEL_WEIGHTS: Final = _PANEL_BLOCKS * _HALF_BLOCK * _SUMS_PER_ROW
 _HALF_PANEL_SUMS: Final = _PANEL_ROWS * _SUMS_PER_ROW
 Scales = Float32 | UInt16
-"""uint16: the bits of float16."""
+"""float32, or the bits of float16 as uint16."""
 LINEAR_ARGUMENTS: Final = (
     "x",
     "rows",
@@ -78,19 +78,19 @@ LINEAR_ARGUMENTS: Final = (
     "first_output",
     "macrokernel",
 )
-"""Arguments of a compiled job, one int64 each, in this order: arrays by address, the rest by value."""
+"""Arguments of the linear job kernel, in this order: arrays by address, integers by value."""
 StoredTiles = tuple[Any, Scales, Scales, int]
-"""Data, scale and offset of all tiles, and the blocks of a tile."""
+"""Data, scale and offset of all tiles, and the number of blocks of a tile."""
 OutputView = tuple[Float32, int, int]
-"""The result [rows, step], step, and the place of the first tile's outputs in a row."""
+"""The result [rows, stride], the stride, and the index of the first tile's first output in a row."""
 Dequantize = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
-"""(data, scale, offset, block, k) -> LANES weights of input k and of input k + 16 in the block. `block` counts over
-all tiles."""
+"""(data, scale, offset, block, k) -> the LANES weights of input k of a block, and those of input k + 16, as float32.
+`block` counts over all tiles."""
 
 
 @kernel
 def uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """Four-bit integers; a scale and an offset for each block."""
+    """4-bit integers, with a scale and an offset for each block."""
     at = (block * _HALF_BLOCK + k) * LANES
     s, o = load(scale, block * LANES), load(offset, block * LANES)
     return fma(load_low_nibbles(data, at), s, o), fma(load_high_nibbles(data, at), s, o)
@@ -98,7 +98,7 @@ def uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tup
 
 @kernel
 def half_block_uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """The same with a scale and an offset for each half of a block."""
+    """4-bit integers, with a scale and an offset for each half of a block."""
     at, first, second = (block * _HALF_BLOCK + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
     low, high = load_low_nibbles(data, at), load_high_nibbles(data, at)
     return fma(low, load(scale, first), load(offset, first)), fma(high, load(scale, second), load(offset, second))
@@ -106,7 +106,7 @@ def half_block_uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: 
 
 @kernel
 def int8_with_offset(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """Eight-bit integers; a scale and an offset for each block."""
+    """8-bit integers, with a scale and an offset for each block."""
     at = (block * BLOCK_SIZE + k) * LANES
     s, o = load(scale, block * LANES), load(offset, block * LANES)
     return fma(load_int8(data, at), s, o), fma(load_int8(data, at + _HALF_BLOCK * LANES), s, o)
@@ -114,14 +114,14 @@ def int8_with_offset(data: Int8, scale: Scales, offset: Scales, block: int, k: i
 
 @kernel
 def int8(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """Eight-bit integers and a scale for each block."""
+    """8-bit integers, with a scale for each block."""
     at, s = (block * BLOCK_SIZE + k) * LANES, load(scale, block * LANES)
     return multiply(load_int8(data, at), s), multiply(load_int8(data, at + _HALF_BLOCK * LANES), s)
 
 
 @kernel
 def half_block_int8(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """The same with a scale for each half of a block."""
+    """8-bit integers, with a scale for each half of a block."""
     at, first, second = (block * BLOCK_SIZE + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
     low, high = load_int8(data, at), load_int8(data, at + _HALF_BLOCK * LANES)
     return multiply(low, load(scale, first)), multiply(high, load(scale, second))
@@ -154,15 +154,15 @@ STORAGE_FORMATS: Final[MappingProxyType[str, Dequantize]] = MappingProxyType(
         )
     }
 )
-"""The ways in which a tile is stored, by name."""
+"""The formats in which a tile may be stored, by name."""
 
 
 def _make_prefetch(block_elements: int, line_elements: int) -> Any:
-    """`elements`: of `data` in a block. `line`: in a cache line."""
+    """Make the kernel that prefetches a block of `block_elements` elements, cache line by cache line."""
 
     @kernel
     def prefetch_block(data: Any, block: int) -> None:
-        """Begin to load what is needed some blocks after this one."""
+        """Prefetch the block that is _PREFETCH_BLOCKS blocks after this one."""
         begin = (block + _PREFETCH_BLOCKS) * block_elements
         for at in range(begin, begin + block_elements, line_elements):
             prefetch(data, at)
@@ -175,7 +175,7 @@ def _make_one_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
     def dot_products(
         x: Float32, x_at: int, data: Any, scale: Scales, offset: Scales, first_block: int, blocks: int
     ) -> Vector:
-        """The sums of one row, whose inputs begin at `at`, with a tile whose first block is `first`."""
+        """Return the dot products of one row of x with all outputs of a tile, which begins with `first_block`."""
         a = b = broadcast(_ZERO)
         for block in range(blocks):
             prefetch_block(data, first_block + block)
@@ -193,7 +193,7 @@ def _make_four_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
     def dot_products(
         x: Float32, x_at: int, x_stride: int, data: Any, scale: Scales, offset: Scales, first_block: int, blocks: int
     ) -> tuple[Vector, Vector, Vector, Vector]:
-        """The same of four rows of `size` inputs each."""
+        """Do the same for four rows, which are `x_stride` apart."""
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = broadcast(_ZERO)
         for block in range(blocks):
             prefetch_block(data, first_block + block)
@@ -216,7 +216,7 @@ def _make_four_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
 def store_four(
     out: Float32, at: int, row_stride: int, sums: tuple[Vector, Vector, Vector, Vector], bias: Vector
 ) -> None:
-    """The sums of four rows and the bias, to rows of `out` that are `step` apart."""
+    """Store the sums of four rows plus the bias, in rows of `out` that are `row_stride` apart."""
     store(out, at, add(sums[0], bias))
     store(out, at + row_stride, add(sums[1], bias))
     store(out, at + 2 * row_stride, add(sums[2], bias))
@@ -225,10 +225,10 @@ def store_four(
 
 @cache
 def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
-    """The address of the embedding job, over rows, for a storage with data and scales of such numbers.
+    """Compile the embedding job kernel for a storage format, and return its address. Its items are rows.
 
-    It writes the weights of one output, a token, times a factor to each row. Its arguments: token [rows], data, scale,
-    offset, blocks of a tile, out [rows, inputs], inputs, factor.
+    For each row the kernel writes the weights of one output, that of the row's token, times a factor. Arguments: token
+    [rows], data, scale, offset, blocks of a tile, out [rows, inputs], inputs, factor.
     """
     dequantize = STORAGE_FORMATS[storage]
     data_type, scale_type = numba.from_dtype(dtype), numba.from_dtype(scale_dtype)
@@ -255,9 +255,9 @@ def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[
 
 @cache
 def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
-    """The address of the linear job, over tiles, for a storage with data and scales of such numbers.
+    """Compile the linear job kernel for a storage format, and return its address.
 
-    Its arguments are LINEAR_ARGUMENTS.
+    Its items are tiles, and its arguments are LINEAR_ARGUMENTS.
     """
     linear = _make_linear(storage, dtype)
     data_type, scale_type = numba.from_dtype(dtype), numba.from_dtype(scale_dtype)
@@ -274,8 +274,8 @@ def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any
 
 
 def _make_linear(storage: str, dtype: np.dtype[Any]) -> Callable[..., None]:
-    """The linear kernel for a storage with data of such numbers: (first tile, last tile, address of x [rows, blocks *
-    BLOCK], rows, weight, bias [tiles * LANES], out, address of `add_products`)."""
+    """Make the linear kernel for a storage format: (first tile, last tile, address of x [rows, blocks * BLOCK_SIZE],
+    rows, weight, bias [tiles * LANES], out, address of the macro-kernel)."""
     dequantize = STORAGE_FORMATS[storage]
     block_elements = LANES * (BLOCK_SIZE // 2 if "uint4" in storage else BLOCK_SIZE)
     prefetch_block = _make_prefetch(block_elements, _CACHE_LINE_BYTES // np.dtype(dtype).itemsize)
@@ -317,9 +317,12 @@ def _make_linear(storage: str, dtype: np.dtype[Any]) -> Callable[..., None]:
 
 
 def _make_blocked_gemm(dequantize: Dequantize, prefetch_block: Any) -> Callable[..., None]:
-    """The same as the linear kernel, to the bit, quicker for many rows: weights are unpacked once for _ROWS_AT_ONCE
-    rows, TILES tiles and _BLOCKS_AT_ONCE blocks. The sums, the same for each storage, are a job compiled once: see
-    `compile_add_products`."""
+    """Make the linear kernel for many rows, whose results have the same bits as those for few rows.
+
+    The kernel dequantizes weights into a panel of _PANEL_BLOCKS blocks and MICROKERNEL_TILES tiles. The macro-kernel
+    then multiplies up to _PANEL_ROWS rows with the panel. Panels of all storage formats are alike, so the macro-kernel
+    is compiled once.
+    """
 
     @kernel
     def blocked_gemm(
@@ -347,7 +350,7 @@ def _make_blocked_gemm(dequantize: Dequantize, prefetch_block: Any) -> Callable[
                 for first_block in range(0, blocks, _PANEL_BLOCKS):
                     panel_blocks = min(_PANEL_BLOCKS, blocks - first_block)
                     for panel_tile in range(MICROKERNEL_TILES):
-                        # An odd last tile is computed twice, and stored once.
+                        # If the number of tiles is odd, the last tile is computed twice and stored once.
                         source_block = min(first_tile + panel_tile, end - 1) * blocks + first_block
                         for block in range(panel_blocks):
                             prefetch_block(data, source_block + block)
@@ -379,14 +382,19 @@ _full_microkernel, _four_row_microkernel, _one_row_microkernel = (
 
 
 def compile_macrokernel() -> int:
-    """The address of the job, over rows, that a linear job of many rows calls; an argument of it, since addresses
-    differ from process to process."""
+    """Compile the macro-kernel and return its address. Its items are rows.
+
+    Linear jobs get the address as an argument, because it differs from process to process.
+    """
     return compile_job_kernel(_macrokernel, "macrokernel")
 
 
 def _macrokernel(begin: int, end: int, arguments: Arguments) -> None:
-    """(x, inputs of a row, weights, blocks, sums): add the products of rows begin..end with unpacked weights [2,
-    blocks, 16, TILES, LANES] to their sums [2, rows, TILES, LANES], for each half of the blocks."""
+    """Job kernel: add the products of rows begin..end with a panel to their sums, for each half of the blocks.
+
+    Arguments: x, stride of x, panel [2, blocks, 16, tiles, LANES], blocks, sums [2, rows, tiles, LANES], with tiles =
+    MICROKERNEL_TILES.
+    """
     x, x_stride, panel, blocks = floats_at(arguments[0]), arguments[1], floats_at(arguments[2]), arguments[3]
     sums = floats_at(arguments[4])
     for half in range(2):

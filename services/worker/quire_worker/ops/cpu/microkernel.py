@@ -1,5 +1,5 @@
-"""The micro-kernel of a matrix product (Van Zee and van de Geijn, "BLIS", 2015): a few rows times a few tiles of
-weights, with all sums in registers. It knows nothing of layers or of how weights are stored."""
+"""The micro-kernel of a GEMM (Van Zee and van de Geijn, "BLIS", 2015): it multiplies a few rows with a few tiles of
+weights, and keeps all sums in registers. It knows nothing of layers or of the formats of weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Microkernel = Callable[[Float32, int, int, Float32, int, int, Float32, int], Non
 
 @cache
 def make_microkernel(rows: int, tiles: int, run_inputs: int, run_stride: int) -> Microkernel:
-    """(x, x_at, row_stride, weights, weights_at, steps, sums, sums_at): add the products of `steps` runs of inputs.
+    """Make a micro-kernel: (x, x_at, row_stride, weights, weights_at, num_runs, sums, sums_at).
 
-    A run is `step` inputs of each of the `rows` rows, which are `row_stride` apart in x; the next run begins `stride`
-    inputs later. weights: [steps, step, tiles, LANES], without gaps. sums: [rows, tiles, LANES], read and written. Each
-    sum adds its products one by one, in the order of the inputs, whatever `rows` and `tiles` are.
+    The micro-kernel adds the products of `num_runs` runs of inputs to the sums. A run is `run_inputs` inputs of each of
+    the `rows` rows, which are `row_stride` apart in x. The next run begins `run_stride` inputs later. weights:
+    [num_runs, run_inputs, tiles, LANES], without gaps. sums: [rows, tiles, LANES], read and written. Each sum adds its
+    products one by one, in the order of the inputs, whatever `rows` and `tiles` are.
     """
 
     def define(_context: Any, x: Any, x_at: Any, row_stride: Any, w: Any, w_at: Any, n: Any, s: Any, s_at: Any) -> Any:

@@ -1,8 +1,8 @@
-"""A kernel's machine code as a relocatable object: made from what numba compiled, and loaded into this process.
+"""Compiles a kernel's LLVM IR, which numba makes, to a relocatable object, and loads objects into this process.
 
-numba's own cache on disk is made with pickle, and two of its entries may define the same symbol. In an object of ours
-the entry alone is visible to others. All kernels run from such objects, whether they come from the cache or not, so
-that both have the same bits.
+numba's own cache on disk uses pickle, and two of its entries may define the same symbol. An object of this module has
+one visible symbol. All kernels run from such objects, whether they come from the cache or not. So both have the same
+bits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _lock = threading.Lock()
 
 
 def compile_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
-    """Compile optimized LLVM IR for this processor. The object defines one visible symbol: the function `entry`, under
-    the name `symbol`."""
+    """Compile optimized LLVM IR for this processor, and return the object. Its only visible symbol is `symbol`, the
+    function that the IR calls `entry`."""
     module = llvm.parse_assembly(llvm_ir)
     for value in (*module.functions, *module.global_variables):
         if value.name == entry:
@@ -34,8 +34,8 @@ def compile_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """Load an object of `make_object`, and return the address of its function, which stays valid for the life of the
-    process. Raises RuntimeError where the object does not define it."""
+    """Load an object of `compile_object`, and return the address of its function, which stays valid for the life of the
+    process. Raises RuntimeError if the object does not define `symbol`."""
     with _lock:
         engine = _mcjit_engine()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -47,7 +47,7 @@ def load_object(code: bytes, symbol: str) -> int:
 
 
 def _new_target_machine() -> Any:
-    """A new target machine for this processor, as numba makes its own."""
+    """Return a new target machine for this processor, with the options that numba uses."""
     triple, processor, features = cpu_target.target_context.codegen().magic_tuple()
     target = llvm.Target.from_triple(triple)
     relocation = "static" if target.name.startswith("x86") else "default"
@@ -58,7 +58,7 @@ def _new_target_machine() -> Any:
 
 @cache
 def _mcjit_engine() -> Any:
-    """The engine that holds all loaded objects. numba's runtime has been started, for the memory that kernels ask for
-    while they run."""
+    """Return the engine that holds all loaded objects. Start numba's runtime first, which allocates memory for running
+    kernels."""
     rtsys.initialize(cpu_target.target_context)
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _new_target_machine())

@@ -1,4 +1,4 @@
-"""A step's attention for the CPU kernels, planned once for all layers: which rows make an item, and who computes it."""
+"""Plans the attention of a step for the CPU kernels, once for all layers: items of rows, and parts for threads."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from torch import Tensor
 from quire_worker.arrays import Int32, Int64
 
 _MAX_ITEM_ROWS: Final = 64
-"""Query rows per KV head that share a tile's transposed keys: enough that transposing does not count."""
+"""Most query rows per KV head of an item. The rows of an item share the transposed keys of a tile. With this many rows,
+transposing takes little of the time."""
 PLAN_ARRAYS: Final = ("position", "write_offset", "table", "items", "part_offsets")
-"""Kernels find the addresses of a plan's arrays in a list of this order."""
+"""The arrays of a plan whose addresses the kernels get, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """A step's attention as the CPU kernels take it; see `attention.attend`."""
+    """The attention of a step, as `attention.attend` takes it."""
 
     rows: int
     real_rows: int
     position: Int64
     """[rows]; padding 0."""
     write_offset: Int64
-    """[real rows]: where in the flat pool a row's key of layer 0 and KV head 0 goes."""
+    """[real rows]: index in the flat pool at which the row's key of layer 0 and KV head 0 is written."""
     table: Int64
-    """[sequences * P] pages."""
+    """[sequences * P]: the page table."""
     items: Int64
-    """[items * 4]."""
+    """[items * 4]: of each item its first row, its tokens, the position of the first token, and the index of its first
+    page in `table`."""
     part_offsets: Int64
-    """[parts + 1]: where the items of each part begin; parts are of about equal cost."""
+    """[parts + 1]: the first item of each part, then the number of items. All parts cost about the same."""
     num_pairs: int
-    """Cost of all items: (query, key) pairs of one head, without a window."""
+    """(query, key) pairs of one head in all items, if there were no window."""
 
     def addresses(self) -> tuple[int, ...]:
-        """The addresses of the arrays, in the order of PLAN_ARRAYS."""
+        """Return the addresses of the arrays, in the order of PLAN_ARRAYS."""
         return tuple(getattr(self, name).ctypes.data for name in PLAN_ARRAYS)
 
 
 def max_item_tokens(group: int) -> int:
-    """Most tokens of an item."""
+    """Return the largest number of tokens in an item, for `group` query heads per KV head."""
     return max(1, _MAX_ITEM_ROWS // group)
 
 
 def plan_step(
     pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, max_parts: int
 ) -> CpuPlan:
-    """See `Ops.plan`; `group`: query heads per KV head."""
+    """Implement `Ops.plan`. `group`: query heads per KV head. `max_parts`: limit of the number of parts."""
     page_size, head_dim = pages.shape[4:]
     real_rows = int(count.sum())
     first_row = np.cumsum(count, dtype=np.int64) - count

@@ -1,7 +1,7 @@
-"""Kernels for the CPU that work on rows one by one: norms, rotary embedding with the page write, gated activation.
+"""Kernels for the CPU whose items are rows: norms, rotary embedding with the page write, gated activation.
 
-Each does in one pass what takes torch several over the same memory. A row's results depend on that row alone. Sizes of
-rows are multiples of LANES; callers see to it. A job's docstring begins with its arguments.
+Each kernel reads the memory once, where torch would read it several times. A row's results depend on that row alone.
+The size of a row must be a multiple of LANES. The docstring of a job kernel begins with its arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ONE: Final = np.float32(1.0)
 
 @kernel
 def rms_norm(source: Float32, at: int, size: int, norm_weight: Float32, eps: Scalar, out: Float32, out_at: int) -> None:
-    """RMS norm of `size` numbers."""
+    """Compute the RMS norm of `size` numbers."""
     sum_of_squares = broadcast(_ZERO)
     for d in range(0, size, LANES):
         x = load(source, at + d)
@@ -45,7 +45,7 @@ def rms_norm(source: Float32, at: int, size: int, norm_weight: Float32, eps: Sca
 
 
 def rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(x, norm weight, out, size, eps): rows of x, normed, to out."""
+    """(x, norm weight, out, size, eps): write the RMS norm of the rows of x to out."""
     x, norm_weight, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
     size, eps = arguments[3], float_from_bits(arguments[4])
     for row in range(first, last):
@@ -53,7 +53,7 @@ def rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def add_rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(delta, residual, norm weight, out, size, eps): the same of residual += delta."""
+    """(delta, residual, norm weight, out, size, eps): add delta to residual, then write its RMS norm to out."""
     delta, residual = floats_at(arguments[0]), floats_at(arguments[1])
     norm_weight, out = floats_at(arguments[2]), floats_at(arguments[3])
     size, eps = arguments[4], float_from_bits(arguments[5])
@@ -64,7 +64,7 @@ def add_rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(gate_up, out, size): silu(first half) * second half of rows of 2 * size."""
+    """(gate_up [rows, 2 * size], out [rows, size], size): write silu(first half) * second half to out."""
     gate_up, out, size = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2]
     for row in range(first, last):
         for d in range(0, size, LANES):
@@ -74,11 +74,11 @@ def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(qkv, pool, out, cos, sin, query norm weight, key norm weight, plan, real rows, normed, eps, where the layer's
-    keys begin in a (page, KV head), KV head stride, page size, KV heads, group, D): see `Ops.qk_norm_rope_write`.
-    Mutates qkv where `normed`. plan: addresses as in PLAN_ARRAYS.
+    """(qkv, pool, out, cos, sin, query norm weight, key norm weight, plan, real rows, whether to norm, eps, layer
+    offset, KV head stride, page size, KV heads, group, D): implement `Ops.qk_norm_rope_write`.
 
-    write_at: of each real row, where its key of layer 0 and KV head 0 goes. group: query heads per KV head.
+    Mutates qkv if it norms. plan: the addresses of PLAN_ARRAYS. layer offset: index of the layer's first key within a
+    (page, KV head). group: query heads per KV head.
     """
     qkv, pool, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
     cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
@@ -114,7 +114,7 @@ def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
 def apply_rope(
     source: Float32, at: int, cos: Float32, sin: Float32, table_at: int, half: int, out: Float32, out_at: int
 ) -> None:
-    """x1 cos - x2 sin, x2 cos + x1 sin, of two halves."""
+    """Rotate a head whose halves are x1 and x2: the results are x1 cos - x2 sin and x2 cos + x1 sin."""
     vector_end = half // LANES * LANES
     for d in range(0, vector_end, LANES):
         a, b, c, s = load(source, at + d), load(source, at + half + d), load(cos, table_at + d), load(sin, table_at + d)

@@ -1,9 +1,10 @@
-"""Sixteen floats at once, as words for compiled kernels: what a kernel says is what the processor does.
+"""Intrinsics for compiled kernels: operations on vectors of 16 floats, which the processor executes as written.
 
-Left to itself the compiler does not vectorise loops whose arrays might overlap, nor sums, whose order it must keep.
-Here the order is written down, so a row's results have the same bits in whatever company a kernel computes it. Nothing
-in this file knows of models; no word checks bounds. Lanes are float32; `at` counts elements of a flat array, which may
-hold narrower numbers where a word says so.
+The compiler does not vectorise loops whose arrays might overlap, nor sums, because it must keep their order. With these
+intrinsics the source fixes the order of every sum. So a row's results have the same bits in every batch.
+
+Lanes are float32. `at` is an index into a flat array, whose elements may be narrower than float32 where an intrinsic
+says so. No intrinsic checks bounds. Nothing in this file knows of models.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from quire_worker.arrays import Float32, Int8, Int64, UInt8, UInt16
 
 LANES: Final = 16
 HAS_AVX512: Final = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
-"""True where kernels are compiled for 32 registers of 16 floats; NUMBA_CPU_FEATURES can turn it off."""
+"""True if kernels are compiled for 32 registers of 16 floats. NUMBA_CPU_FEATURES can turn AVX-512 off."""
 Vector = Any
-"""[LANES] float32 in a register: it exists within kernels alone."""
+"""[LANES] float32 in a register. A vector exists only within a kernel."""
 Scalar = float | np.float32
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -35,21 +36,21 @@ _Emit = Callable[..., Any]
 _FLOAT32 = ir.FloatType()
 _INT32 = ir.IntType(32)
 LLVM_VECTOR: Final = ir.VectorType(_FLOAT32, LANES)
-"""A `Vector` as LLVM's type, for those who emit code."""
+"""LLVM's type of a `Vector`, for modules that emit code."""
 _INT32_VECTOR = ir.VectorType(_INT32, LANES)
 _ALIGN: Final = 4
 _LOG2_E: Final = 1.44269504088896341
 _LN2_HIGH: Final = 0.693359375
 _LN2_LOW: Final = -2.12194440e-4
 _MAGIC_BIAS: Final = 12582912.0
-"""1.5 * 2^23: added to a small number, it leaves the nearest integer in the low bits."""
+"""1.5 * 2^23. If it is added to a small number, the low bits of the sum are the nearest integer."""
 _EXP_COEFFICIENTS: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _EXP_MIN_INPUT: Final = -87.0
 _EXP_MAX_INPUT: Final = 88.0
 
 
 def kernel(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Compiled at its first call, in memory; runs without the interpreter's lock."""
+    """Compile the function at its first call, in memory. It runs without the GIL."""
     return cast("Callable[_P, _T]", numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function))
 
 
@@ -69,13 +70,14 @@ _RESULT_TYPES: Final = {"v": _NUMBA_VECTOR, "f": types.float32, "": types.void}
 
 
 def _vector_intrinsic(arguments: str, result: str, emit: _Emit) -> Any:
-    """Kinds of arguments: v vector, f float, i integer, a flat array (of which `emit` gets the first address)."""
+    """Make an intrinsic. Each letter of `arguments` is a kind: v vector, f float, i integer, a flat array. `emit` gets
+    the pointer to the first element of an array. `result` is v, f, or empty for no result."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         operands = []
         for kind, argument_type, value in zip(arguments, signature.args, values, strict=True):
             if kind == "a":
-                # Straight from the structure: numba's own helper writes all of it to memory first, at every word.
+                # Directly from the structure: numba's own helper first writes all of it to memory, in each intrinsic.
                 field = context.data_model_manager[argument_type].get_field_position("data")
                 operands.append(builder.extract_value(value, field))
             elif kind == "v":
@@ -117,7 +119,7 @@ def emit_load(builder: Any, array: Any, at: Any) -> Any:
 
 
 def _widening_load(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
-    """LANES numbers of so many bits, as `widen` makes them floats."""
+    """Return the emitter that loads LANES numbers of `bits` bits. `widen` emits their conversion to float32."""
     vector_type = ir.VectorType(ir.IntType(bits), LANES)
 
     def emit(builder: Any, array: Any, at: Any) -> Any:
@@ -181,7 +183,7 @@ def _emit_maximum(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
-    """All lanes to one, halves upon halves: always in the same order."""
+    """Return the emitter that combines all lanes into one number: always in the same order, half with half."""
 
     def emit(builder: Any, value: Any) -> Any:
         distance = LANES // 2
@@ -198,7 +200,7 @@ def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
 
 
 def _emit_exp(builder: Any, value: Any) -> Any:
-    # Comparisons are false for NaN: where either arm may be kept, it is the one that holds the NaN.
+    # Comparisons with NaN are false, so each select keeps the operand that may be NaN.
     upper, lower = _vector_constant(_EXP_MAX_INPUT), _vector_constant(_EXP_MIN_INPUT)
     x = builder.select(builder.fcmp_ordered(">", value, upper), upper, value)
     underflows = builder.fcmp_ordered("<", x, lower)
@@ -258,44 +260,46 @@ def _emit_transpose(
 
 def _emit_prefetch(builder: Any, array: Any, at: Any) -> None:
     pointer = builder.bitcast(builder.gep(array, [at]), ir.IntType(8).as_pointer())
-    # For reading, into the second cache: into the first, it would push out what is being worked on.
+    # Arguments: for reading, into the L2 cache, data. In the L1 cache it would evict data in use.
     _call_llvm_intrinsic(
         builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_INT32, number) for number in (0, 2, 1))
     )
 
 
 load: Callable[[Float32 | UInt16, int], Vector] = _vector_intrinsic("ai", "v", emit_load)
-"""Of an array of uint16: their bits as float16."""
+"""Load LANES elements. Elements of a uint16 array are the bits of float16."""
 load_low_nibbles: Callable[[UInt8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_low_nibbles))
-"""Bits 0-3 of bytes, 0 to 15."""
+"""Load bits 0 to 3 of LANES bytes, as numbers from 0 to 15."""
 load_high_nibbles: Callable[[UInt8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_high_nibbles))
 load_int8: Callable[[Int8, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(8, _widen_int8))
 load_bfloat16: Callable[[UInt16, int], Vector] = _vector_intrinsic("ai", "v", _widening_load(16, _widen_bfloat16))
 store: Callable[[Float32, int, Vector], None] = _vector_intrinsic("aiv", "", emit_store)
 broadcast: Callable[[Scalar], Vector] = _vector_intrinsic("f", "v", _emit_broadcast)
-"""The same number in all lanes."""
+"""Return a vector with the same number in all lanes."""
 load_broadcast: Callable[[Float32, int], Vector] = _vector_intrinsic("ai", "v", emit_load_broadcast)
-"""One element of an array in all lanes."""
+"""Load one element of an array into all lanes."""
 add: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fadd(a, b))
 subtract: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fsub(a, b))
 multiply: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fmul(a, b))
 divide: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", lambda builder, a, b: builder.fdiv(a, b))
 fma: Callable[[Vector, Vector, Vector], Vector] = _vector_intrinsic("vvv", "v", emit_fma)
-"""a * b + c, rounded once."""
+"""Return a * b + c, rounded once."""
 maximum: Callable[[Vector, Vector], Vector] = _vector_intrinsic("vv", "v", _emit_maximum)
-"""Of a NaN and a number: the second argument."""
+"""Return the larger number in each lane. If one of the two is NaN, the result is the second argument."""
 reduce_sum: Callable[[Vector], float] = _vector_intrinsic(
     "v", "f", _tree_reduction(lambda builder, a, b: builder.fadd(a, b))
 )
 reduce_max: Callable[[Vector], float] = _vector_intrinsic("v", "f", _tree_reduction(_emit_maximum))
 exp: Callable[[Vector], Vector] = _vector_intrinsic("v", "v", _emit_exp)
-"""Within 2 units in the last place; 0 below -87, as for 88 above it; exp(0) is 1; NaN stays NaN."""
+"""Return e^x within 2 units in the last place. Below -87 the result is 0, above 88 it is e^88. exp(0) is 1, and NaN
+stays NaN."""
 select_range: Callable[[Vector, int, int, int, Scalar], Vector] = _vector_intrinsic("viiif", "v", _emit_select_range)
-"""(vector, first, low, high, other): lane i where low <= first + i < high, else `other`."""
+"""(vector, first, low, high, other): keep lane i if low <= first + i < high, else replace it by `other`."""
 transpose: Callable[[Float32, Int64, int, int, Float32, int, int], None] = _vector_intrinsic(
     "aaiiaii", "", _emit_transpose
 )
-"""(source, places, first, offset, target, at, step): LANES floats from each source[places[first + i] + offset] become
-lane i of the vectors at target[at], target[at + step], ..."""
+"""(source, row_offsets, first, column, target, at, stride): transpose a square of LANES rows and columns. Row i is the
+LANES floats from source[row_offsets[first + i] + column]. It becomes lane i of the vectors at target[at], target[at +
+stride], ..."""
 prefetch: Callable[[Float32, int], None] = _vector_intrinsic("ai", "", _emit_prefetch)
-"""Begin to load the cache line of an element."""
+"""Prefetch the cache line of an element."""

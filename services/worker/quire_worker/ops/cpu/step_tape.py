@@ -1,8 +1,8 @@
-"""The jobs of a decoder's pass, to run them again for later steps of as many rows without Python between the jobs: what
-a CUDA graph is on a GPU.
+"""A tape records the jobs of a forward pass. Later steps with as many rows replay the tape without Python between jobs,
+as a CUDA graph does on a GPU.
 
-A job's arguments are addresses and sizes, which stay right as long as no buffer is replaced. What differs from step to
-step (tokens, positions, pages) lies behind addresses that stay the same.
+A job's arguments are addresses and sizes, which stay valid as long as no buffer is replaced. Tokens, positions and
+pages differ from step to step, but lie at addresses that stay the same.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _VIEW_OPERATIONS: Final = (torch.ops.aten.view.default, torch.ops.aten.slice.Ten
 
 
 class StepTape:
-    """The jobs of one pass, in order, with arguments of their own."""
+    """The jobs of one pass, in order. The tape owns copies of their arguments."""
 
     def __init__(self, rows: int, buffer_version: tuple[int, ...]) -> None:
         self.token = torch.zeros(rows, dtype=torch.int64)
-        """Where the pass reads its tokens."""
+        """The tensor from which the pass reads its tokens."""
         self.buffer_version = buffer_version
-        """The jobs may be replayed only while this key is the same."""
+        """Identifies the buffers whose addresses the jobs hold. The tape is valid only for these buffers."""
         self.result: tuple[Tensor, Tensor | None] = self.token, None
-        """The result of the recorded pass; without meaning before `record`."""
+        """The result of the recorded pass. Meaningless before `record_pass`."""
         self.is_complete = False
-        """True if the jobs are all that the pass computed."""
+        """True if the jobs are all that the pass computed, so that the tape may be replayed."""
         self.jobs: Int64 = np.zeros((0, JOB_WORDS), np.int64)
         """[jobs, JOB_WORDS]."""
         self._arguments: list[Int64] = []
@@ -47,14 +47,14 @@ class StepTape:
         self._words.append(words)
 
     def record_pass(self, run: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> None:
-        """Run a pass on the tokens and keep its result. `add` is called for each of its jobs meanwhile."""
+        """Run a pass on the tokens and keep its result. Meanwhile the job runner calls `add_job` for each job."""
         with _torch_operations() as seen:
             self.result = run(self.token)
         self.is_complete = not seen
         self.jobs = np.stack(self._words)
 
     def set_job_items(self, job: Job, num_items: int, cost_ns: int, max_threads: int) -> None:
-        """Give all jobs of this one's kernel so many items."""
+        """Set items, cost and threads of all recorded jobs that have the same kernel as `job`."""
         selected = self.jobs[:, FUNCTION] == job.words[FUNCTION]
         self.jobs[selected, NUM_ITEMS], self.jobs[selected, COST_NS], self.jobs[selected, MAX_THREADS] = (
             num_items,
@@ -65,7 +65,7 @@ class StepTape:
 
 @contextmanager
 def _torch_operations() -> Iterator[list[str]]:
-    """The names of the operations that torch itself computes within the context."""
+    """Yield a list to which the names of the operations are added that torch computes within the context."""
     seen: list[str] = []
 
     class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate its base

@@ -1,7 +1,7 @@
-"""Repacks weights into the tiles that linear.py reads: LANES outputs side by side, one input after the other.
+"""Repacks weights into the tiles that linear.py reads: for one input after the other, the weights of LANES outputs.
 
-Quantised values become 4-bit integers if their range fits in 16 levels, else 8-bit ones, with scales. bfloat16 and
-float16 stay 16-bit. The values are those of the file, to the bit but for the sign of a zero.
+Quantised values become 4-bit integers with scales if their range has at most 16 levels, else 8-bit integers with
+scales. bfloat16 and float16 stay 16-bit. The values are exactly those of the file, except for the sign of zeros.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _UNQUANTISED_FORMATS: Final[dict[str, tuple[str, type[np.generic]]]] = {
     "BF16": ("bfloat16", np.uint16),
 }
 _CHUNK_ROWS: Final = 64 * LANES
-"""A bound for the memory that tiling takes beside the tiles."""
+"""Rows that are repacked at once. The bound limits the memory that repacking takes beside the tiles."""
 
 
 def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
-    """Repack a CPU weight. If a part other than the last does not end at a tile boundary, all parts become float32."""
+    """Repack a weight. If a part other than the last one does not end at a tile boundary, all parts become float32."""
     blocks = -(-weight.inputs // BLOCK_SIZE)
     if isinstance(weight, Int8Weight):
         segments = [_tile_int8(weight, blocks)]
@@ -64,7 +64,7 @@ def _group_by_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
 
 
 def _tile_rows(parts: Sequence[StoredRows], first_output: int, blocks: int) -> Tiles:
-    """Rows of one kind, piece by piece; those that lack to a whole tile are zero."""
+    """Repack rows of one kind, chunk by chunk. Rows of zeros fill up the last tile."""
     kind = parts[0].kind
     rows = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data
     raw = rows.numpy()
@@ -86,7 +86,7 @@ def _tile_int8(weight: Int8Weight, blocks: int) -> Tiles:
 
 
 def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
-    """Storage, data, scale and offset of whole rows."""
+    """Return storage format, data, scale and offset of a chunk of rows."""
     padding_rows = -len(raw) % LANES
     if padding_rows:
         raw = np.concatenate([raw, np.zeros((padding_rows, raw.shape[1]), np.uint8)])
@@ -115,7 +115,7 @@ def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[s
 
 
 def _as_float16_if_exact(scale: Float32, offset: Float32) -> tuple[Scales, Scales]:
-    """Both as the bits of float16, where that changes no value: many kinds of blocks have their scales so."""
+    """Return both as bits of float16 if no value changes. Many kinds of blocks store their scales as float16."""
     with np.errstate(over="ignore"):
         halves = scale.astype(np.float16), offset.astype(np.float16)
     if all(np.array_equal(half, whole, equal_nan=True) for half, whole in zip(halves, (scale, offset), strict=True)):
