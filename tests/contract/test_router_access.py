@@ -45,7 +45,7 @@ def admin_client(rig: RouterRig) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{rig.router.admin.http.address}", timeout=60, trust_env=False)
 
 
-async def test_a_limit_keeps_nobody_from_cancelling(key_file: str) -> None:
+async def test_rate_limited_key_may_still_cancel(key_file: str) -> None:
     async with router_rig(api_key_file=key_file) as rig:
         rig.http.headers.update(bearer(INFERENCE))
         rig.scheduler.gate.clear()
@@ -58,7 +58,7 @@ async def test_a_limit_keeps_nobody_from_cancelling(key_file: str) -> None:
         assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
 
 
-async def test_to_read_or_delete_a_kept_response_counts_as_a_request(key_file: str) -> None:
+async def test_reading_and_deleting_a_kept_response_count_as_requests(key_file: str) -> None:
     async with router_rig(api_key_file=key_file) as rig:
         rig.http.headers.update(bearer(INFERENCE))
         body = {"model": "fake", "input": "a", "max_output_tokens": 1}
@@ -73,7 +73,7 @@ async def test_to_read_or_delete_a_kept_response_counts_as_a_request(key_file: s
         assert (await rig.http.post(f"{path}/cancel")).status_code == 400  # free: it has ended
 
 
-async def test_every_route_of_both_ports_wants_its_scope(key_file: str) -> None:
+async def test_every_route_of_both_ports_requires_its_scope(key_file: str) -> None:
     async with (
         router_rig(api_key_file=key_file, metrics_listen="127.0.0.1:0", metrics_on_main=True) as rig,
         admin_client(rig) as admin,
@@ -101,7 +101,7 @@ async def test_every_route_of_both_ports_wants_its_scope(key_file: str) -> None:
             assert {(await client.get(path)).status_code for path in ("/livez", "/health", "/readyz")} <= {200, 503}
 
 
-async def test_every_grpc_method_wants_a_key_but_health(key_file: str) -> None:
+async def test_every_grpc_method_except_health_requires_a_key(key_file: str) -> None:
     async with router_rig(api_key_file=key_file) as rig, grpc.aio.insecure_channel(rig.grpc_address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
 
@@ -131,7 +131,7 @@ async def test_every_grpc_method_wants_a_key_but_health(key_file: str) -> None:
         assert await health(b"") == b"\x08\x01"
 
 
-async def test_a_key_out_of_requests_is_told_when_to_come_back(key_file: str) -> None:
+async def test_rate_limited_key_gets_retry_after(key_file: str) -> None:
     async with router_rig(api_key_file=key_file) as rig:
         rig.http.headers.update(bearer(INFERENCE))
         assert (await rig.http.get("/v1/models")).headers.get("x-ratelimit-limit-requests") is None
@@ -157,7 +157,7 @@ async def test_a_key_out_of_requests_is_told_when_to_come_back(key_file: str) ->
         assert (await rig.http.get("/v1/models")).status_code == 200
 
 
-async def test_answers_count_too_and_may_leave_a_debt() -> None:
+async def test_answer_tokens_are_charged_and_may_overdraw_the_limit() -> None:
     async with router_rig(tokens_per_minute=60) as rig:
         assert (await rig.complete("ab", max_tokens=80)).status_code == 200
         refused = await rig.complete("ab", max_tokens=1)
@@ -173,7 +173,7 @@ def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-async def test_tokens_that_are_cut_off_are_charged_over_http_and_grpc(charges: list[int]) -> None:
+async def test_truncated_prompt_tokens_are_charged(charges: list[int]) -> None:
     async with router_rig() as rig:
         for prompt in ("x" * 100, [65] * 100, "x" * 100):
             charges.clear()
@@ -189,7 +189,7 @@ async def test_tokens_that_are_cut_off_are_charged_over_http_and_grpc(charges: l
         assert beams.status_code == 200 and sum(charges) == 100 + beams.json()["usage"]["completion_tokens"]
 
 
-async def test_text_that_only_tokenizers_work_on_is_charged(charges: list[int]) -> None:
+async def test_tokenize_and_render_requests_are_charged(charges: list[int]) -> None:
     text, chat = "x" * 100, [{"role": "user", "content": "x" * 100}]
     bodies: dict[str, dict[str, Any]] = {
         "/tokenize": {"prompt": text},
@@ -210,14 +210,14 @@ async def test_text_that_only_tokenizers_work_on_is_charged(charges: list[int]) 
         assert sum(charges) == answer.json()["count"] == counted
 
 
-async def test_a_prompt_that_is_too_long_is_charged_for_what_fits(charges: list[int]) -> None:
+async def test_too_long_prompt_is_charged_up_to_the_context_length(charges: list[int]) -> None:
     async with router_rig() as rig:
         (model,) = rig.router.fleet.models()
         assert (await rig.complete("x" * 1_000_000, max_tokens=3)).status_code == 400
         assert sum(charges) == model.max_model_len
 
 
-async def test_without_keys_a_router_is_administrated_from_its_own_machine_and_by_no_page() -> None:
+async def test_without_keys_admin_routes_accept_only_local_requests_without_origin() -> None:
     async with router_rig(metrics_listen="127.0.0.1:0") as rig, admin_client(rig) as admin:
         for path in ("/pause", "/drain", "/resume"):
             refused = await admin.post(path, headers={"Origin": "http://127.0.0.1:3000"})
@@ -234,7 +234,7 @@ async def test_without_keys_a_router_is_administrated_from_its_own_machine_and_b
                 assert (await client.post("/pause")).json()["paused"]
 
 
-async def test_pausing_draining_and_resuming(key_file: str) -> None:
+async def test_admin_routes_pause_drain_and_resume(key_file: str) -> None:
     async with router_rig(metrics_listen="127.0.0.1:0") as rig, admin_client(rig) as admin:
         assert (await admin.post("/pause")).json() == {"paused": True, "in_flight": 0}
         assert (await rig.http.get("/health")).status_code == 503

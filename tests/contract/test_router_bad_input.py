@@ -198,7 +198,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("group", range(4))
-async def test_each_fails_alone_with_cause_and_fix(group: int) -> None:
+async def test_bad_request_fails_alone_with_cause_and_fix(group: int) -> None:
     async with router_rig([FakeScheduler(max_model_len=100)], max_body_bytes=LIMIT) as rig:
         rig.scheduler.gate.clear()
         beside = asyncio.ensure_future(rig.complete("abc", max_tokens=6))
@@ -223,12 +223,12 @@ async def send(rig: RouterRig, bad: Bad) -> httpx.Response:
     return await rig.http.post(bad.path, content=content, headers=headers)
 
 
-def test_no_name_twice() -> None:
+def test_names_of_bad_inputs_are_unique() -> None:
     names = [bad.name for bad in TABLE]
     assert len(names) == len(set(names))
 
 
-async def test_a_body_without_a_length_is_cut_at_the_limit() -> None:
+async def test_body_without_content_length_is_refused_over_the_limit() -> None:
     async def chunks() -> Any:
         for _ in range(10):
             yield b" " * 1_000_000
@@ -240,7 +240,7 @@ async def test_a_body_without_a_length_is_cut_at_the_limit() -> None:
         assert response.status_code == 413 and response.headers["connection"] == "close"
 
 
-async def test_neutral_values_of_unsupported_fields_and_hints_pass() -> None:
+async def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
     neutral = {
         "presence_penalty": 0,
         "repetition_penalty": 1.0,
@@ -258,7 +258,7 @@ async def test_neutral_values_of_unsupported_fields_and_hints_pass() -> None:
         assert response.status_code == 200, response.text
 
 
-async def test_a_wrong_method_is_told_the_right_ones() -> None:
+async def test_wrong_method_gets_the_allowed_methods() -> None:
     async with router_rig() as rig:
         answer = await rig.http.get("/v1/completions")
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -266,7 +266,7 @@ async def test_a_wrong_method_is_told_the_right_ones() -> None:
         assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
-async def test_an_endless_head_is_refused() -> None:
+async def test_oversized_request_head_is_refused() -> None:
     async with router_rig() as rig:
         host, port = rig.router.http.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

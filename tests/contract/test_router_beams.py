@@ -93,7 +93,7 @@ def searched(
 @pytest.mark.parametrize(
     ("prompt", "steps", "penalty"), list(itertools.product([b"a", b"bca"], [1, 2, 5], [1.0, 0.0, 2.5]))
 )
-async def test_the_search_finds_what_a_plain_one_finds(prompt: bytes, steps: int, penalty: float) -> None:
+async def test_beam_search_matches_a_plain_search(prompt: bytes, steps: int, penalty: float) -> None:
     async with router_rig([LittleModel()]) as rig:
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": steps, "length_penalty": penalty}
         answer = await rig.complete(prompt.decode(), return_token_ids=True, **fields)
@@ -109,7 +109,7 @@ async def test_the_search_finds_what_a_plain_one_finds(prompt: bytes, steps: int
         assert rig.router.admission.inside == 0
 
 
-async def test_a_search_that_is_rendered_is_the_same() -> None:
+async def test_rendered_beam_search_gives_the_same_answer() -> None:
     async with router_rig([LittleModel()]) as rig:
         body = {"prompt": "bca", "use_beam_search": True, "n": WIDTH, "max_tokens": 5, "length_penalty": 2.5}
         (rendered,) = (await rig.http.post("/v1/completions/render", json=body)).json()
@@ -119,7 +119,7 @@ async def test_a_search_that_is_rendered_is_the_same() -> None:
         assert told == searched(b"bca", WIDTH, 5, 2.5) != searched(b"bca", WIDTH, 5, 1.0)
 
 
-async def test_logprobs_of_beams() -> None:
+async def test_beams_have_logprobs() -> None:
     async with router_rig([LittleModel()]) as rig:
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True, "logprobs": 1}
         scored = await rig.complete("a", echo=True, **fields)
@@ -137,7 +137,7 @@ async def test_logprobs_of_beams() -> None:
                 assert given == pytest.approx(wanted, abs=1e-5)
 
 
-async def test_a_search_asks_for_the_bytes_of_tokens_that_it_tells_alone() -> None:
+async def test_token_bytes_are_requested_only_for_returned_logprobs() -> None:
     """Each step asked for those of all alternatives of all beams."""
     async with router_rig([LittleModel()]) as rig:
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
@@ -148,7 +148,7 @@ async def test_a_search_asks_for_the_bytes_of_tokens_that_it_tells_alone() -> No
 
 
 @pytest.mark.parametrize(("most", "in_loop"), [(1, False), (1 << 20, True)])
-async def test_a_thread_writes_a_large_answer_of_beams(
+async def test_large_beam_answers_are_written_in_a_thread(
     most: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
@@ -166,7 +166,7 @@ async def test_a_thread_writes_a_large_answer_of_beams(
     assert [thread == threading.get_ident() for thread in threads] == [in_loop]
 
 
-async def test_a_chat_is_searched_too() -> None:
+async def test_chat_supports_beam_search() -> None:
     async with router_rig([LittleModel()]) as rig:
         told = (await rig.chat("a", use_beam_search=True, n=3, max_tokens=4)).json()
         prompt = b"user: a\nassistant: "
@@ -187,7 +187,7 @@ async def test_a_chat_is_searched_too() -> None:
         ("n", 128 + 1),
     ],
 )
-async def test_what_a_search_cannot_honour_is_refused_by_name(name: str, value: Any) -> None:
+async def test_parameters_unsupported_with_beam_search_are_refused_by_name(name: str, value: Any) -> None:
     async with router_rig([LittleModel()], max_n=500) as rig:
         answer = await rig.complete("a", use_beam_search=True, max_tokens=2, **{name: value})
         error = answer.json()["error"]
@@ -195,7 +195,7 @@ async def test_what_a_search_cannot_honour_is_refused_by_name(name: str, value: 
         assert not rig.scheduler.submits
 
 
-async def test_a_search_has_its_places_and_its_time() -> None:
+async def test_beam_search_counts_towards_concurrency_and_obeys_its_timeout() -> None:
     async with router_rig([LittleModel()], max_concurrent_requests=3) as rig:
         rig.scheduler.gate.clear()
         running = asyncio.ensure_future(rig.complete("a", use_beam_search=True, n=3, max_tokens=3, timeout_s=3.0))
@@ -209,7 +209,7 @@ async def test_a_search_has_its_places_and_its_time() -> None:
 
 
 @pytest.mark.parametrize("way", ["pause", "drain"])
-async def test_a_search_that_is_inside_ends_well_when_the_door_is_closed(way: str) -> None:
+async def test_running_beam_search_completes_during_drain_and_pause(way: str) -> None:
     async with router_rig([LittleModel()]) as rig:
         rig.scheduler.gate.clear()
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 4, "return_token_ids": True}
@@ -233,7 +233,7 @@ async def counts(rig: RouterRig) -> dict[str, float]:
     return {name.removeprefix("quire_router_"): float(value) for name, _, value in lines if name[:1] not in ("", "#")}
 
 
-async def test_a_search_is_counted_once() -> None:
+async def test_beam_search_is_counted_once_in_the_metrics() -> None:
     async with router_rig([LittleModel()]) as rig:
         before = await counts(rig)
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
@@ -249,7 +249,7 @@ async def test_a_search_is_counted_once() -> None:
         assert len(rig.scheduler.submits) == 2 * (1 + WIDTH + WIDTH)
 
 
-async def test_a_search_is_charged_for_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beam_search_is_charged_for_prompt_and_returned_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[int] = []
     monkeypatch.setattr(RateLimits, "charge", lambda self, tenant, tokens: charged.append(tokens))
     async with router_rig([LittleModel()]) as rig:
@@ -264,7 +264,7 @@ async def test_a_search_is_charged_for_what_it_tells(monkeypatch: pytest.MonkeyP
         assert (await late).status_code == 504 and charged == [2, 0]
 
 
-async def test_a_search_over_grpc_is_the_same() -> None:
+async def test_beam_search_over_grpc_matches_a_plain_search() -> None:
     async with router_rig([LittleModel()]) as rig:
         sampling = pb_common.SamplingParams(logprobs=1)
         request = ib.GenerateRequest(
@@ -299,7 +299,7 @@ async def test_a_search_over_grpc_is_the_same() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_a_search_cannot_honour_is_refused_over_grpc(fields: dict[str, Any], says: str) -> None:
+async def test_parameters_unsupported_with_beam_search_are_refused_over_grpc(fields: dict[str, Any], says: str) -> None:
     async with router_rig([LittleModel()]) as rig:
         request = ib.GenerateRequest(**{"text": "a", "max_tokens": 3, "beam_search": ib.BeamSearch(), **fields})
         with pytest.raises(grpc.aio.AioRpcError, match=says):
@@ -307,7 +307,7 @@ async def test_what_a_search_cannot_honour_is_refused_over_grpc(fields: dict[str
         assert not rig.scheduler.submits
 
 
-async def test_a_search_is_one_span_with_its_steps_below() -> None:
+async def test_beam_search_steps_are_child_spans_of_one_span() -> None:
     exporter = InMemorySpanExporter()
     tracing.setup_tracing("router", "test", "", processor=SimpleSpanProcessor(exporter))
     try:
@@ -325,7 +325,7 @@ async def test_a_search_is_one_span_with_its_steps_below() -> None:
     assert root.attributes is not None and root.attributes["gen_ai.usage.output_tokens"] == WIDTH * 3
 
 
-async def test_a_search_goes_on_when_its_engine_is_lost() -> None:
+async def test_beam_search_continues_after_its_engine_is_lost() -> None:
     async with router_rig([LittleModel(), LittleModel()]) as rig:
         for fake in rig.schedulers:
             fake.gate.clear()

@@ -47,7 +47,7 @@ async def slow_bodies(rig: RouterRig, count: int) -> AsyncIterator[None]:
             writer.close()
 
 
-async def test_slow_bodies_have_a_bound_together_and_keep_no_small_one_out() -> None:
+async def test_slow_bodies_share_one_bound_and_small_bodies_are_accepted() -> None:
     async with router_rig(max_bodies_mib=1) as rig:
         counted = 'quire_router_http_refused_total{cause="BODY_MEMORY_FULL"}'
         async with slow_bodies(rig, 8):
@@ -84,7 +84,7 @@ async def test_slow_bodies_have_a_bound_together_and_keep_no_small_one_out() -> 
         ("/v1/responses", '{"input": [{"role": "user", "content": "a", "planted": [1]}], "max_output_tokens": 3}'),
     ],
 )
-async def test_a_body_that_has_become_a_job_is_held_no_more(path: str, content: str) -> None:
+async def test_body_is_freed_once_it_is_parsed(path: str, content: str) -> None:
     """A running request kept the whole object that its client had sent."""
     async with router_rig([FakeScheduler()], max_bodies_mib=1) as rig:
         rig.scheduler.gate.clear()
@@ -97,7 +97,7 @@ async def test_a_body_that_has_become_a_job_is_held_no_more(path: str, content: 
         assert (await running).status_code == 200
 
 
-async def test_a_body_is_held_no_more_when_its_request_has_ended() -> None:
+async def test_body_is_freed_when_its_request_ends() -> None:
     async with router_rig(max_bodies_mib=1) as rig:
         for content, status in ((padded(prompt="abc"), 200), (padded(prompt=7), 400), ("{" + PADDING, 400)):
             for path in ("/tokenize", "/v1/completions"):
@@ -106,7 +106,7 @@ async def test_a_body_is_held_no_more_when_its_request_has_ended() -> None:
                 assert (answer.status_code, await held(rig)) == (status, 0), (path, answer.text)
 
 
-async def test_the_kernel_keeps_little_of_a_body_that_nobody_reads() -> None:
+async def test_socket_receive_buffer_of_unread_bodies_is_small() -> None:
     """It grows a receive buffer to megabytes, which no count of ours sees."""
     async with router_rig() as rig:
         host, port = rig.router.http.address.split(":")

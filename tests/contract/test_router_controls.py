@@ -53,7 +53,7 @@ async def test_controls_reach_the_engine(route: str) -> None:
         }
 
 
-async def test_a_request_that_asks_for_nothing_sends_nothing() -> None:
+async def test_neutral_controls_are_not_sent_to_the_engine() -> None:
     async with router_rig() as rig:
         neutral = {"presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "bad_words": []}
         await rig.complete("a", max_tokens=1, **neutral)
@@ -61,7 +61,7 @@ async def test_a_request_that_asks_for_nothing_sends_nothing() -> None:
         assert not sampling.HasField("repetition_penalty") and not sampling.logit_bias
 
 
-async def test_the_same_over_grpc() -> None:
+async def test_controls_reach_the_engine_over_grpc() -> None:
     async with router_rig() as rig:
         sampling = pb.SamplingParams(
             presence_penalty=0.5,
@@ -92,7 +92,7 @@ async def test_the_same_over_grpc() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_bad_values_over_grpc_are_named(fields: dict[str, Any], says: str) -> None:
+async def test_grpc_errors_name_the_bad_value(fields: dict[str, Any], says: str) -> None:
     async with router_rig() as rig:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [_ async for _ in rig.inference.Generate(ib.GenerateRequest(text="a", **fields))]
@@ -102,7 +102,7 @@ async def test_bad_values_over_grpc_are_named(fields: dict[str, Any], says: str)
 
 
 @pytest.mark.parametrize("route", ["complete", "chat"])
-async def test_a_thinking_budget_reaches_the_engine_with_the_models_marks(route: str) -> None:
+async def test_thinking_budget_is_sent_with_the_models_marks(route: str) -> None:
     async with router_rig() as rig:
         for budget in (0, 7):
             assert (await getattr(rig, route)("a", max_tokens=1, thinking_token_budget=budget)).status_code == 200
@@ -117,7 +117,7 @@ async def test_a_thinking_budget_reaches_the_engine_with_the_models_marks(route:
         assert rig.scheduler.submits[-1].sequence.thinking.max_tokens == 9
 
 
-async def test_a_thinking_budget_that_cannot_be_kept_is_refused() -> None:
+async def test_impossible_thinking_budget_is_refused() -> None:
     tokenizer = FakeTokenizer()
     tokenizer.thinking_marks = ([], [])
     async with router_rig(tokenizers=[tokenizer]) as rig:
@@ -132,7 +132,7 @@ async def test_a_thinking_budget_that_cannot_be_kept_is_refused() -> None:
         assert not rig.scheduler.submits
 
 
-async def test_logits_processors_go_by_name() -> None:
+async def test_logits_processors_are_sent_by_name() -> None:
     scheduler = FakeScheduler(capabilities=["top_k", *capabilities_of(["shout", "whisper"])])
     async with router_rig([scheduler]) as rig:
         for names in (["shout"], ["whisper", "shout"], []):
@@ -151,7 +151,7 @@ async def test_logits_processors_go_by_name() -> None:
         assert len(rig.scheduler.submits) == sent
 
 
-async def test_logits_processors_are_unknown_where_none_are_allowed() -> None:
+async def test_logits_processors_are_refused_if_none_are_configured() -> None:
     async with router_rig() as rig:
         response = await rig.complete("a", logits_processors=["shout"])
         assert response.status_code == 400 and "--logits-processors" in response.json()["error"]["message"]
@@ -172,7 +172,7 @@ async def test_a_prompt_is_truncated_on_the_left() -> None:
         assert long.json()["usage"]["prompt_tokens"] == 10
 
 
-async def test_repetition_is_looked_for_and_told() -> None:
+async def test_repetition_detection_reaches_the_engine_and_the_finish_reason() -> None:
     rule = {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}
     async with router_rig([FakeScheduler(finish=pb.FINISH_REASON_REPETITION)]) as rig:
         body = (await rig.complete("ab", max_tokens=2, repetition_detection=rule)).json()
@@ -200,7 +200,7 @@ async def test_a_request_has_its_own_timeout() -> None:
         assert (await rig.complete("a", max_tokens=3, timeout_s=60)).status_code == 200
 
 
-async def test_tokens_go_by_ids_where_their_texts_are_of_no_use() -> None:
+async def test_return_tokens_as_token_ids_names_tokens_by_id() -> None:
     async with router_rig() as rig:
         fields = {"max_tokens": 2, "return_tokens_as_token_ids": True}
         body = (await rig.complete("ab", logprobs=1, echo=True, **fields)).json()
@@ -221,7 +221,7 @@ async def test_tokens_go_by_ids_where_their_texts_are_of_no_use() -> None:
         assert generated["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:97"
 
 
-async def test_a_template_of_the_requests_own_goes_to_the_tokenizer() -> None:
+async def test_chat_template_of_the_request_reaches_the_tokenizer() -> None:
     async with router_rig() as rig:
         assert (await rig.chat("a", max_tokens=1, chat_template="{{ mine }}")).status_code == 200
         conversation = ib.Chat(messages_json='[{"role": "user", "content": "a"}]', chat_template="{{ mine }}")
@@ -260,7 +260,7 @@ async def test_prompt_logprobs_have_vllms_shape() -> None:
         assert "prompt_logprobs" not in (await rig.complete("a", max_tokens=1)).json()["choices"][0]
 
 
-async def test_prompt_logprobs_over_grpc() -> None:
+async def test_grpc_answers_have_prompt_logprobs() -> None:
     async with router_rig() as rig:
         request = ib.GenerateRequest(text="wxy", max_tokens=3, n=2, sampling=pb.SamplingParams(prompt_logprobs=1))
         responses = [response async for response in rig.inference.Generate(request)]
@@ -269,7 +269,7 @@ async def test_prompt_logprobs_over_grpc() -> None:
         assert [(top.token_id, top.logprob) for e in told for top in e.top] == [(1, -0.5), (2, -0.5)]
 
 
-async def test_echo_with_logprobs_scores_the_prompt_too() -> None:
+async def test_echo_with_logprobs_returns_prompt_logprobs() -> None:
     """As harnesses use it that score texts."""
     async with router_rig() as rig:
         (choice,) = (await rig.complete(list(b"x\xc3\xa9y"), max_tokens=2, echo=True, logprobs=1)).json()["choices"]
@@ -284,7 +284,7 @@ async def test_echo_with_logprobs_scores_the_prompt_too() -> None:
         assert len(choice["prompt_logprobs"][1]) == 1 and len(choice["logprobs"]["top_logprobs"][1]) == 3
 
 
-async def test_the_likeliest_of_several_are_told() -> None:
+async def test_best_of_returns_the_most_likely_sequences() -> None:
     async with router_rig([FakeScheduler(tokens_per_step=2)]) as rig:
         rig.scheduler.bias = lambda submit: -float([3, 0, 2, 1][submit.sequence.sampling.sample])
         body = (await rig.complete(["ab", "cd"], max_tokens=4, n=2, best_of=4, logprobs=0)).json()
@@ -299,7 +299,7 @@ async def test_the_likeliest_of_several_are_told() -> None:
         assert quiet[0]["prompt_token_ids"] == [97, 98]
 
 
-async def test_the_likeliest_of_several_are_told_over_grpc_too() -> None:
+async def test_best_of_over_grpc_returns_the_most_likely_sequences() -> None:
     async with router_rig([FakeScheduler(tokens_per_step=2)]) as rig:
         rig.scheduler.bias = lambda submit: -float([3, 0, 2, 1][submit.sequence.sampling.sample])
         for logprobs in (True, False):
@@ -329,14 +329,14 @@ async def test_the_likeliest_of_several_are_told_over_grpc_too() -> None:
     ],
     ids=["fewer than n", "too many", "streamed"],
 )
-async def test_a_best_that_cannot_be_found(fields: dict[str, Any], code: str) -> None:
+async def test_invalid_best_of_is_refused(fields: dict[str, Any], code: str) -> None:
     async with router_rig() as rig:
         error = (await rig.complete("a", **fields)).json()["error"]
         assert (error["code"], error["param"]) == (code, "best_of")
         assert (await rig.complete("a", max_tokens=1, n=2, best_of=2, stream=True)).status_code == 200
 
 
-async def test_no_tokens_are_asked_for() -> None:
+async def test_max_tokens_zero_returns_only_the_prompt() -> None:
     async with router_rig() as rig:
         body = (await rig.complete("wxy", max_tokens=0, echo=True, logprobs=1)).json()
         (choice,) = body["choices"]
@@ -352,7 +352,7 @@ async def test_no_tokens_are_asked_for() -> None:
         assert (await rig.chat("a", max_tokens=0)).status_code == 400
 
 
-async def test_an_engine_that_scores_no_prompts_leaves_their_logprobs_out() -> None:
+async def test_prompt_logprobs_are_none_if_the_engine_has_none() -> None:
     """As the paced worker is one."""
     async with router_rig() as rig:
         rig.scheduler.scores_prompts = False

@@ -42,7 +42,7 @@ def submitted(rig: RouterRig) -> dict[str, float]:
     return {**found, "max_tokens": sequence.stop.max_tokens}
 
 
-async def test_requests_get_what_they_leave_out() -> None:
+async def test_absent_parameters_get_the_models_defaults() -> None:
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS, max_model_len=64)]) as rig:
         assert await asked(rig, "/v1/chat/completions", **CHAT) == DEFAULTS
         # A completion has a length of its own, by OpenAI's API.
@@ -54,7 +54,7 @@ async def test_requests_get_what_they_leave_out() -> None:
         assert refused.json()["error"]["message"].startswith("max_tokens is missing"), "Anthropic's API wants it"
 
 
-async def test_null_is_left_out_and_a_value_wins() -> None:
+async def test_null_gets_the_default_and_a_value_overrides_it() -> None:
     own = {"temperature": 0.75, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 3}
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS)]) as rig:
         nothing = dict.fromkeys((*DEFAULTS, "max_completion_tokens"))
@@ -64,13 +64,13 @@ async def test_null_is_left_out_and_a_value_wins() -> None:
         assert longest == {**DEFAULTS, "max_tokens": 7}
 
 
-async def test_a_response_says_what_was_used() -> None:
+async def test_response_object_shows_the_defaults_used() -> None:
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS)]) as rig:
         answer = (await rig.http.post("/v1/responses", json={"input": "a"})).json()
         assert (answer["temperature"], answer["top_p"]) == (0.0, 0.5)
 
 
-async def test_a_rendered_request_has_them() -> None:
+async def test_rendered_request_contains_the_models_defaults() -> None:
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS)]) as rig:
         rendered = (await rig.http.post("/v1/chat/completions/render", json=CHAT)).json()
         assert {name: rendered["sampling_params"][name] for name in DEFAULTS} == DEFAULTS
@@ -79,7 +79,7 @@ async def test_a_rendered_request_has_them() -> None:
         assert await asked(rig, "/inference/v1/generate", **body) == {**PLAIN, "max_tokens": 16}
 
 
-async def test_grpc_requests_mean_what_they_say() -> None:
+async def test_grpc_requests_do_not_get_the_models_defaults() -> None:
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS)]) as rig:
         request = ib.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=1.0))
         async for _ in rig.inference.Generate(request):
@@ -87,7 +87,7 @@ async def test_grpc_requests_mean_what_they_say() -> None:
         assert submitted(rig) == {**PLAIN, "max_tokens": 16}
 
 
-async def test_a_beam_search_takes_the_temperature_alone() -> None:
+async def test_beam_search_uses_only_the_default_temperature() -> None:
     """As in vLLM; penalties would be refused."""
     async with router_rig([FakeScheduler(sampling_defaults=DEFAULTS)]) as rig:
         body = {"prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 2}
@@ -99,7 +99,7 @@ async def test_a_beam_search_takes_the_temperature_alone() -> None:
         }
 
 
-async def test_each_model_has_its_own() -> None:
+async def test_each_model_has_its_own_defaults() -> None:
     schedulers = [
         FakeScheduler(model="one", digest=b"1", sampling_defaults={"top_k": 1}),
         FakeScheduler(model="two", digest=b"2"),
@@ -113,7 +113,7 @@ async def test_each_model_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("defaults", [(), (("temperature", 0.0), ("top_p", 0.6)), tuple(DEFAULTS.items())])
-def test_the_contract_keeps_zeros_apart_from_what_is_absent(defaults: SamplingDefaults) -> None:
+def test_contract_distinguishes_zero_from_absent(defaults: SamplingDefaults) -> None:
     fields: Any = dict(defaults)
     message = pb.ModelInfo(name="m", sampling_defaults=pb.SamplingDefaults(**fields))
     model = model_from_pb(message)
@@ -121,5 +121,5 @@ def test_the_contract_keeps_zeros_apart_from_what_is_absent(defaults: SamplingDe
     assert model_from_pb(model_to_pb(model)).sampling_defaults == defaults
 
 
-def test_the_contract_has_a_field_for_each_parameter_with_a_default_of_the_model() -> None:
+def test_contract_has_a_field_for_each_default_parameter() -> None:
     assert {each.name for each in MODEL_DEFAULTS} == set(pb.SamplingDefaults.DESCRIPTOR.fields_by_name)

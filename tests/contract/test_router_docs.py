@@ -21,7 +21,7 @@ from tests.fakes.router_rig import router_rig
 MESSAGES = [{"role": "user", "content": "hé"}]
 
 
-async def test_every_route_is_described_and_nothing_else() -> None:
+async def test_openapi_document_describes_exactly_the_routes() -> None:
     async with router_rig(metrics_on_main=True, api_key=("k",)) as rig:
         routes = {
             (route.path.replace(":path}", "}"), method.lower())
@@ -40,14 +40,14 @@ async def test_every_route_is_described_and_nothing_else() -> None:
         assert "/metrics" not in (await rig.http.get("/openapi.json")).json()["paths"]
 
 
-def test_the_document_is_sound() -> None:
+def test_openapi_document_is_valid() -> None:
     for name in DOCUMENT["components"]["schemas"]:
         jsonschema.Draft202012Validator.check_schema(DOCUMENT["components"]["schemas"][name])
     refs = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(DOCUMENT)))
     assert refs == set(DOCUMENT["components"]["schemas"]) - {"StreamOptions"} and DOCUMENT["openapi"] == "3.1.0"
 
 
-def test_a_member_that_is_not_described_is_found() -> None:
+def test_validators_reject_undescribed_members() -> None:
     answer = {"object": "list", "data": []}
     validator("Models").validate(answer)
     with pytest.raises(jsonschema.ValidationError):
@@ -56,7 +56,7 @@ def test_a_member_that_is_not_described_is_found() -> None:
         check_request("/v1/completions", {"prompt": "a", "temprature": 1})
 
 
-async def test_the_page_fetches_nothing_from_elsewhere() -> None:
+async def test_docs_page_loads_nothing_from_other_hosts() -> None:
     async with router_rig(api_key=("k",)) as rig:
         answer = await rig.http.get("/docs")
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
@@ -82,7 +82,7 @@ STREAMS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS, ids=[f"{path} {sorted(body)}" for path, body in STREAMS])
-async def test_bodies_and_events_are_as_described(path: str, body: dict[str, Any]) -> None:
+async def test_answers_and_events_match_the_openapi_document(path: str, body: dict[str, Any]) -> None:
     length = {"/v1/responses": "max_output_tokens", "/inference/v1/generate": "priority"}.get(path, "max_tokens")
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig:
         whole = {**body, length: 9, "stream": True}

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = ("first-key", "second-key")
 
 
-async def test_every_route_but_the_open_ones_needs_a_key() -> None:
+async def test_every_route_except_open_ones_requires_a_key() -> None:
     async with router_rig(api_key=KEYS, metrics_on_main=True) as rig:
         walked = set()
         for route in rig.router.routes.routes:
@@ -50,7 +50,7 @@ async def test_every_route_but_the_open_ones_needs_a_key() -> None:
             assert (await rig.http.get(unknown)).status_code == 401
 
 
-async def test_keys_in_other_clothes() -> None:
+async def test_only_bearer_authorization_is_accepted() -> None:
     async with router_rig(api_key=KEYS) as rig:
         for header, status in (
             ("bearer first-key", 200),
@@ -68,14 +68,14 @@ async def test_keys_in_other_clothes() -> None:
         assert "first-key" not in wrong.text
 
 
-async def test_a_key_of_any_characters_opens() -> None:
+async def test_keys_may_contain_non_ascii_characters() -> None:
     """Clients send a header's characters as UTF-8."""
     async with router_rig(api_key=("schlüssel",)) as rig:
         headers = {b"Authorization": "Bearer schlüssel".encode()}
         assert (await rig.http.get("/v1/models", headers=headers)).status_code == 200
 
 
-async def test_two_credentials_are_none() -> None:
+async def test_two_authorization_headers_are_refused() -> None:
     """What stands before the router may have looked at the other one."""
     async with router_rig(api_key=KEYS) as rig:
         for keys in (("nope", KEYS[0]), (KEYS[0], "nope")):
@@ -83,7 +83,7 @@ async def test_two_credentials_are_none() -> None:
             assert (await rig.http.get("/v1/models", headers=headers)).status_code == 401
 
 
-async def test_readiness_tells_strangers_nothing_of_what_is_behind() -> None:
+async def test_readyz_without_a_key_hides_addresses() -> None:
     async with router_rig(api_key=KEYS) as rig:
         bare = (await rig.http.get("/readyz")).json()
         wrong = (await rig.http.get("/readyz", headers={"Authorization": "Bearer nope"})).json()
@@ -95,7 +95,7 @@ async def test_readiness_tells_strangers_nothing_of_what_is_behind() -> None:
     assert set(good["schedulers"][0]) > {"instance", "model", "detail"}
 
 
-async def test_every_call_of_the_inference_service_needs_a_key() -> None:
+async def test_every_inference_method_requires_a_key() -> None:
     service = ib.DESCRIPTOR.services_by_name["Inference"]
     async with router_rig(api_key=KEYS) as rig, grpc.aio.insecure_channel(rig.grpc_address) as channel:
         for method in service.methods:
@@ -116,7 +116,7 @@ async def _code(channel: grpc.aio.Channel, path: str, metadata: Any, *, streamin
     return grpc.StatusCode.OK
 
 
-async def test_metrics_leave_the_main_port_once_there_are_keys() -> None:
+async def test_metrics_are_not_on_the_main_port_with_api_keys() -> None:
     async with router_rig() as rig:
         assert (await rig.http.get("/metrics")).status_code == 200
     async with router_rig(api_key=KEYS) as rig:
@@ -124,7 +124,7 @@ async def test_metrics_leave_the_main_port_once_there_are_keys() -> None:
         assert (await rig.http.get("/metrics", headers=headers)).status_code == 404
 
 
-async def test_tenants_do_not_share_prefix_pages_unless_told_to() -> None:
+async def test_tenants_share_prefix_pages_only_if_configured() -> None:
     async def salts(rig: RouterRig) -> list[str]:
         for key in KEYS:
             for extra in {}, {"cache_salt": "mine"}:
@@ -149,7 +149,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
     tracing.shutdown_tracing()
 
 
-async def test_a_trace_goes_through(spans: InMemorySpanExporter) -> None:
+async def test_trace_reaches_scheduler_and_tokenizer(spans: InMemorySpanExporter) -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     async with router_rig() as rig:
         headers = {"traceparent": f"00-{trace}-{parent}-01"}
@@ -172,7 +172,7 @@ async def test_a_trace_goes_through(spans: InMemorySpanExporter) -> None:
     assert [event.name for event in root.events] == ["first token"]
 
 
-async def test_a_grpc_trace_has_the_calls_own_span_between(spans: InMemorySpanExporter) -> None:
+async def test_grpc_call_span_is_parent_of_the_request_span(spans: InMemorySpanExporter) -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     async with router_rig() as rig:
         metadata = (("traceparent", f"00-{trace}-{parent}-01"),)
@@ -184,7 +184,7 @@ async def test_a_grpc_trace_has_the_calls_own_span_between(spans: InMemorySpanEx
     assert root.parent.span_id == call.context.span_id and f"{call.parent.span_id:016x}" == parent
 
 
-async def test_a_move_to_another_engine_is_in_the_trace_and_in_the_log(
+async def test_migration_is_in_the_trace_and_the_log(
     spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -206,7 +206,7 @@ async def test_a_move_to_another_engine_is_in_the_trace_and_in_the_log(
     assert [(f["attempt"], f["emitted"]) for f in fields] == [(0, 3), (1, 3)]
 
 
-async def test_without_tracing_the_clients_context_passes_through() -> None:
+async def test_trace_context_is_forwarded_without_tracing() -> None:
     async with router_rig() as rig:
         headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
         await rig.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
@@ -220,7 +220,7 @@ def start(*flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
 
 
-def test_the_process_opens_at_once_and_ends_on_sigterm() -> None:
+def test_process_serves_at_once_and_ends_on_sigterm() -> None:
     process = start("--port=0", "--schedulers=127.0.0.1:1", "--tokenizers=127.0.0.1:1")
     assert process.stderr is not None
     url = ""
@@ -235,7 +235,7 @@ def test_the_process_opens_at_once_and_ends_on_sigterm() -> None:
     assert process.returncode == 0, errors
 
 
-def test_keys_are_in_no_log_and_on_no_command_line() -> None:
+def test_keys_are_neither_logged_nor_on_the_command_line() -> None:
     command = [sys.executable, "-m", "quire_router", "--port=0", "--schedulers=127.0.0.1:1", "--tokenizers=127.0.0.1:1"]
     environ = {**os.environ, "QUIRE_ROUTER_API_KEY": "key-canary", "QUIRE_ROUTER_LOG_LEVEL": "debug"}
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
@@ -270,7 +270,7 @@ def test_keys_are_in_no_log_and_on_no_command_line() -> None:
         ],
     ),
 )
-def test_a_bad_start_names_its_cause(flags: list[str], code: str) -> None:
+def test_failed_start_reports_its_cause(flags: list[str], code: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

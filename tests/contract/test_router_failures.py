@@ -42,7 +42,7 @@ async def server_load(rig: RouterRig) -> int:
     return int((await rig.http.get("/load")).json()["server_load"])
 
 
-async def test_a_client_that_leaves_aborts_at_once() -> None:
+async def test_disconnected_streaming_client_aborts_its_sequences() -> None:
     async with router_rig() as rig:
         async with stream(rig, "abc", n=3) as response:
             await anext(response.aiter_bytes())
@@ -52,7 +52,7 @@ async def test_a_client_that_leaves_aborts_at_once() -> None:
         assert await server_load(rig) == 0
 
 
-async def test_a_client_that_leaves_without_streaming_aborts_too() -> None:
+async def test_disconnected_client_without_streaming_aborts_its_sequence() -> None:
     async with router_rig() as rig:
         rig.scheduler.gate.clear()
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=100))
@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_without_streaming_aborts_too() -> None:
         assert len(rig.scheduler.aborts) == 1
 
 
-async def test_a_client_that_leaves_while_its_prompt_is_encoded_gives_its_place_back() -> None:
+async def test_client_disconnect_during_tokenization_frees_its_admission() -> None:
     tokenizer = FakeTokenizer()
     tokenizer.hold_encode = asyncio.Event()
     async with router_rig(tokenizers=[tokenizer]) as rig:
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_encoded_gives_its_place_
         assert not rig.scheduler.submits
 
 
-async def test_a_cancelled_call_aborts() -> None:
+async def test_cancelled_grpc_call_aborts_its_sequence() -> None:
     async with router_rig() as rig:
         call = rig.inference.Generate(ib.GenerateRequest(text="abc", max_tokens=3000))
         await call.read()
@@ -83,7 +83,7 @@ async def test_a_cancelled_call_aborts() -> None:
         assert len(rig.scheduler.aborts) == 1
 
 
-async def test_too_many_are_refused_with_advice() -> None:
+async def test_requests_over_the_limit_get_429_with_retry_after() -> None:
     async with router_rig(max_concurrent_requests=3) as rig:
         rig.scheduler.gate.clear()
         inside = asyncio.ensure_future(rig.complete("abc", max_tokens=2, n=3))
@@ -99,7 +99,7 @@ async def test_too_many_are_refused_with_advice() -> None:
         assert (await rig.complete("abc", max_tokens=2)).status_code == 200
 
 
-async def test_a_schedulers_refusal_is_told_as_it_is() -> None:
+async def test_scheduler_refusal_is_passed_to_the_client() -> None:
     async with router_rig() as rig:
         rig.scheduler.refuse = pb.RequestError(
             code="QUEUE_FULL",
@@ -115,7 +115,7 @@ async def test_a_schedulers_refusal_is_told_as_it_is() -> None:
         await until(lambda: nothing_left(rig))
 
 
-async def test_a_lost_scheduler_is_503_before_the_first_token_and_an_event_after() -> None:
+async def test_lost_scheduler_gives_503_before_the_first_token_and_an_error_event_after() -> None:
     async with router_rig(migration_wait_s=0.2) as rig:
         async with stream(rig, "abc") as response:
             lines = response.aiter_lines()
@@ -138,7 +138,7 @@ async def test_a_lost_scheduler_is_503_before_the_first_token_and_an_event_after
         assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
 
 
-async def test_a_grpc_stream_that_breaks_ends_with_an_error_message() -> None:
+async def test_broken_grpc_stream_ends_with_an_error_message() -> None:
     async with router_rig(migration_wait_s=0.2) as rig:
         call = rig.inference.Generate(ib.GenerateRequest(text="abc", max_tokens=3000))
         first = await anext(aiter(call))
@@ -149,7 +149,7 @@ async def test_a_grpc_stream_that_breaks_ends_with_an_error_message() -> None:
         assert answers[-1].finish_reason == pb.FINISH_REASON_ERROR
 
 
-async def test_another_tokenizer_takes_up_where_the_first_died() -> None:
+async def test_another_tokenizer_continues_after_a_tokenizer_dies() -> None:
     async with router_rig(tokenizers=[FakeTokenizer(), FakeTokenizer()]) as rig:
         async with stream(rig, "aé😀bc", max_tokens=900, logprobs=0) as response:
             body = b""
@@ -166,7 +166,7 @@ async def test_another_tokenizer_takes_up_where_the_first_died() -> None:
         assert len(taken_up) == 1 and len(i32(taken_up[0].prior_ids)) > 0
 
 
-async def test_without_any_tokenizer_requests_fail_and_recover() -> None:
+async def test_requests_fail_without_tokenizers_and_recover_with_one() -> None:
     async with router_rig(connect_timeout_s=0.2) as rig:
         await rig.tokenizer_hosts[0].stop()
         refused = await rig.complete("abc")
@@ -197,7 +197,7 @@ async def test_requests_go_to_the_least_loaded_of_two() -> None:
         assert len({s.handle for fake in rig.schedulers for s in fake.submits}) == 9  # unique over both
 
 
-async def test_a_draining_scheduler_gets_nothing_new_and_finishes_the_rest() -> None:
+async def test_draining_scheduler_gets_no_new_requests_and_finishes_old_ones() -> None:
     async with router_rig([FakeScheduler(), FakeScheduler()]) as rig:
         first, second = rig.schedulers
         first.gate.clear()
@@ -213,7 +213,7 @@ async def test_a_draining_scheduler_gets_nothing_new_and_finishes_the_rest() -> 
         assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
 
 
-async def test_one_dead_of_two_harms_nobody() -> None:
+async def test_loss_of_one_of_two_schedulers_fails_no_request() -> None:
     async with router_rig([FakeScheduler(), FakeScheduler()]) as rig:
         for fake in rig.schedulers:
             fake.gate.clear()
@@ -225,7 +225,7 @@ async def test_one_dead_of_two_harms_nobody() -> None:
         assert (await rig.complete("abc", max_tokens=3)).status_code == 200
 
 
-async def test_readiness_shows_what_is_loading() -> None:
+async def test_readyz_shows_loading_progress() -> None:
     scheduler = FakeScheduler(phase="loading")
     scheduler.progress, scheduler.detail = 0.25, "weights 1 of 4"
     async with router_rig([scheduler], wait_ready=False) as rig:
@@ -259,7 +259,7 @@ async def test_deadlines_end_requests() -> None:
         await until(lambda: nothing_left(rig))
 
 
-async def test_a_draining_router_refuses_and_waits_for_those_inside() -> None:
+async def test_draining_router_refuses_new_requests_and_finishes_old_ones() -> None:
     async with router_rig() as rig:
         rig.scheduler.gate.clear()
         inside = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
@@ -275,7 +275,7 @@ async def test_a_draining_router_refuses_and_waits_for_those_inside() -> None:
         assert (await inside).status_code == 200
 
 
-async def test_a_scheduler_that_discovery_drops_fails_what_nobody_takes() -> None:
+async def test_request_fails_if_its_scheduler_is_removed_and_no_other_takes_it() -> None:
     async with router_rig(migration_wait_s=0.2) as rig:
         rig.scheduler.gate.clear()
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))

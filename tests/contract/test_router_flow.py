@@ -77,7 +77,9 @@ def buffered(rig: RouterRig) -> int:
     return sum(protocol.transport.get_write_buffer_size() for protocol in connections)
 
 
-async def test_a_deaf_http_client_costs_a_bounded_buffer_and_loses_nothing(deaf_sockets: list[socket.socket]) -> None:
+async def test_non_reading_http_client_has_a_bounded_buffer_and_loses_nothing(
+    deaf_sockets: list[socket.socket],
+) -> None:
     scheduler = eager()
     async with router_rig([scheduler], served_model_name=("m" * 400,)) as rig:
         deaf = DeafClient(rig)
@@ -100,7 +102,7 @@ async def test_a_deaf_http_client_costs_a_bounded_buffer_and_loses_nothing(deaf_
         await until(lambda: nothing_left(rig) and rig.router.admission.inside == 0)
 
 
-async def test_a_deaf_http_client_is_dropped_in_the_end(deaf_sockets: list[socket.socket]) -> None:
+async def test_non_reading_http_client_is_dropped_after_client_stall_s(deaf_sockets: list[socket.socket]) -> None:
     async with router_rig([eager()], served_model_name=("m" * 400,), client_stall_s=1.0) as rig:
         rig.scheduler.step_s = 0.01
         deaf = DeafClient(rig)
@@ -111,7 +113,7 @@ async def test_a_deaf_http_client_is_dropped_in_the_end(deaf_sockets: list[socke
         assert rig.scheduler.aborts
 
 
-async def test_a_deaf_call_waits_with_one_message_and_loses_nothing() -> None:
+async def test_non_reading_grpc_call_buffers_one_message_and_loses_nothing() -> None:
     async with router_rig([eager()]) as rig, narrow(rig) as stub:
         request = ib.GenerateRequest(text="abcde", max_tokens=TOKENS, request_id="r" * 100)
         call = stub.Generate(request)
@@ -125,7 +127,7 @@ async def test_a_deaf_call_waits_with_one_message_and_loses_nothing() -> None:
         assert answers[-1].usage.completion_tokens == TOKENS
 
 
-async def test_a_deaf_call_is_dropped_in_the_end_and_its_connection_lives() -> None:
+async def test_non_reading_grpc_call_is_dropped_and_its_connection_stays_open() -> None:
     async with router_rig([eager()], client_stall_s=0.5) as rig, narrow(rig) as stub:
         rig.scheduler.step_s = 0.005
         request = ib.GenerateRequest(text="abcde", max_tokens=900_000, request_id="r" * 100)
@@ -139,7 +141,7 @@ async def test_a_deaf_call_is_dropped_in_the_end_and_its_connection_lives() -> N
         assert answers[-1].error.code == "CLIENT_STALLED"
 
 
-async def test_a_slow_but_reading_call_is_not_dropped() -> None:
+async def test_slowly_reading_grpc_call_is_not_dropped() -> None:
     async with router_rig([eager()], client_stall_s=4.0) as rig, narrow(rig) as stub:
         call = stub.Generate(ib.GenerateRequest(text="abcde", max_tokens=TOKENS, request_id="r" * 100))
         told, began = "", time.monotonic()
@@ -150,7 +152,7 @@ async def test_a_slow_but_reading_call_is_not_dropped() -> None:
         assert told == "abcde" * (TOKENS // 5)
 
 
-async def test_a_scheduler_that_does_not_read_gets_what_is_still_wanted_later() -> None:
+async def test_non_reading_scheduler_later_gets_only_requests_still_wanted() -> None:
     """What is given up meanwhile harms nobody, whether gRPC had taken it or not."""
     async with router_rig([FakeScheduler(max_model_len=1_000_000)], max_concurrent_requests=64) as rig:
         rig.scheduler.reading.clear()

@@ -50,7 +50,7 @@ async def rig() -> AsyncIterator[RouterRig]:
         yield rig
 
 
-async def test_a_stranger_is_refused_before_a_message_is_read(rig: RouterRig) -> None:
+async def test_call_without_a_key_is_refused_before_its_message_is_read(rig: RouterRig) -> None:
     """A client that never sends its message has its answer all the same."""
     before = counted("Generate", "MISSING_API_KEY")
     async with raw_channel(rig.grpc_address) as channel:
@@ -71,7 +71,7 @@ async def test_a_stranger_is_refused_before_a_message_is_read(rig: RouterRig) ->
     assert counted("Generate", "MISSING_API_KEY") == before + 1
 
 
-async def test_messages_of_strangers_take_no_memory(rig: RouterRig) -> None:
+async def test_messages_without_a_key_are_not_decompressed(rig: RouterRig) -> None:
     """Eight at once of 60 KB each, which are 60 MB when they are unpacked."""
     bomb = a_request("a" * (60 * MIB))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -83,7 +83,7 @@ async def test_messages_of_strangers_take_no_memory(rig: RouterRig) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
-async def test_messages_of_strangers_are_not_taken_from_the_network(rig: RouterRig) -> None:
+async def test_messages_without_a_key_are_not_read_from_the_network(rig: RouterRig) -> None:
     """gRPC takes what its window allows before anybody reads, and by default lets the window grow with the traffic."""
     message, passed = a_request("a" * 3 * MIB), 0
     host, port = rig.grpc_address.split(":")
@@ -115,7 +115,7 @@ async def test_messages_of_strangers_are_not_taken_from_the_network(rig: RouterR
     assert stranger < 32 * 0.5 * MIB
 
 
-async def test_compressed_and_long_messages_are_refused_by_name(rig: RouterRig) -> None:
+async def test_compressed_and_long_messages_get_named_errors(rig: RouterRig) -> None:
     async with raw_channel(rig.grpc_address, compression=grpc.Compression.Gzip) as channel:
         packed = await refused(channel.unary_stream(GENERATE)(a_request("a" * MIB), metadata=KEY))
     async with raw_channel(rig.grpc_address) as channel:
@@ -126,7 +126,7 @@ async def test_compressed_and_long_messages_are_refused_by_name(rig: RouterRig) 
     assert answers
 
 
-async def test_a_message_that_does_not_come_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_without_a_message_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_limits, "RECEIVE_TIMEOUT_S", 0.3)
     never = asyncio.Event()
 
@@ -146,7 +146,7 @@ async def test_a_message_that_does_not_come_ends_its_call(monkeypatch: pytest.Mo
     assert empty.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_calls_and_connections_are_bounded() -> None:
+async def test_grpc_connections_are_bounded() -> None:
     async with router_rig(max_connections=4) as rig:
         alone = (("grpc.use_local_subchannel_pool", 1),)
         channels = [raw_channel(rig.grpc_address, alone) for _ in range(9)]
@@ -163,7 +163,7 @@ async def test_calls_and_connections_are_bounded() -> None:
             await channel.close()
 
 
-async def test_calls_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_grpc_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused calls have their answer at once, though other calls wait for their messages."""
     monkeypatch.setattr(grpc_limits, "_MORE_CALLS", 2)
     never = asyncio.Event()

@@ -16,7 +16,7 @@ from tests.fakes.router_rig import RouterRig
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_first_token_comes_from_one_side_and_the_rest_from_the_other(stream: bool) -> None:
+async def test_first_token_comes_from_the_prefill_side_and_the_rest_from_the_decode_side(stream: bool) -> None:
     front, back = fakes = sides(cached_tokens=5)
     back.cached_tokens = 99
     async with pd_rig(fakes) as rig:
@@ -53,7 +53,7 @@ async def test_the_first_token_comes_from_one_side_and_the_rest_from_the_other(s
     assert ("router", "migrate") not in timings
 
 
-async def test_the_first_token_does_not_wait_for_the_decode_side() -> None:
+async def test_first_token_is_sent_before_the_decode_side_runs() -> None:
     front, back = fakes = sides()
     back.gate.clear()
     async with pd_rig(fakes) as rig:
@@ -70,7 +70,7 @@ async def test_the_first_token_does_not_wait_for_the_decode_side() -> None:
         await until(lambda: all_free(rig, fakes))
 
 
-async def test_a_first_token_that_is_the_last_ends_the_reservation() -> None:
+async def test_reservation_ends_if_the_first_token_is_the_last() -> None:
     front, back = fakes = sides()
     back.pulling = False
     async with pd_rig(fakes) as rig:
@@ -101,7 +101,7 @@ async def drain_front(rig: RouterRig, front: PdScheduler) -> None:
 
 
 @pytest.mark.parametrize("fault", [break_front, stop_front, fail_front, drain_front], ids=lambda f: f.__name__)
-async def test_without_the_prefill_side_the_decode_side_computes(fault: Any) -> None:
+async def test_decode_side_computes_the_prompt_if_the_prefill_side_is_lost(fault: Any) -> None:
     front, back = fakes = sides()
     front.gate.clear()
     async with pd_rig(fakes) as rig:
@@ -114,7 +114,7 @@ async def test_without_the_prefill_side_the_decode_side_computes(fault: Any) -> 
     assert len(back.submits) == 1
 
 
-async def test_a_prefill_side_that_is_full_is_done_without() -> None:
+async def test_decode_side_computes_the_prompt_if_the_prefill_side_is_full() -> None:
     front, back = fakes = sides()
     async with pd_rig(fakes) as rig:
         front.refuse = refusal("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -123,7 +123,7 @@ async def test_a_prefill_side_that_is_full_is_done_without() -> None:
     assert [handover.give_up for handover in back.told] == [True]
 
 
-async def test_a_prefill_side_without_a_ticket_hands_over_the_token_alone() -> None:
+async def test_prefill_side_without_a_ticket_hands_over_only_the_token() -> None:
     front, back = fakes = sides()
     front.mute = True
     async with pd_rig(fakes) as rig:
@@ -146,7 +146,7 @@ async def fill_back(rig: RouterRig, back: PdScheduler) -> None:
 
 
 @pytest.mark.parametrize("fault", [break_back, fail_back, fill_back], ids=lambda f: f.__name__)
-async def test_another_decode_side_gets_the_ticket_when_the_first_is_lost_ahead_of_the_token(fault: Any) -> None:
+async def test_ticket_goes_to_another_decode_side_if_the_first_is_lost_before_the_token(fault: Any) -> None:
     front, *backs = fakes = sides(2)
     front.gate.clear()
     async with pd_rig(fakes) as rig:
@@ -166,7 +166,7 @@ async def test_another_decode_side_gets_the_ticket_when_the_first_is_lost_ahead_
 
 
 @pytest.mark.parametrize("pulling", [False, True])
-async def test_a_decode_side_that_is_lost_after_the_handover_is_followed_by_another(pulling: bool) -> None:
+async def test_another_decode_side_continues_if_the_first_is_lost_after_the_handover(pulling: bool) -> None:
     """With the ticket, where its pages have not been pulled yet; by computing all, where they were let go."""
     front, *backs = fakes = sides(2)
     for back in backs:
@@ -189,7 +189,7 @@ async def test_a_decode_side_that_is_lost_after_the_handover_is_followed_by_anot
 
 
 @pytest.mark.parametrize("state", ["prefilling", "handed over", "decoding"])
-async def test_a_client_that_goes_ends_both_sides(state: str) -> None:
+async def test_client_disconnect_ends_both_sides(state: str) -> None:
     front, back = fakes = sides()
     back.pulling = False
     (front if state == "prefilling" else back).gate.clear()
@@ -207,7 +207,7 @@ async def test_a_client_that_goes_ends_both_sides(state: str) -> None:
     assert front.aborts == ([front.prefills[0].handle] if state == "prefilling" else [])
 
 
-async def test_pages_that_come_before_the_token_are_not_given_up() -> None:
+async def test_pages_pulled_before_the_first_token_are_kept() -> None:
     front, back = fakes = sides()
     front.gate.clear()
     async with pd_rig(fakes) as rig:
@@ -219,7 +219,7 @@ async def test_pages_that_come_before_the_token_are_not_given_up() -> None:
     assert [handover.give_up for handover in back.told] == [False, False] and len(front.released) == 1
 
 
-async def test_a_prefill_that_starts_again_keeps_its_ticket() -> None:
+async def test_restarted_prefill_keeps_its_ticket() -> None:
     front, back = fakes = sides()
     front.gate.clear()
     back.pulling = False
@@ -233,7 +233,7 @@ async def test_a_prefill_that_starts_again_keeps_its_ticket() -> None:
     assert len(back.told) == 2 and len(front.released) == 1
 
 
-async def test_transfers_are_renewed_together_while_somebody_waits() -> None:
+async def test_leases_of_waiting_transfers_are_renewed() -> None:
     front, back = fakes = sides(lease_ms=300)
     back.pulling = False
     back.gate.clear()
@@ -250,7 +250,7 @@ async def test_transfers_are_renewed_together_while_somebody_waits() -> None:
         assert len(front.renewed) == renewed
 
 
-async def test_what_went_wrong_with_a_pull_is_counted_and_harms_nobody() -> None:
+async def test_failed_pull_is_counted_and_the_request_succeeds() -> None:
     front, back = fakes = sides()
     back.wrong = refusal("TRANSFER_GONE", grpc.StatusCode.NOT_FOUND)
     async with pd_rig(fakes) as rig:
@@ -262,7 +262,7 @@ async def test_what_went_wrong_with_a_pull_is_counted_and_harms_nobody() -> None
     assert len(front.released) == 1
 
 
-async def test_who_runs_what_follows_the_roles() -> None:
+async def test_roles_decide_which_side_runs_a_request() -> None:
     """Siblings, and what is asked of a prompt, stay together; a prefill replica runs them where nobody else is left."""
     front, back = fakes = sides()
     async with pd_rig(fakes) as rig:

@@ -18,7 +18,7 @@ from tests.fakes.router_rig import RouterRig
 @given(st.data())
 # Without shrinking: each example is a whole router, and the first that fails says enough.
 @settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-def test_wherever_sides_break_the_client_gets_the_same_bytes(data: st.DataObject) -> None:
+def test_failures_of_either_side_do_not_change_the_clients_bytes(data: st.DataObject) -> None:
     breaks = [
         data.draw(st.lists(st.integers(1, 40), max_size=4), label=f"tokens between two breaks of {name}")
         for name in ("a prefill side", "the other", "a decode side", "the other")
@@ -76,7 +76,7 @@ def told(response: Any) -> Any:
     return found
 
 
-async def test_a_prefill_side_that_wakes_up_again_is_not_heard() -> None:
+async def test_late_messages_of_an_abandoned_prefill_side_are_ignored() -> None:
     options: dict[str, Any] = {"heartbeat_ms": 100, "step_s": 0.002}
     front, back = fakes = [PdScheduler(role="prefill", **options), PdScheduler(role="decode", **options)]
     front.gate.clear()

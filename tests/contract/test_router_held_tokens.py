@@ -35,7 +35,7 @@ def held(submit: pb.Submit) -> int | None:
     return submit.held_tokens if submit.HasField("held_tokens") else None
 
 
-async def test_siblings_are_told_alike() -> None:
+async def test_siblings_get_the_same_held_tokens() -> None:
     fake = FakeScheduler()
     async with followed([fake]) as (rig, store):
         await rig.complete(PROMPT, max_tokens=1, n=2)
@@ -47,7 +47,7 @@ async def test_siblings_are_told_alike() -> None:
     assert [held(submit) for submit in fake.submits] == [0, 0, 3 * PAGE_SIZE, 3 * PAGE_SIZE, None]
 
 
-async def test_who_lost_its_engine_asks_again() -> None:
+async def test_held_tokens_are_looked_up_again_after_a_migration() -> None:
     first, second = fakes = [FakeScheduler(), FakeScheduler()]
     first.breaks, second.breaks = [2], [2]
     async with followed(fakes) as (rig, _):
@@ -58,7 +58,7 @@ async def test_who_lost_its_engine_asks_again() -> None:
     assert resumed.sequence.output_ids and held(resumed) is None, "what it has drawn may be stored, and nobody told yet"
 
 
-async def test_of_a_pair_only_the_side_that_computes_is_told() -> None:
+async def test_only_the_prefill_side_gets_held_tokens() -> None:
     front, back = fakes = sides()
     async with followed(fakes, pd_least_tokens=1, pd_threshold_tokens=1) as (rig, _):
         answer = await rig.complete(PROMPT, max_tokens=4, temperature=0)

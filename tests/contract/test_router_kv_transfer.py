@@ -30,7 +30,7 @@ async def prefilled(rig: RouterRig, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("tokens", [1, 50])
-async def test_two_requests_share_one_prefill(tokens: int) -> None:
+async def test_second_request_uses_the_prefill_of_the_first(tokens: int) -> None:
     front, back = fakes = sides(cached_tokens=4)
     async with pd_rig(fakes, pd_threshold_tokens=1000, kv_transfer_lease_s=7) as rig:
         document = await prefilled(rig, max_tokens=tokens)
@@ -63,7 +63,7 @@ async def test_two_requests_share_one_prefill(tokens: int) -> None:
     assert front.released == [transfer_id] and len(front.submits) == 1
 
 
-async def test_chat_and_tokens_carry_the_object_too() -> None:
+async def test_chat_and_generate_routes_support_kv_transfer_params() -> None:
     front, _back = fakes = sides()
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
         document = (await rig.chat("hello", max_completion_tokens=1, kv_transfer_params=ASK)).json()
@@ -87,7 +87,7 @@ async def test_chat_and_tokens_carry_the_object_too() -> None:
 
 
 @pytest.mark.parametrize("what", ["first token ends it", "nobody comes", "no pages to give"])
-async def test_what_is_kept_waits_for_its_lease_alone(what: str) -> None:
+async def test_kept_pages_stay_until_their_lease_ends(what: str) -> None:
     front, _back = fakes = sides()
     front.mute = what == "no pages to give"
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
@@ -109,7 +109,7 @@ async def test_what_is_kept_waits_for_its_lease_alone(what: str) -> None:
         ({"remote_host": None, "remote_port": None}, "used"),
     ],
 )
-async def test_what_cannot_be_had_is_computed(change: dict[str, Any], outcome: str) -> None:
+async def test_prompt_is_computed_if_the_kept_pages_are_unavailable(change: dict[str, Any], outcome: str) -> None:
     front, back = fakes = sides()
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
         params = (await prefilled(rig))["kv_transfer_params"]
@@ -128,7 +128,7 @@ async def counted(rig: RouterRig, outcome: str) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-async def test_an_engine_that_does_not_answer_for_a_ticket_is_not_waited_for() -> None:
+async def test_unreachable_prefill_engine_does_not_delay_the_request() -> None:
     fakes = sides()
     async with pd_rig(fakes, pd_threshold_tokens=1000, replica_timeout_s=0.3) as rig:
         params = (await prefilled(rig))["kv_transfer_params"]
@@ -137,7 +137,7 @@ async def test_an_engine_that_does_not_answer_for_a_ticket_is_not_waited_for() -
         assert answer.json()["choices"][0]["text"] == text(20)
 
 
-async def test_siblings_pull_once_and_a_request_that_waits_renews() -> None:
+async def test_siblings_pull_once_and_waiting_requests_renew_the_lease() -> None:
     front, back = fakes = sides()
     async with pd_rig(fakes, pd_threshold_tokens=1000, kv_transfer_lease_s=1) as rig:
         params = (await prefilled(rig))["kv_transfer_params"]
@@ -152,7 +152,7 @@ async def test_siblings_pull_once_and_a_request_that_waits_renews() -> None:
     assert [submit.HasField("transfer") for submit in back.submits] == [True, False]
 
 
-async def test_a_prefill_that_loses_its_engine_is_done_elsewhere() -> None:
+async def test_prefill_is_repeated_on_another_engine_if_its_engine_is_lost() -> None:
     first, second = fakes = [PdScheduler(role="prefill"), PdScheduler(role="prefill")]
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
         first.gate.clear()
@@ -168,7 +168,7 @@ async def test_a_prefill_that_loses_its_engine_is_done_elsewhere() -> None:
         assert other.submits[0].context.attempt == 1
 
 
-async def test_a_client_that_goes_has_nothing_kept() -> None:
+async def test_client_disconnect_releases_the_kept_pages() -> None:
     front, _back = fakes = sides()
     front.gate.clear()
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:

@@ -15,7 +15,7 @@ from tests.fakes.router_faults import nothing_left, until
 from tests.fakes.router_rig import router_rig
 
 
-async def test_many_long_prompts_give_others_their_turn_and_a_client_that_goes_meanwhile_leaves_nothing() -> None:
+async def test_long_prompts_yield_the_event_loop_and_a_disconnect_leaves_nothing() -> None:
     """Placing a prompt names its pages: of 2 million tokens that took the loop 0.2 s at a stretch."""
     async with router_rig([FakeScheduler(max_model_len=70_000, max_num_seqs=8)]) as rig:
         prompts = [[1 + i % 250] * 60_000 for i in range(10)]

@@ -27,7 +27,7 @@ async def create(rig: RouterRig, content: Any = "hi", **fields: Any) -> Any:
     return await rig.http.post("/v1/messages", json=body)
 
 
-async def test_a_message_is_whole() -> None:
+async def test_message_has_all_members() -> None:
     async with router_rig([FakeScheduler(cached_tokens=5)]) as rig:
         answer = await create(rig, system="be nice", temperature=0)
         assert answer.status_code == 200, answer.text
@@ -75,7 +75,7 @@ async def test_events_come_in_anthropics_order() -> None:
         assert "".join(deltas) == "user: é😀\na"
 
 
-async def test_a_stop_sequence_is_told() -> None:
+async def test_stop_sequence_is_reported() -> None:
     async with router_rig() as rig:
         told = (await create(rig, stop_sequences=["r:"])).json()
         assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "r:")
@@ -84,19 +84,19 @@ async def test_a_stop_sequence_is_told() -> None:
         assert streamed["message_delta"]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "r:"}
 
 
-async def test_an_end_of_its_own_is_the_turns_end() -> None:
+async def test_end_of_sequence_gives_end_turn() -> None:
     async with router_rig([FakeScheduler(finish=1)]) as rig:
         assert (await create(rig)).json()["stop_reason"] == "end_turn"
 
 
-async def test_more_tokens_than_the_context_has_are_no_error() -> None:
+async def test_max_tokens_may_exceed_the_context() -> None:
     async with router_rig([FakeScheduler(max_model_len=30)]) as rig:
         told = (await create(rig, max_tokens=4096)).json()
         assert told["stop_reason"] == "model_context_window_exceeded"
         assert told["usage"]["input_tokens"] + told["usage"]["output_tokens"] == 30
 
 
-async def test_blocks_and_a_prefill() -> None:
+async def test_text_blocks_and_an_assistant_prefill_are_accepted() -> None:
     async with router_rig() as rig:
         blocks = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
         messages = [{"role": "user", "content": blocks}, {"role": "assistant", "content": "Sure"}]
@@ -106,7 +106,7 @@ async def test_blocks_and_a_prefill() -> None:
         assert told["usage"]["input_tokens"] == len("system: s\nuser: ab\nassistant: Sure\n")
 
 
-async def test_tokens_are_counted() -> None:
+async def test_count_tokens_equals_the_tokens_used() -> None:
     async with router_rig() as rig:
         body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "system": "s"}
         answer = await rig.http.post("/v1/messages/count_tokens", json=body)
@@ -138,7 +138,7 @@ async def test_errors_have_anthropics_shape(fields: dict[str, Any], status: int,
         assert told["request_id"] == answer.headers["x-request-id"] == answer.headers["request-id"]
 
 
-async def test_errors_of_the_edge_too() -> None:
+async def test_errors_before_parsing_have_anthropics_shape() -> None:
     async with router_rig(api_key=("k",), max_body_bytes=2048) as rig:
         bare = await create(rig)
         assert (bare.status_code, bare.json()["error"]["type"]) == (401, "authentication_error")
@@ -158,7 +158,7 @@ async def test_overload_has_anthropics_status() -> None:
         assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_an_error_in_mid_stream_is_the_last_event() -> None:
+async def test_error_during_a_stream_is_the_last_event() -> None:
     async with router_rig([FakeScheduler(step_s=0.01)], request_timeout_s=2.0) as rig:
         told = events((await create(rig, stream=True, max_tokens=3000)).text)
         assert told[-1][0] == "error" and told[-1][1]["error"]["type"] == "timeout_error"

@@ -91,7 +91,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-async def test_a_stream_goes_on_elsewhere(fault: Any) -> None:
+async def test_stream_continues_on_another_engine(fault: Any) -> None:
     options = {"heartbeat_ms": 100, "cached_tokens": 3, "step_s": 0.002}
     async with router_rig(pair(**options), replica_timeout_s=0.4) as rig:
         usage = {"stream_options": {"include_usage": True}}
@@ -129,7 +129,7 @@ def text_of_bytes(count: int) -> str:
     return (data * (count // len(data) + 1))[:count].decode("utf-8", "ignore")
 
 
-async def test_a_whole_answer_and_a_grpc_stream_go_on_elsewhere() -> None:
+async def test_whole_answer_and_grpc_stream_continue_on_another_engine() -> None:
     async with router_rig(pair(step_s=0.002), placement="least_loaded") as rig:
         call = rig.inference.Generate(ib.GenerateRequest(text=PROMPT, max_tokens=150, return_timings=True))
         whole = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=150, logprobs=0, stream_options=None))
@@ -148,7 +148,7 @@ async def test_a_whole_answer_and_a_grpc_stream_go_on_elsewhere() -> None:
         assert "quire_router_loss_detection_seconds_count" in metrics
 
 
-async def test_siblings_go_on_each_by_itself_and_their_times_tell() -> None:
+async def test_siblings_migrate_separately_and_timings_show_it() -> None:
     async with router_rig(pair(step_s=0.002)) as rig:
         rig.http.headers["x-quire-timings"] = "1"
         async with held(rig, 12, n=4, stream_options={"include_usage": True}) as rest:
@@ -170,7 +170,7 @@ async def test_siblings_go_on_each_by_itself_and_their_times_tell() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-async def test_a_stop_string_across_the_seam_is_found(cut: int) -> None:
+async def test_stop_string_across_a_migration_is_found(cut: int) -> None:
     """The engine breaks after `cut` tokens; the stop string lies around them."""
     async with router_rig(pair(step_s=0.002)) as rig:
         for fake in rig.schedulers:
@@ -187,7 +187,7 @@ async def test_a_stop_string_across_the_seam_is_found(cut: int) -> None:
         await until(lambda: nothing_left(rig))
 
 
-async def test_a_zombie_is_not_heard() -> None:
+async def test_late_messages_of_an_abandoned_engine_are_ignored() -> None:
     """The old engine comes back and speaks of what it ran: on its own session, which is all that it can do."""
     async with router_rig(pair(step_s=0.002, heartbeat_ms=100), replica_timeout_s=0.4) as rig:
         async with held(rig, 10) as rest:
@@ -208,7 +208,7 @@ async def test_a_zombie_is_not_heard() -> None:
 
 
 @pytest.mark.parametrize("fault", [drop, die, leave_discovery], ids=lambda fault: fault.__name__)
-async def test_an_end_that_is_known_needs_no_engine(fault: Any) -> None:
+async def test_request_with_all_its_tokens_is_not_resubmitted(fault: Any) -> None:
     """The last token has come, but not its text, when the engine goes: nothing is submitted again."""
     async with router_rig(pair(), tokenizer_timeout_s=WAIT_S) as rig:
         rig.tokenizer.stepping.clear()
@@ -226,7 +226,7 @@ async def test_an_end_that_is_known_needs_no_engine(fault: Any) -> None:
         assert len(submits(rig)) == 1
 
 
-async def test_a_stop_string_in_what_the_lost_engine_said_needs_no_engine() -> None:
+async def test_request_with_a_received_stop_string_is_not_resubmitted() -> None:
     async with router_rig([FakeScheduler()], tokenizer_timeout_s=WAIT_S) as rig:
         rig.tokenizer.stepping.clear()
         waiting = asyncio.ensure_future(rig.complete("abcdef", max_tokens=3000, stop=["de"]))
@@ -242,7 +242,7 @@ async def test_a_stop_string_in_what_the_lost_engine_said_needs_no_engine() -> N
 @given(st.data())
 # Without shrinking: each example is a whole router, and the first that fails says enough.
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-def test_wherever_engines_break_the_client_gets_the_same_bytes(data: st.DataObject) -> None:
+def test_engine_failures_do_not_change_the_clients_bytes(data: st.DataObject) -> None:
     breaks = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=6), label="tokens between two breaks")
     steps = data.draw(st.integers(1, 5), label="tokens per step")
     streams = data.draw(st.integers(1, 4), label="requests at once")

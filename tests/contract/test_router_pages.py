@@ -68,7 +68,7 @@ def three(**fields: Any) -> Sequence[FakeScheduler]:
     return [FakeScheduler(**fields) for _ in range(3)]
 
 
-async def test_requests_follow_their_pages_from_holder_to_holder() -> None:
+async def test_requests_go_to_the_engine_that_holds_their_pages() -> None:
     async with router_rig(three(), expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         rig.schedulers[1].pages.store(HASHES)
@@ -81,13 +81,13 @@ async def test_requests_follow_their_pages_from_holder_to_holder() -> None:
         assert await ask(rig, 3) == [2, 2, 2]
 
 
-async def test_a_request_just_placed_draws_its_like() -> None:
+async def test_equal_prompts_go_to_the_same_engine() -> None:
     async with router_rig(three()) as rig:
         await ready(rig, 3)
         assert len(set(await ask(rig, 4))) == 1 and told(rig.router) == 0
 
 
-async def test_a_gap_a_break_and_a_restart_are_made_good() -> None:
+async def test_index_recovers_from_gaps_broken_streams_and_restarts() -> None:
     async with router_rig(three(), expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         pages = rig.schedulers[0].pages
@@ -108,7 +108,7 @@ async def test_a_gap_a_break_and_a_restart_are_made_good() -> None:
         assert await ask(rig, 1) == [0]
 
 
-async def test_pages_of_a_stream_that_does_not_come_back_are_forgotten_after_a_grace() -> None:
+async def test_pages_of_a_broken_stream_are_forgotten_after_page_grace_s() -> None:
     async with router_rig(three(), page_grace_s=2.0, expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         pages = rig.schedulers[1].pages
@@ -125,7 +125,7 @@ async def test_pages_of_a_stream_that_does_not_come_back_are_forgotten_after_a_g
         await settled(rig, 0, PAGES, 0)
 
 
-async def test_a_stream_that_came_back_is_believed_though_nothing_changes() -> None:
+async def test_resumed_stream_keeps_its_pages_without_changes() -> None:
     async with router_rig(three(), page_grace_s=2.0, expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         pages = rig.schedulers[1].pages
@@ -138,7 +138,7 @@ async def test_a_stream_that_came_back_is_believed_though_nothing_changes() -> N
         assert depths(rig) == [0, PAGES, 0] and await ask(rig, 2) == [1, 1]
 
 
-async def test_an_instance_that_leaves_takes_its_pages_along() -> None:
+async def test_pages_of_a_removed_instance_are_forgotten() -> None:
     async with router_rig(three()) as rig:
         await ready(rig, 3)
         rig.schedulers[2].pages.store(HASHES)
@@ -155,7 +155,7 @@ async def test_an_instance_that_leaves_takes_its_pages_along() -> None:
         assert 2 not in await ask(rig, 3)
 
 
-async def test_schedulers_that_know_no_such_stream_serve_all_the_same() -> None:
+async def test_schedulers_without_page_streams_still_serve() -> None:
     schedulers = three()
     for scheduler in schedulers:
         scheduler.pages.away = True
@@ -164,13 +164,13 @@ async def test_schedulers_that_know_no_such_stream_serve_all_the_same() -> None:
         assert len(await ask(rig, 3)) == 3
 
 
-async def test_policies_that_look_at_no_pages_open_no_streams() -> None:
+async def test_policies_without_pages_open_no_page_streams() -> None:
     async with router_rig(three(), placement="least_loaded") as rig:
         assert len(await ask(rig, 3)) == 3
         assert not any(scheduler.pages.requests for scheduler in rig.schedulers)
 
 
-async def test_kvstores_are_watched_too() -> None:
+async def test_pages_of_kvstores_are_watched() -> None:
     pages = FakePages()
 
     class Store(kvstore_pb2_grpc.KvStoreServicer):

@@ -30,7 +30,7 @@ def arm(rig: RouterRig, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hang", "die"])
-async def test_rows_that_break_two_tokenizers_are_not_sent_to_a_third(mode: str) -> None:
+async def test_sequence_that_breaks_two_tokenizers_is_not_sent_to_a_third(mode: str) -> None:
     async with poisoned_rig(3) as rig:
         arm(rig, mode)
         beside = [asyncio.create_task(rig.complete("one two three", max_tokens=80, stop=["zzz"])) for _ in range(6)]
@@ -46,7 +46,7 @@ async def test_rows_that_break_two_tokenizers_are_not_sent_to_a_third(mode: str)
 
 
 @pytest.mark.parametrize("mode", ["hang", "die"])
-async def test_two_such_requests_at_once(mode: str) -> None:
+async def test_two_poison_requests_at_once_fail_alone(mode: str) -> None:
     async with poisoned_rig(5) as rig:
         arm(rig, mode)
         beside = [asyncio.create_task(rig.complete("one two three", max_tokens=80)) for _ in range(6)]
@@ -58,7 +58,7 @@ async def test_two_such_requests_at_once(mode: str) -> None:
         assert sum(fake.poisoned for fake in rig.tokenizers) <= 4
 
 
-async def test_tokenizers_that_are_lost_one_after_the_other_end_nobody_who_gets_text_in_between() -> None:
+async def test_requests_that_make_progress_survive_successive_tokenizer_losses() -> None:
     async with router_rig([FakeScheduler(step_s=0.005)], [FakeTokenizer() for _ in range(4)]) as rig:
         asked = asyncio.create_task(rig.complete("one two three", max_tokens=90))
         for _ in range(3):
@@ -87,7 +87,7 @@ async def test_a_prompt_that_breaks_two_tokenizers_is_not_sent_to_a_third(mode: 
         assert sum(fake.poisoned for fake in rig.tokenizers) == 2
 
 
-async def test_tokenizers_that_are_not_there_are_held_against_nobody() -> None:
+async def test_unreachable_tokenizers_do_not_count_as_poison() -> None:
     async with router_rig([FakeScheduler()], [FakeTokenizer(), FakeTokenizer()], connect_timeout_s=0.5) as rig:
         for host in rig.tokenizer_hosts:
             await host.stop()

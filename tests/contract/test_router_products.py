@@ -15,7 +15,7 @@ LONG = [f"{i:02d}" + "x" * 510 for i in range(64)]
 
 
 @pytest.mark.parametrize("route", ["completion", "chat"])
-async def test_long_stop_lists_of_many_siblings_over_http(route: str) -> None:
+async def test_http_refuses_long_stop_lists_for_many_siblings(route: str) -> None:
     async with router_rig() as rig:
         ask = rig.complete if route == "completion" else rig.chat
         answer = await ask("abc", n=128, stop=LONG)
@@ -25,7 +25,7 @@ async def test_long_stop_lists_of_many_siblings_over_http(route: str) -> None:
         assert (await ask("abc", n=128, stop=["xyz", "###"], max_tokens=1)).status_code == 200
 
 
-async def test_long_stop_lists_of_many_siblings_over_grpc() -> None:
+async def test_grpc_refuses_long_stop_lists_for_many_siblings() -> None:
     async with router_rig() as rig:
         asked = ib.GenerateRequest(text="abc", n=128, stop=LONG)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -36,7 +36,7 @@ async def test_long_stop_lists_of_many_siblings_over_grpc() -> None:
         assert not rig.tokenizer.opens
 
 
-async def test_alternatives_of_too_many_tokens_are_refused_before_an_engine_is_asked() -> None:
+async def test_too_many_logprobs_are_refused_before_an_engine_is_used() -> None:
     async with router_rig(max_logprobs=256, max_n=512) as rig:
         answer = await rig.complete("abc", n=512, logprobs=255, max_tokens=95)
         error = answer.json()["error"]
@@ -49,7 +49,7 @@ async def test_alternatives_of_too_many_tokens_are_refused_before_an_engine_is_a
         assert not rig.scheduler.submits
 
 
-async def test_long_beams_are_refused_before_an_engine_is_asked() -> None:
+async def test_long_beams_are_refused_before_an_engine_is_used() -> None:
     async with router_rig([FakeScheduler(max_model_len=20_000)]) as rig:
         answer = await rig.complete("abc", n=128, use_beam_search=True, max_tokens=10_000)
         error = answer.json()["error"]

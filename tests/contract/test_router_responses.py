@@ -36,7 +36,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def test_a_response_is_whole_and_kept() -> None:
+async def test_response_has_all_members_and_is_kept() -> None:
     async with router_rig([FakeScheduler(cached_tokens=3)]) as rig:
         answer = await create(rig, temperature=0.5, metadata={"a": "b"})
         assert answer.status_code == 200, answer.text
@@ -84,7 +84,7 @@ async def test_events_are_typed_and_numbered() -> None:
         assert (await rig.http.get(f"/v1/responses/{done['id']}")).json() == done
 
 
-async def test_logprobs_where_included() -> None:
+async def test_logprobs_are_returned_if_included() -> None:
     async with router_rig() as rig:
         include = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 2}
         told = (await create(rig, **include)).json()["output"][0]["content"][0]["logprobs"]
@@ -93,7 +93,7 @@ async def test_logprobs_where_included() -> None:
         assert [t["token"] for data in streamed for t in data.get("logprobs", ())][:2] == ["u", "s"]
 
 
-async def test_a_conversation_goes_on_by_id() -> None:
+async def test_previous_response_id_continues_a_conversation() -> None:
     async with router_rig([FakeScheduler(finish=1)]) as rig:
         first = (await create(rig, "hi", instructions="be nice", max_output_tokens=3)).json()
         second = (await create(rig, "and?", previous_response_id=first["id"], max_output_tokens=60)).json()
@@ -103,7 +103,7 @@ async def test_a_conversation_goes_on_by_id() -> None:
         assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
 
 
-async def test_items_of_every_kind_of_text() -> None:
+async def test_input_items_of_every_text_kind_are_accepted() -> None:
     async with router_rig() as rig:
         items = [
             {"role": "developer", "content": "d"},
@@ -117,7 +117,7 @@ async def test_items_of_every_kind_of_text() -> None:
         assert told["output"][0]["content"][0]["text"].startswith(wanted)
 
 
-async def test_effort_is_told_to_the_template_and_in_the_answer() -> None:
+async def test_reasoning_effort_reaches_the_template_and_the_answer() -> None:
     async with router_rig() as rig:
         asked = {"reasoning": {"effort": "low", "summary": "auto"}, "chat_template_kwargs": {"enable_thinking": True}}
         told = (await create(rig, **asked)).json()
@@ -154,35 +154,35 @@ async def test_effort_is_told_to_the_template_and_in_the_answer() -> None:
         ({"model": "other"}, 404, "MODEL_NOT_FOUND"),
     ],
 )
-async def test_errors(fields: dict[str, Any], status: int, code: str) -> None:
+async def test_bad_requests_are_refused_with_typed_errors(fields: dict[str, Any], status: int, code: str) -> None:
     async with router_rig() as rig:
         answer = await create(rig, **fields)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert not rig.scheduler.submits
 
 
-async def test_metadata_of_openais_largest_size_is_taken_and_repeated() -> None:
+async def test_metadata_of_the_largest_size_is_accepted_and_returned() -> None:
     metadata = {f"{i:02d}" + "n" * 62: "é" * 512 for i in range(16)}
     async with router_rig() as rig:
         told = (await create(rig, metadata=metadata, user="somebody")).json()
         assert (told["metadata"], told["user"]) == (metadata, "somebody")
 
 
-async def test_what_is_not_to_be_kept_is_not() -> None:
+async def test_response_with_store_false_is_not_kept() -> None:
     async with router_rig() as rig:
         told = (await create(rig, store=False)).json()
         assert told["store"] is False
         assert (await rig.http.get(f"/v1/responses/{told['id']}")).status_code == 404
 
 
-def test_several_processes_keep_nothing_without_a_redis() -> None:
+def test_several_processes_keep_responses_only_in_redis() -> None:
     # Any of them may be asked for what another one kept.
     assert make_store(RouterConfig(http_workers=2)) is make_store(RouterConfig(http_workers=2, http_worker=1)) is None
     assert make_store(RouterConfig(http_workers=2, redis="redis://127.0.0.1:1/0")) is not None
     assert make_store(RouterConfig()) is not None
 
 
-async def test_a_router_that_keeps_nothing_says_so() -> None:
+async def test_router_without_a_response_store_refuses_its_use() -> None:
     async with router_rig(responses_max_mib=0) as rig:
         told = (await create(rig)).json()
         assert told["store"] is False
@@ -197,7 +197,7 @@ async def test_a_router_that_keeps_nothing_says_so() -> None:
             assert "--redis" in error["message"]
 
 
-async def test_a_response_is_deleted() -> None:
+async def test_deleted_response_is_not_found() -> None:
     async with router_rig() as rig:
         path = f"/v1/responses/{(await create(rig)).json()['id']}"
         told = (await rig.http.delete(path)).json()
@@ -207,7 +207,7 @@ async def test_a_response_is_deleted() -> None:
         assert again.status_code == 404 and again.json()["error"]["param"] == "response_id"
 
 
-async def test_a_response_is_its_tenants_alone() -> None:
+async def test_response_is_visible_only_to_its_tenant() -> None:
     async with router_rig(api_key=("a", "b")) as rig:
         rig.http.headers["authorization"] = "Bearer a"
         response_id = (await create(rig)).json()["id"]
@@ -227,7 +227,7 @@ async def ended(rig: RouterRig, response_id: str) -> Any:
             await asyncio.sleep(0.01)
 
 
-async def test_the_background_goes_on_without_its_client() -> None:
+async def test_background_response_runs_without_its_client() -> None:
     async with router_rig([FakeScheduler(finish=1)]) as rig:
         rig.scheduler.gate.clear()
         told = (await create(rig, background=True)).json()
@@ -243,7 +243,7 @@ async def test_the_background_goes_on_without_its_client() -> None:
         assert rig.router.admission.inside == 0
 
 
-async def test_the_background_is_cancelled() -> None:
+async def test_background_response_is_cancelled() -> None:
     async with router_rig() as rig:
         rig.scheduler.gate.clear()
         told = (await create(rig, background=True)).json()
@@ -257,7 +257,7 @@ async def test_the_background_is_cancelled() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "NOT_IN_BACKGROUND")
 
 
-async def test_one_that_is_deleted_while_it_runs_does_not_come_back() -> None:
+async def test_response_deleted_while_running_stays_deleted() -> None:
     async with router_rig() as rig:
         rig.scheduler.gate.clear()
         told = (await create(rig, background=True)).json()
@@ -289,7 +289,7 @@ async def check_withdrawn(rig: RouterRig, response_id: str, way: str) -> None:
 
 
 @pytest.mark.parametrize(("way", "kept"), [("delete", False), ("cancel", False), ("delete", True)])
-async def test_what_is_withdrawn_after_its_last_token_stays_so(
+async def test_response_withdrawn_after_its_last_token_stays_withdrawn(
     monkeypatch: pytest.MonkeyPatch, way: str, kept: bool
 ) -> None:
     """Before the store has the answer, and when it has just got it."""
@@ -314,7 +314,7 @@ async def test_what_is_withdrawn_after_its_last_token_stays_so(
 
 
 @pytest.mark.parametrize("way", ["delete", "cancel"])
-async def test_what_another_router_withdraws_stays_so_when_it_ends_before_the_next_look(
+async def test_response_withdrawn_by_another_router_stays_withdrawn(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(background, "_POLL_S", 3600.0)
@@ -330,7 +330,7 @@ async def test_what_another_router_withdraws_stays_so_when_it_ends_before_the_ne
         assert (mark.status_code, mark.json()["error"]["code"]) == (404, "RESPONSE_NOT_FOUND")
 
 
-async def test_a_wish_to_cancel_does_not_bring_back_what_was_deleted(
+async def test_cancellation_does_not_restore_a_deleted_response(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes from a third router, which saw the response just before it was deleted at the second."""
@@ -352,7 +352,7 @@ async def test_a_wish_to_cancel_does_not_bring_back_what_was_deleted(
         await store.close()
 
 
-async def test_the_background_fails_typed() -> None:
+async def test_failed_background_response_has_a_typed_error() -> None:
     async with router_rig(request_timeout_s=0.3) as rig:
         rig.scheduler.gate.clear()
         told = await ended(rig, (await create(rig, background=True)).json()["id"])
@@ -360,7 +360,7 @@ async def test_the_background_fails_typed() -> None:
         assert told["error"]["message"].startswith("REQUEST_TIMEOUT")
 
 
-async def test_routers_share_redis(redis_server: RedisServer) -> None:
+async def test_routers_share_responses_in_redis(redis_server: RedisServer) -> None:
     async with router_rig(redis=redis_server.url) as first, router_rig(redis=redis_server.url) as second:
         told = (await create(first)).json()
         assert (await second.http.get(f"/v1/responses/{told['id']}")).json() == told
@@ -376,7 +376,7 @@ async def test_routers_share_redis(redis_server: RedisServer) -> None:
         assert (await create(second)).status_code == 200
 
 
-async def test_memory_is_bounded() -> None:
+async def test_memory_store_is_bounded() -> None:
     store = MemoryStore(10, 100.0)
     for name in "abc":
         await store.put("t", name, b"1234")

@@ -32,7 +32,7 @@ def logprobs(responses: list[ib.GenerateResponse]) -> list[tuple[int, float, int
     return [(e.token_id, e.logprob, e.text_offset) for response in responses for e in response.logprobs]
 
 
-async def test_every_split_gives_the_whole() -> None:
+async def test_resume_after_any_response_gives_the_whole_answer() -> None:
     async with router_rig() as rig:
         whole = await collect(rig)
         ids, text = tokens(whole), "".join(r.text for r in whole)
@@ -79,7 +79,7 @@ class Cable:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_client_takes_up_what_a_cut_cable_broke(n: int) -> None:
+async def test_client_resumes_after_a_broken_connection(n: int) -> None:
     async with router_rig([FakeScheduler(step_s=0.02)]) as rig:
         cable = Cable(rig.grpc_address)
         server = await asyncio.start_server(cable.plug, "127.0.0.1", 0)
@@ -111,7 +111,7 @@ async def test_a_client_takes_up_what_a_cut_cable_broke(n: int) -> None:
         ({}, ib.Resume(output_ids=pack_i32([-1])), "TOKEN_OUT_OF_RANGE"),
     ],
 )
-async def test_what_cannot_go_on_is_refused(fields: dict[str, Any], resume: ib.Resume, code: str) -> None:
+async def test_impossible_resume_is_refused(fields: dict[str, Any], resume: ib.Resume, code: str) -> None:
     async with router_rig() as rig:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(rig, resume, **fields)
@@ -120,7 +120,7 @@ async def test_what_cannot_go_on_is_refused(fields: dict[str, Any], resume: ib.R
         assert rig.router.admission.inside == 0 and not rig.scheduler.submits
 
 
-async def test_the_rest_of_the_context_for_text_too() -> None:
+async def test_fill_context_applies_to_text_prompts() -> None:
     async with router_rig() as rig:
         request = ib.GenerateRequest(text="abc", fill_context=True)
         call = rig.inference.Generate(request)

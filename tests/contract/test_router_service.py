@@ -24,7 +24,7 @@ def events(body: str) -> list[Any]:
     return [json.loads(frame[len("data: ") :]) for frame in frames[:-1]]
 
 
-async def test_a_completion_is_whole() -> None:
+async def test_completion_has_all_members() -> None:
     async with router_rig([FakeScheduler(cached_tokens=3)]) as rig:
         response = await rig.complete("hello", max_tokens=8, temperature=0)
         body = response.json()
@@ -47,7 +47,7 @@ async def test_a_completion_is_whole() -> None:
         assert not rig.scheduler.aborts and not rig.tokenizer.open_handles
 
 
-async def test_defaults_are_openais() -> None:
+async def test_defaults_are_those_of_openai() -> None:
     async with router_rig([FakeScheduler(max_model_len=40)]) as rig:
         assert (await rig.complete("ab")).json()["usage"]["completion_tokens"] == 16
         chat = (await rig.chat("ab")).json()
@@ -57,7 +57,7 @@ async def test_defaults_are_openais() -> None:
         assert len(seeds) == 2 and 0 not in seeds  # picked by the router
 
 
-async def test_a_chat_is_whole() -> None:
+async def test_chat_completion_has_all_members() -> None:
     async with router_rig() as rig:
         body = (await rig.chat([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}], max_tokens=9)).json()
         assert body["object"] == "chat.completion"
@@ -66,7 +66,7 @@ async def test_a_chat_is_whole() -> None:
         assert choice["finish_reason"] == "length" and choice["logprobs"] is None
 
 
-async def test_completion_events() -> None:
+async def test_completion_stream_has_whole_characters_and_usage() -> None:
     async with router_rig() as rig:
         response = await rig.complete("aé😀", max_tokens=7, stream=True, stream_options={"include_usage": True})
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -79,7 +79,7 @@ async def test_completion_events() -> None:
         assert len({c["id"] for c in [*chunks, last]}) == 1
 
 
-async def test_chat_events_open_with_the_role() -> None:
+async def test_chat_stream_begins_with_the_role() -> None:
     async with router_rig() as rig:
         response = await rig.chat("hi", max_tokens=4, stream=True, n=2)
         first, second, *rest = events(response.text)
@@ -103,7 +103,7 @@ async def test_continuous_usage_counts_every_token() -> None:
         assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 4
 
 
-async def test_the_role_is_no_token() -> None:
+async def test_role_chunk_counts_no_tokens() -> None:
     async with router_rig() as rig:
         options = {"include_usage": True, "continuous_usage_stats": True}
         response = await rig.chat("hi", max_tokens=4, stream=True, stream_options=options)
@@ -113,7 +113,7 @@ async def test_the_role_is_no_token() -> None:
         assert first["usage"]["total_tokens"] == first["usage"]["prompt_tokens"] > 0
 
 
-async def test_siblings_share_a_seed_and_differ_in_the_sample_index() -> None:
+async def test_siblings_share_the_seed_and_have_different_sample_indices() -> None:
     async with router_rig() as rig:
         body = (await rig.complete(["ab", "cd"], max_tokens=2, n=2, seed=-7)).json()
         assert [c["text"] for c in body["choices"]] == ["ab", "ab", "cd", "cd"]
@@ -124,7 +124,7 @@ async def test_siblings_share_a_seed_and_differ_in_the_sample_index() -> None:
         assert {s.seed for s in sampling} == {2**64 - 7}
 
 
-async def test_every_form_of_prompt() -> None:
+async def test_every_form_of_prompt_is_accepted() -> None:
     async with router_rig() as rig:
         for prompt, wanted in (
             ("ab", ["abab"]),
@@ -140,7 +140,7 @@ async def test_every_form_of_prompt() -> None:
         assert "".join(e["choices"][0]["text"] for e in events(streamed.text)) == "ababab"
 
 
-async def test_completion_logprobs() -> None:
+async def test_completion_logprobs_have_openais_shape() -> None:
     async with router_rig() as rig:
         wanted = {
             "text_offset": [0, 1, 1],
@@ -166,7 +166,7 @@ async def test_completion_logprobs() -> None:
         assert alone["top_logprobs"] == [{"a": -1.0}]
 
 
-async def test_chat_logprobs() -> None:
+async def test_chat_logprobs_have_openais_shape() -> None:
     async with router_rig() as rig:
         body = (await rig.chat("x", max_tokens=2, logprobs=True, top_logprobs=1)).json()
         assert body["choices"][0]["logprobs"] == {
@@ -201,7 +201,7 @@ async def test_a_stop_string_cuts_text_usage_and_logprobs() -> None:
         assert streamed[-1]["choices"][0]["stop_reason"] == " tw"
 
 
-async def test_a_stop_token_is_named_and_the_models_own_is_not() -> None:
+async def test_stop_reason_names_stop_tokens_of_the_request_only() -> None:
     async with router_rig() as rig:
         stopped = (await rig.complete("abc", max_tokens=50, stop_token_ids=[99])).json()["choices"][0]
         assert (stopped["text"], stopped["finish_reason"], stopped["stop_reason"]) == ("ab", "stop", 99)
@@ -211,7 +211,7 @@ async def test_a_stop_token_is_named_and_the_models_own_is_not() -> None:
         assert (ignored["text"], ignored["finish_reason"]) == ("aaa", "length")
 
 
-async def test_token_ids_and_timings_where_asked_for() -> None:
+async def test_token_ids_and_timings_are_returned_on_request() -> None:
     async with router_rig() as rig:
         rig.http.headers["x-quire-timings"] = "1"
         body = (await rig.complete("abc", max_tokens=4, return_token_ids=True)).json()
@@ -235,7 +235,7 @@ async def test_token_ids_and_timings_where_asked_for() -> None:
         assert last["choices"] == [] and last["quire_timings"]
 
 
-async def test_request_ids_come_in_and_go_out() -> None:
+async def test_request_ids_of_clients_are_returned() -> None:
     async with router_rig() as rig:
         headers = {"X-Request-Id": "mine-1"}
         response = await rig.http.post(
@@ -248,7 +248,7 @@ async def test_request_ids_come_in_and_go_out() -> None:
         assert len(forged.headers["x-request-id"]) == 32
 
 
-async def test_models_under_their_served_names() -> None:
+async def test_models_are_listed_under_their_served_names() -> None:
     async with router_rig(served_model_name=("small", "tiny")) as rig:
         listed = (await rig.http.get("/v1/models")).json()
         assert [(m["id"], m["root"], m["max_model_len"]) for m in listed["data"]] == [
@@ -260,7 +260,7 @@ async def test_models_under_their_served_names() -> None:
         assert (await rig.complete("a")).status_code == 404  # the model's own name is not served then
 
 
-async def test_status_routes() -> None:
+async def test_status_routes_answer() -> None:
     async with router_rig() as rig:
         assert (await rig.http.get("/livez")).json() == {"live": True}
         assert (await rig.http.get("/health")).status_code == 200
@@ -273,7 +273,7 @@ async def test_status_routes() -> None:
         assert "quire_router_inter_token_latency_seconds_bucket" in metrics
 
 
-async def test_grpc_generates_from_every_prompt() -> None:
+async def test_grpc_accepts_every_form_of_prompt() -> None:
     async with router_rig() as rig:
         for prompt, wanted in (
             ({"text": "ab"}, "ababa"),
@@ -290,7 +290,7 @@ async def test_grpc_generates_from_every_prompt() -> None:
             assert len(i32(answers[0].prompt_token_ids)) == answers[-1].usage.prompt_tokens
 
 
-async def test_grpc_logprobs_siblings_and_stops() -> None:
+async def test_grpc_supports_logprobs_siblings_and_stop_strings() -> None:
     async with router_rig() as rig:
         request = ib.GenerateRequest(
             text="abc", max_tokens=20, n=2, stop=["ca"], sampling=pb.SamplingParams(temperature=1, logprobs=1, seed=5)
@@ -308,7 +308,7 @@ async def test_grpc_logprobs_siblings_and_stops() -> None:
         assert {s.sequence.sampling.seed for s in rig.scheduler.submits} == {5}
 
 
-async def test_grpc_refusals_are_rich() -> None:
+async def test_grpc_errors_have_code_and_fix() -> None:
     async with router_rig() as rig:
         for fields, status, code in (
             ({"text": "a", "model": "other"}, grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),

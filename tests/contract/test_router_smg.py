@@ -73,7 +73,7 @@ def request(**fields: Any) -> vb.GenerateRequest:
     )
 
 
-async def test_a_whole_answer() -> None:
+async def test_generate_returns_a_whole_answer() -> None:
     async with facade() as (rig, stub):
         answers = [answer async for answer in stub.Generate(request())]
         (whole,) = (answer.complete for answer in answers)
@@ -84,7 +84,7 @@ async def test_a_whole_answer() -> None:
         assert submitted.sequence.sampling.repetition_penalty in (0, 1)
 
 
-async def test_a_stream_of_two_samples_with_logprobs() -> None:
+async def test_generate_streams_two_samples_with_logprobs() -> None:
     async with facade() as (_, stub):
         asked = request(stream=True, sampling={"n": 2, "logprobs": 1, "temperature": 1.0, "seed": 4})
         chunks: dict[int, list[int]] = {0: [], 1: []}
@@ -105,7 +105,7 @@ async def test_a_stream_of_two_samples_with_logprobs() -> None:
             assert len(end.output_logprobs.token_logprobs) == 5 and end.output_logprobs.token_logprobs[0] == -1
 
 
-async def test_text_and_stop_strings() -> None:
+async def test_generate_accepts_text_and_stop_strings() -> None:
     async with facade() as (_, stub):
         asked = vb.GenerateRequest(
             text="abc", sampling_params=vb.SamplingParams(stop=["ca"], max_tokens=9, temperature=0)
@@ -114,7 +114,7 @@ async def test_text_and_stop_strings() -> None:
         assert answer.complete.finish_reason == "stop" and answer.complete.matched_stop_str == "ca"
 
 
-async def test_an_abort_ends_each_choice_that_runs() -> None:
+async def test_abort_ends_all_running_choices() -> None:
     async with facade() as (rig, stub):
         rig.scheduler.gate.clear()
         call = stub.Generate(request(sampling={"n": 2}, stream=True))
@@ -126,7 +126,7 @@ async def test_an_abort_ends_each_choice_that_runs() -> None:
         assert rig.router.admission.inside == 0
 
 
-async def test_what_has_too_many_entries_is_refused_and_harms_nothing() -> None:
+async def test_requests_with_too_many_entries_fail_alone() -> None:
     async with facade(PagedScheduler(max_model_len=100)) as (rig, stub):
         rig.scheduler.gate.clear()
         call = stub.Generate(request(stream=True))
@@ -145,7 +145,7 @@ async def test_what_has_too_many_entries_is_refused_and_harms_nothing() -> None:
         assert [answer.complete.finish_reason async for answer in call][-1] == "length"
 
 
-async def test_facts_and_loads() -> None:
+async def test_model_info_server_info_and_loads_are_served() -> None:
     async with facade(PagedScheduler(max_num_seqs=48, max_model_len=512)) as (rig, stub):
         assert (await stub.HealthCheck(vb.HealthCheckRequest())).healthy
         model = await stub.GetModelInfo(vb.GetModelInfoRequest())
@@ -166,7 +166,7 @@ async def test_facts_and_loads() -> None:
         assert not (await stub.HealthCheck(vb.HealthCheckRequest())).healthy
 
 
-async def test_loads_that_the_contract_has_no_room_for() -> None:
+async def test_loads_are_clamped_to_int32() -> None:
     async with facade() as (rig, stub):
         (replica,) = rig.router.fleet.replicas.values()
         replica.load = replace(replica.load, pages=10**9, free_pages=1, waiting_prefill_tokens=2**32 - 1)
@@ -180,7 +180,7 @@ def stored(parent: bytes, *hashes: bytes, tokens: int = 1) -> pb.StoredPages:
     return pb.StoredPages(parent=parent, hashes=hashes, medium="device", token_ids=ids)
 
 
-async def test_kv_events_are_a_snapshot_and_its_tail() -> None:
+async def test_kv_events_begin_with_a_snapshot_and_continue() -> None:
     scheduler = PagedScheduler()
     async with facade(scheduler) as (_, stub):
         frames = [
@@ -219,7 +219,7 @@ async def test_kv_events_are_a_snapshot_and_its_tail() -> None:
         call.cancel()
 
 
-async def test_kv_events_go_on_only_where_the_number_is_of_this_life_of_the_scheduler() -> None:
+async def test_kv_events_resume_only_within_the_same_scheduler_epoch() -> None:
     scheduler = PagedScheduler()
     async with facade(scheduler) as (_, stub):
 
@@ -266,7 +266,7 @@ async def test_kv_events_go_on_only_where_the_number_is_of_this_life_of_the_sche
     ],
     ids=repr,
 )
-async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
+async def test_unsupported_fields_are_refused(fields: dict[str, Any]) -> None:
     async with facade() as (rig, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [answer async for answer in stub.Generate(request(**fields))]
@@ -274,7 +274,7 @@ async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
         assert not rig.scheduler.submits
 
 
-async def test_a_request_is_in_its_callers_trace() -> None:
+async def test_trace_context_of_the_caller_reaches_the_scheduler() -> None:
     async with facade() as (rig, stub):
         trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("tracestate", "a=b"))
         assert [answer async for answer in stub.Generate(request(), metadata=trace)]
@@ -282,7 +282,7 @@ async def test_a_request_is_in_its_callers_trace() -> None:
         assert (("traceparent", context.traceparent), ("tracestate", context.tracestate)) == trace
 
 
-async def test_every_method_wants_a_key() -> None:
+async def test_every_method_requires_a_key() -> None:
     service = vb.DESCRIPTOR.services_by_name["VllmEngine"]
     async with facade(api_key=("k",)) as (rig, _), grpc.aio.insecure_channel(rig.grpc_address) as channel:
         for method in service.methods:
@@ -294,7 +294,7 @@ async def test_every_method_wants_a_key() -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.name
 
 
-async def test_kv_events_of_all_tenants_want_the_admin_scope(tmp_path: Path) -> None:
+async def test_kv_events_require_the_admin_scope(tmp_path: Path) -> None:
     keys = {"a": "inference", "b": "admin", "c": "inference, admin"}
     entries = (
         f"- {{name: {key}, sha256: {hashlib.sha256(key.encode()).hexdigest()}, scopes: [{scopes}]}}\n"
@@ -316,7 +316,7 @@ async def test_kv_events_of_all_tenants_want_the_admin_scope(tmp_path: Path) -> 
 
 
 @pytest.mark.deep
-async def test_a_client_that_takes_nothing_gives_its_places_back() -> None:
+async def test_non_reading_client_frees_its_admission() -> None:
     scheduler = PagedScheduler(step_s=0.005, tokens_per_step=10, max_model_len=1_000_000)
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
     async with (
@@ -332,7 +332,7 @@ async def test_a_client_that_takes_nothing_gives_its_places_back() -> None:
             _ = [answer async for answer in call]
 
 
-async def test_a_subscriber_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_non_reading_subscriber_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it has a bound, and the scheduler is not watched for it any more."""
     monkeypatch.setattr(smg_servicer, "MOST_BYTES", 1_000_000)
     scheduler = PagedScheduler()
@@ -362,7 +362,7 @@ async def test_a_subscriber_that_takes_nothing_is_given_up(monkeypatch: pytest.M
         again.cancel()
 
 
-async def test_the_facade_speaks_for_one_engine() -> None:
+async def test_vllm_grpc_requires_exactly_one_scheduler() -> None:
     with pytest.raises(ConfigError, match="NOT_ONE_SCHEDULER"):
         async with router_rig([FakeScheduler(), FakeScheduler()], vllm_grpc=True):
             pass

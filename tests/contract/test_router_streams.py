@@ -73,7 +73,9 @@ def texts(body: bytes) -> str:
     [{}, {"n": 3, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"stop": "d so"}],
     ids=["plain", "usage", "stop"],
 )
-async def test_both_ways_write_the_same_bytes(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_with_and_without_tasks_write_the_same_bytes(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = InStep(step_s=0)
     async with router_rig([scheduler]) as rig:
         scheduler.rig, bodies = rig, []
@@ -88,7 +90,7 @@ async def test_both_ways_write_the_same_bytes(fields: dict[str, Any], monkeypatc
 
 
 @pytest.mark.parametrize("tasks", [False, True])
-async def test_who_waits_for_long_hears_comments(tasks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_stream_sends_ping_comments(tasks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if tasks:
         monkeypatch.setattr(stream_writer, "chunk_writer", lambda scope: None)
     scheduler = FakeScheduler(step_s=0.5)
@@ -109,7 +111,7 @@ async def test_who_waits_for_long_hears_comments(tasks: bool, monkeypatch: pytes
     assert texts(b"\n\n".join([*(frame for frame in frames if frame.startswith(b"data:")), b""])) == "aba"
 
 
-async def test_an_error_after_a_comment_is_an_event() -> None:
+async def test_error_after_a_ping_comment_is_an_event() -> None:
     scheduler = FakeScheduler()
     scheduler.awake.clear()
     async with router_rig([scheduler], stream_ping_s=0.05, replica_timeout_s=60.0) as rig:
@@ -129,7 +131,7 @@ async def test_pipelined_streams_do_not_mix() -> None:
         writer.close()
 
 
-async def test_an_old_client_reads_until_the_end() -> None:
+async def test_http_1_0_client_gets_the_stream_until_close() -> None:
     async with router_rig() as rig:
         reader, writer = await connect(rig)
         writer.write(request(rig, version="1.0", prompt="ab", max_tokens=6))
@@ -138,7 +140,7 @@ async def test_an_old_client_reads_until_the_end() -> None:
         writer.close()
 
 
-async def test_an_error_in_mid_stream_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_event_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
         reader, writer = await connect(rig)
         writer.write(request(rig, max_tokens=1000, timeout_s=2.0))
@@ -150,7 +152,7 @@ async def test_an_error_in_mid_stream_ends_it(monkeypatch: pytest.MonkeyPatch) -
         writer.close()
 
 
-async def test_a_format_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_format_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire_router.front.http.formats.completion_format import CompletionFormat
 
     plain = CompletionFormat.frame

@@ -26,7 +26,7 @@ async def refused(rig: RouterRig, path: str, **body: Any) -> tuple[int, str, str
     return answer.status_code, error["code"], error["param"]
 
 
-async def test_tokenize_a_text() -> None:
+async def test_tokenize_accepts_a_text() -> None:
     async with router_rig([FakeScheduler(max_model_len=77)]) as rig:
         assert await post(rig, "/tokenize", model="fake", prompt="aé") == {
             "count": 3,
@@ -40,7 +40,7 @@ async def test_tokenize_a_text() -> None:
         assert (await post(rig, "/tokenize", prompt="x" * 500))["count"] == 500  # whatever the context
 
 
-async def test_tokenize_a_conversation() -> None:
+async def test_tokenize_accepts_a_conversation() -> None:
     async with router_rig() as rig:
         messages = [{"role": "user", "content": "hi"}]
         told = await post(rig, "/tokenize", messages=messages)
@@ -49,7 +49,7 @@ async def test_tokenize_a_conversation() -> None:
         assert bytes(told["tokens"]).decode() == "user: hi\n"
 
 
-async def test_detokenize() -> None:
+async def test_detokenize_returns_the_text() -> None:
     async with router_rig() as rig:
         assert await post(rig, "/detokenize", tokens=list("né".encode())) == {"prompt": "né"}
         assert await post(rig, "/detokenize", tokens=[]) == {"prompt": ""}
@@ -79,13 +79,13 @@ async def test_detokenize() -> None:
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, (400, "PARAMETER_UNSUPPORTED", "suffix")),
     ],
 )  # fmt: skip
-async def test_bad_bodies_are_named(path: str, body: dict[str, Any], wanted: tuple[int, str, str]) -> None:
+async def test_bad_bodies_get_named_errors(path: str, body: dict[str, Any], wanted: tuple[int, str, str]) -> None:
     async with router_rig() as rig:
         assert await refused(rig, path, **body) == wanted
         assert not rig.scheduler.submits
 
 
-async def test_tokens_in_tokens_out() -> None:
+async def test_generate_route_takes_and_returns_tokens() -> None:
     async with router_rig() as rig:
         sampling = {"max_tokens": 4, "n": 2, "logprobs": 0, "prompt_logprobs": 0, "seed": 3}
         told = await post(rig, "/inference/v1/generate", token_ids=[97, 98], sampling_params=sampling, request_id="r1")
@@ -99,7 +99,7 @@ async def test_tokens_in_tokens_out() -> None:
         assert rig.scheduler.submits[-1].sequence.stop.max_tokens == 16
 
 
-async def test_streamed_tokens_come_though_their_text_is_held_back() -> None:
+async def test_tokens_are_streamed_while_their_text_is_held_back() -> None:
     async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
         ids, sampling = list("é😀ab".encode()), {"max_tokens": 8, "stop": ["abc"]}
         body = {
@@ -140,7 +140,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("fields", [{}, FIELDS], ids=["defaults", "every field"])
-async def test_a_rendered_request_means_the_same(fields: dict[str, Any]) -> None:
+async def test_rendered_request_gives_the_same_answer(fields: dict[str, Any]) -> None:
     async with router_rig() as rig:
         messages = [{"role": "user", "content": "hello"}]
         for path, body in (
@@ -156,7 +156,7 @@ async def test_a_rendered_request_means_the_same(fields: dict[str, Any]) -> None
             assert told["usage"] == direct["usage"]
 
 
-async def test_every_prompt_is_rendered() -> None:
+async def test_render_returns_one_request_per_prompt() -> None:
     async with router_rig() as rig:
         rendered = await post(rig, "/v1/completions/render", prompt=["ab", "c"], max_tokens=3, request_id="r")
         assert [(r["request_id"], r["token_ids"]) for r in rendered] == [("r-0", [97, 98]), ("r-1", [99])]
@@ -165,7 +165,7 @@ async def test_every_prompt_is_rendered() -> None:
         assert await refused(rig, "/v1/completions/render", prompt="a" * 5000) == (400, "PROMPT_TOO_LONG", "prompt")
 
 
-async def test_a_time_limit_is_rendered_and_what_no_engine_is_told_is_refused() -> None:
+async def test_render_keeps_the_timeout_and_refuses_router_only_fields() -> None:
     async with router_rig() as rig:
         (rendered,) = await post(rig, "/v1/completions/render", prompt="ab", timeout_s=3, max_tokens=3)
         assert rendered["sampling_params"] == {"max_tokens": 3, "temperature": 1.0, "timeout_s": 3.0}
@@ -174,7 +174,7 @@ async def test_a_time_limit_is_rendered_and_what_no_engine_is_told_is_refused() 
             assert answer == (400, "PARAMETER_UNSUPPORTED", name)
 
 
-async def test_no_request_chooses_its_replica_by_number() -> None:
+async def test_data_parallel_rank_other_than_0_is_refused() -> None:
     async with router_rig() as rig:
         for rank, status in (("0", 200), ("1", 400)):
             headers = {"X-data-parallel-rank": rank}
@@ -184,7 +184,7 @@ async def test_no_request_chooses_its_replica_by_number() -> None:
         assert answer.json()["error"]["param"] == "x-data-parallel-rank" and len(rig.scheduler.submits) == 1
 
 
-async def test_a_model_by_name() -> None:
+async def test_model_route_finds_models_by_name() -> None:
     async with router_rig(served_model_name=("a/b", "c")) as rig:
         listed = (await rig.http.get("/v1/models")).json()["data"]
         assert (await rig.http.get("/v1/models/a/b")).json() == listed[0]
@@ -196,7 +196,7 @@ async def test_a_model_by_name() -> None:
 ASK = {"Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
 
 
-async def test_no_page_may_read_unless_allowed() -> None:
+async def test_cors_is_closed_by_default() -> None:
     async with router_rig(api_key=("k",)) as rig:
         answer = await rig.http.options("/v1/completions", headers=ASK)
         assert answer.status_code == 204
@@ -206,12 +206,12 @@ async def test_no_page_may_read_unless_allowed() -> None:
 
 
 @pytest.mark.parametrize("origin", ['["*"]', "page", "http://page/", "http://"])
-def test_an_origin_that_is_none_is_said(origin: str) -> None:
+def test_invalid_allowed_origin_is_a_config_error(origin: str) -> None:
     with pytest.raises(ConfigError, match="allowed_origins"):
         make_cors(RouterConfig(allowed_origins=("http://[::1]:3000", "*", "null", origin)))
 
 
-async def test_allowed_pages_may() -> None:
+async def test_cors_allows_configured_origins() -> None:
     async with router_rig(api_key=("k",), allowed_origins=("http://page",), allow_credentials=True) as rig:
         answer = await rig.http.options("/v1/completions", headers=ASK)
         assert answer.headers["access-control-allow-origin"] == "http://page"
@@ -233,7 +233,7 @@ async def test_allowed_pages_may() -> None:
         assert plain.status_code == 405
 
 
-async def test_anthropics_header_is_a_key_too() -> None:
+async def test_x_api_key_header_is_accepted() -> None:
     async with router_rig(api_key=("k",)) as rig:
         for headers, status in (
             ({"x-api-key": "k"}, 200),

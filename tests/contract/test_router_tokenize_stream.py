@@ -25,7 +25,7 @@ async def until_streaming(rig: RouterRig) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_short_prompts_and_conversations_go_over_the_stream_and_long_ones_do_not() -> None:
+async def test_only_short_prompts_and_conversations_use_the_stream() -> None:
     async with router_rig() as rig:
         await until_streaming(rig)
         fake, before = rig.tokenizer, rig.tokenizer.streamed
@@ -36,7 +36,7 @@ async def test_short_prompts_and_conversations_go_over_the_stream_and_long_ones_
         assert fake.streamed == before + 2
 
 
-async def test_what_is_wrong_with_one_prompt_is_told_and_harms_no_other() -> None:
+async def test_bad_prompt_on_the_stream_fails_alone() -> None:
     async with router_rig() as rig:
         await until_streaming(rig)
         asked = len(rig.tokenizer.encode_contexts)
@@ -48,7 +48,7 @@ async def test_what_is_wrong_with_one_prompt_is_told_and_harms_no_other() -> Non
         assert (await other).status_code == 200
 
 
-async def test_a_client_that_goes_takes_its_prompt_back() -> None:
+async def test_client_disconnect_cancels_tokenization() -> None:
     async with router_rig() as rig:
         await until_streaming(rig)
         rig.tokenizer.hold_encode = asyncio.Event()
@@ -61,7 +61,7 @@ async def test_a_client_that_goes_takes_its_prompt_back() -> None:
         assert (await rig.complete("abc", max_tokens=3)).status_code == 200
 
 
-async def test_a_prompt_whose_tokenizer_dies_is_encoded_by_another() -> None:
+async def test_prompt_is_encoded_by_another_tokenizer_after_a_loss() -> None:
     async with router_rig([FakeScheduler()], [FakeTokenizer(), FakeTokenizer()]) as rig:
         await until_streaming(rig)
         for fake in rig.tokenizers:
@@ -79,14 +79,14 @@ async def test_a_prompt_whose_tokenizer_dies_is_encoded_by_another() -> None:
         await until_streaming(rig)
 
 
-async def test_a_tokenizer_without_the_stream_is_called() -> None:
+async def test_tokenizer_without_the_stream_gets_unary_calls() -> None:
     async with router_rig(tokenizers=[FakeTokenizer(streams=False)]) as rig:
         for _ in range(3):
             assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
         assert rig.tokenizer.streamed == 0
 
 
-async def test_a_stream_that_hangs_is_replaced_and_calls_tell_meanwhile() -> None:
+async def test_hanging_stream_is_replaced_and_unary_calls_serve_meanwhile() -> None:
     async with router_rig(tokenizer_timeout_s=0.3) as rig:
         await until_streaming(rig)
         fake = rig.tokenizer
@@ -101,7 +101,7 @@ async def test_a_stream_that_hangs_is_replaced_and_calls_tell_meanwhile() -> Non
         assert all(peer.healthy for peer in rig.router.pool.peers.values())
 
 
-async def test_one_that_came_back_as_another_release_is_asked_by_the_stream() -> None:
+async def test_tokenizer_upgraded_to_the_stream_is_used_by_stream() -> None:
     async with router_rig(tokenizers=[FakeTokenizer(streams=False)]) as rig:
         assert (await rig.complete("abc", max_tokens=3)).status_code == 200
         await rig.tokenizer_hosts[0].stop()
@@ -110,7 +110,7 @@ async def test_one_that_came_back_as_another_release_is_asked_by_the_stream() ->
         await until_streaming(rig)
 
 
-async def test_an_answer_that_says_nothing_is_not_taken_for_no_tokens() -> None:
+async def test_empty_tokenizer_answer_is_an_error() -> None:
     async with router_rig() as rig:
         await until_streaming(rig)
         rig.tokenizer.blank = True
@@ -119,7 +119,7 @@ async def test_an_answer_that_says_nothing_is_not_taken_for_no_tokens() -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL")
 
 
-async def test_peers_that_go_leave_nobody_waiting_to_write() -> None:
+async def test_lost_peers_leave_no_writer_tasks() -> None:
     async with router_rig() as rig:
         await until_streaming(rig)
         before = call_writers()

@@ -32,7 +32,7 @@ def healthy(rig: RouterRig) -> int:
     return sum(peer.healthy for peer in rig.router.pool.peers.values())
 
 
-async def test_a_tokenizer_that_hangs_is_replaced_in_mid_stream_and_not_heard_later() -> None:
+async def test_hanging_tokenizer_is_replaced_and_its_late_messages_are_ignored() -> None:
     async with two(tokenizer_timeout_s=0.3) as rig:
         async with held(rig, 20, logprobs=0, stop=["zzz"]) as rest:
             hung, other = of_the_session(rig)
@@ -48,7 +48,7 @@ async def test_a_tokenizer_that_hangs_is_replaced_in_mid_stream_and_not_heard_la
         await until(lambda: nothing_left(rig) and healthy(rig) == 2)
 
 
-async def test_a_tokenizer_that_owes_nothing_may_be_silent() -> None:
+async def test_tokenizer_without_work_may_be_silent() -> None:
     async with two(tokenizer_timeout_s=0.2) as rig:
         async with held(rig, 5) as rest:
             hung, _ = of_the_session(rig)
@@ -63,7 +63,7 @@ def of_others(rig: RouterRig, one: FakeTokenizer) -> FakeTokenizer:
     return next(fake for fake in rig.tokenizers if fake is not one)
 
 
-async def test_prompts_are_encoded_elsewhere_when_a_tokenizer_hangs() -> None:
+async def test_prompts_are_encoded_by_another_tokenizer_if_one_hangs() -> None:
     async with two(tokenizer_timeout_s=0.3) as rig:
         rig.tokenizers[0].awake.clear()
         for ask in (rig.complete, rig.chat, rig.complete, rig.chat):
@@ -74,7 +74,7 @@ async def test_prompts_are_encoded_elsewhere_when_a_tokenizer_hangs() -> None:
         await until(lambda: healthy(rig) == 2)
 
 
-async def test_a_call_waits_for_a_tokenizer_that_hangs_no_longer_than_is_said() -> None:
+async def test_call_waits_for_a_hanging_tokenizer_at_most_tokenizer_timeout_s() -> None:
     async with two(tokenizer_timeout_s=2.0) as rig:
         rig.tokenizers[0].awake.clear()
         pool = rig.router.pool
@@ -85,7 +85,7 @@ async def test_a_call_waits_for_a_tokenizer_that_hangs_no_longer_than_is_said() 
         rig.tokenizers[0].awake.set()
 
 
-async def test_long_work_is_no_reason_to_leave_a_tokenizer_that_answers() -> None:
+async def test_long_tokenization_does_not_count_as_hanging() -> None:
     async with two(tokenizer_timeout_s=0.2) as rig:
         for fake in rig.tokenizers:
             fake.hold_encode = asyncio.Event()
@@ -98,7 +98,7 @@ async def test_long_work_is_no_reason_to_leave_a_tokenizer_that_answers() -> Non
         assert (await waiting).json()["choices"][0]["text"] == "abc"
 
 
-async def test_a_tokenizer_that_drains_ends_what_it_has_and_gets_nothing_new() -> None:
+async def test_draining_tokenizer_finishes_its_sequences_and_gets_no_new_ones() -> None:
     async with two() as rig:
         async with held(rig, 10) as rest:
             leaving, other = of_the_session(rig)
@@ -113,7 +113,7 @@ async def test_a_tokenizer_that_drains_ends_what_it_has_and_gets_nothing_new() -
         assert len(leaving.encode_contexts) == encoded and len(other.opens) == 3
 
 
-async def test_what_runs_moves_on_with_what_is_new_when_a_tokenizer_drains() -> None:
+async def test_sequences_move_off_a_draining_tokenizer_with_new_ones() -> None:
     async with two() as rig, held(rig, 10) as rest:
         leaving, other = of_the_session(rig)
         await leaving.stop_serving()
@@ -125,7 +125,7 @@ async def test_what_runs_moves_on_with_what_is_new_when_a_tokenizer_drains() -> 
         assert (await new).json()["choices"][0]["text"] == text(30)
 
 
-async def test_what_runs_waits_longer_for_a_tokenizer_than_what_is_new() -> None:
+async def test_running_requests_wait_longer_for_a_tokenizer_than_new_ones() -> None:
     async with router_rig([FakeScheduler(step_s=0.002)], connect_timeout_s=0.1) as rig, held(rig, 10) as rest:
         release(rig)
         await rig.tokenizer_hosts[0].stop()
@@ -134,7 +134,7 @@ async def test_what_runs_waits_longer_for_a_tokenizer_than_what_is_new() -> None
         assert joined(await rest()) == text(200)
 
 
-async def test_grpc_health_follows_who_can_serve() -> None:
+async def test_grpc_health_follows_readiness() -> None:
     async with router_rig() as rig, grpc.aio.insecure_channel(rig.grpc_address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="quire.v1.Inference"))

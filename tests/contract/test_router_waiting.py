@@ -34,7 +34,7 @@ from tests.fakes.router_faults import (
 from tests.fakes.router_rig import RouterRig, router_rig
 
 
-async def test_a_client_that_leaves_while_its_request_waits_is_forgotten() -> None:
+async def test_client_disconnect_removes_its_waiting_request() -> None:
     async with router_rig() as rig:
         async with held(rig, 5, n=2):
             rig.router.fleet.update([])
@@ -48,7 +48,7 @@ async def test_a_client_that_leaves_while_its_request_waits_is_forgotten() -> No
         await until(lambda: nothing_left(rig))
 
 
-async def test_the_requests_own_deadline_ends_the_wait() -> None:
+async def test_request_timeout_ends_the_wait_for_an_engine() -> None:
     async with router_rig(request_timeout_s=3.0) as rig:
         async with held(rig, 5) as rest:
             rig.router.fleet.update([])
@@ -59,7 +59,7 @@ async def test_the_requests_own_deadline_ends_the_wait() -> None:
         assert new.status_code == 504 and new.json()["error"]["code"] == "REQUEST_TIMEOUT"
 
 
-async def test_who_waits_too_long_is_told_so() -> None:
+async def test_request_fails_after_migration_wait_s_without_an_engine() -> None:
     async with router_rig(migration_wait_s=0.2) as rig:
         async with held(rig, 5) as rest:
             rig.router.fleet.update([])
@@ -71,7 +71,7 @@ async def test_who_waits_too_long_is_told_so() -> None:
         assert not rig.router.waiting and rig.router.admission.inside == 0
 
 
-async def test_all_replicas_gone_and_back() -> None:
+async def test_requests_wait_for_returning_replicas_and_complete() -> None:
     """What runs waits, what is new waits too, and all get what they would have got."""
     async with router_rig(pair(step_s=0.002)) as rig:
         async with held(rig, 15) as rest:
@@ -90,7 +90,7 @@ async def test_all_replicas_gone_and_back() -> None:
         assert attempts[20] == 0 < attempts[200]  # waiting alone is no attempt
 
 
-async def test_the_same_replica_takes_its_own_back() -> None:
+async def test_request_may_resume_on_the_same_replica() -> None:
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig:
         rig.scheduler.breaks = [7]
         answer = await rig.complete(PROMPT, max_tokens=60)
@@ -98,7 +98,7 @@ async def test_the_same_replica_takes_its_own_back() -> None:
         assert [s.context.attempt for s in rig.scheduler.submits] == [0, 1]
 
 
-async def test_only_the_very_model_may_go_on() -> None:
+async def test_request_resumes_only_on_the_same_weights() -> None:
     other = FakeScheduler(digest=b"other weights")
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig, GrpcHost(other.add) as host:
         async with held(rig, 5) as rest:
@@ -120,7 +120,7 @@ async def test_only_the_very_model_may_go_on() -> None:
         assert [(await w).json()["choices"][0]["text"] for w in waiting] == ["abc", "abc"]
 
 
-async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> None:
+async def test_request_fails_after_migration_limit_engine_failures() -> None:
     async with router_rig(pair(), migration_limit=3) as rig:
         for fake in rig.schedulers:
             fake.gate.clear()
@@ -137,7 +137,7 @@ async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> No
 
 
 @pytest.mark.parametrize("began_anew", [False, True])
-async def test_engines_that_were_out_of_reach_count_only_if_they_are_not_what_they_were(began_anew: bool) -> None:
+async def test_unreachable_engines_count_only_if_they_restarted(began_anew: bool) -> None:
     fakes = pair(heartbeat_ms=50)
     for fake in fakes:
         fake.gate.clear()
@@ -165,14 +165,14 @@ async def test_engines_that_were_out_of_reach_count_only_if_they_are_not_what_th
         await until(lambda: nothing_left(rig))
 
 
-async def test_a_request_that_waited_where_engines_broke_is_not_to_blame_for_them() -> None:
+async def test_failures_before_admission_do_not_count() -> None:
     async with router_rig(pair(), migration_limit=1) as rig:
         waiting = await break_before_admission(rig, 5)
         release(rig)
         assert (await waiting).json()["choices"][0]["text"] == "abc"
 
 
-async def test_nor_is_it_passed_on_for_ever() -> None:
+async def test_ten_failures_before_admission_fail_the_request() -> None:
     async with router_rig(pair(), migration_limit=1) as rig:
         failed = await (await break_before_admission(rig, 10))
         error = failed.json()["error"]
@@ -192,7 +192,7 @@ async def break_before_admission(rig: RouterRig, times: int) -> asyncio.Future[A
     return waiting
 
 
-async def test_what_fails_everywhere_is_told_as_the_last_engine_told_it() -> None:
+async def test_error_of_the_last_engine_is_returned() -> None:
     async with router_rig(pair(), migration_limit=3) as rig:
         for fake in rig.schedulers:
             fake.refuse = refusal("NAN_LOGITS", grpc.StatusCode.INTERNAL)
@@ -202,7 +202,7 @@ async def test_what_fails_everywhere_is_told_as_the_last_engine_told_it() -> Non
         await until(lambda: nothing_left(rig))
 
 
-async def test_progress_makes_up_for_lost_engines() -> None:
+async def test_progress_resets_the_failure_count() -> None:
     async with router_rig(pair(step_s=0.001), migration_limit=2) as rig:
         for fake in rig.schedulers:
             fake.breaks = [5] * 20
@@ -212,7 +212,7 @@ async def test_progress_makes_up_for_lost_engines() -> None:
 
 
 @pytest.mark.parametrize("code", ["DRAINING", "WORKER_NOT_READY"])
-async def test_a_refused_request_goes_elsewhere_and_that_is_no_migration(
+async def test_refused_request_is_retried_without_counting_as_migration(
     code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -243,7 +243,7 @@ def history() -> float:
     return sum(s.value for m in metrics.migrations.collect() for s in m.samples if s.name.endswith("_total"))
 
 
-async def test_a_full_replica_is_told_early_to_who_is_new_and_borne_by_who_is_not() -> None:
+async def test_full_replicas_refuse_new_requests_while_migrated_ones_wait() -> None:
     async with router_rig(pair(step_s=0.002)) as rig:
         full = refusal("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
         async with held(rig, 5) as rest:
@@ -273,7 +273,7 @@ def refusal(code: str, status: grpc.StatusCode) -> pb.RequestError:
     return pb.RequestError(code=code, message="m", fix="f", grpc_code=status.value[0], retry_after_s=7)
 
 
-async def test_a_requests_own_fault_is_not_passed_on() -> None:
+async def test_client_errors_are_not_retried() -> None:
     async with router_rig(pair()) as rig:
         for fake in rig.schedulers:
             fake.refuse = refusal("PROMPT_TOO_LONG", grpc.StatusCode.INVALID_ARGUMENT)
@@ -281,7 +281,7 @@ async def test_a_requests_own_fault_is_not_passed_on() -> None:
         assert refused.status_code == 400 and len(submits(rig)) == 1
 
 
-async def test_silence_is_only_missed_where_signs_of_life_were_promised() -> None:
+async def test_silence_counts_only_with_promised_heartbeats() -> None:
     async with router_rig(replica_timeout_s=0.2) as rig:
         rig.scheduler.gate.clear()
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
@@ -291,7 +291,7 @@ async def test_silence_is_only_missed_where_signs_of_life_were_promised() -> Non
         assert (await waiting).status_code == 200 and rig.scheduler.sessions == 1
 
 
-async def test_a_scheduler_with_nothing_to_do_is_not_silent_but_one_that_hangs_is() -> None:
+async def test_idle_scheduler_stays_ready_and_a_hanging_one_does_not() -> None:
     async with router_rig([FakeScheduler(heartbeat_ms=100)], replica_timeout_s=0.4) as rig:
         await asyncio.sleep(1.0)  # what is asserted is that nothing happens
         assert rig.scheduler.sessions == 1 and rig.router.fleet.ready
@@ -301,7 +301,7 @@ async def test_a_scheduler_with_nothing_to_do_is_not_silent_but_one_that_hangs_i
         await until(lambda: rig.router.fleet.ready and rig.scheduler.sessions == 2)
 
 
-async def test_a_request_that_cannot_be_sent_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unencodable_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     to_submit = SequenceState.to_submit
 
     def broken(sequence: SequenceState) -> Any:
@@ -318,7 +318,7 @@ async def test_a_request_that_cannot_be_sent_harms_nobody_else(monkeypatch: pyte
         await until(lambda: nothing_left(rig))
 
 
-async def test_a_call_that_grpc_cuts_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_ended_by_grpc_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what it does when the messages of a stream cannot be made; nobody has cancelled the session."""
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig, held(rig, 10) as rest:
         with monkeypatch.context() as patch:

@@ -77,7 +77,7 @@ async def ask(port: int, count: int) -> list[int]:
     return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
-async def test_all_serve_the_dead_are_replaced_and_all_end_together() -> None:
+async def test_all_processes_serve_are_replaced_when_killed_and_end_together() -> None:
     async with router() as (process, port):
         parent = psutil.Process(process.pid)
         await until(lambda: len(listeners(parent, port)) == 3)
@@ -94,7 +94,7 @@ async def test_all_serve_the_dead_are_replaced_and_all_end_together() -> None:
         assert not any(child.is_running() for child in children)
 
 
-async def test_they_do_not_outlive_the_first() -> None:
+async def test_worker_processes_end_with_the_first_process() -> None:
     async with router() as (process, port):
         parent = psutil.Process(process.pid)
         await until(lambda: len(listeners(parent, port)) == 3)
@@ -104,7 +104,7 @@ async def test_they_do_not_outlive_the_first() -> None:
         await until(lambda: not any(child.is_running() for child in children))
 
 
-async def test_a_second_router_is_refused_the_port() -> None:
+async def test_second_router_cannot_take_the_port() -> None:
     async with router() as (_, port):
         command = [sys.executable, "-m", "quire_router", f"--port={port}", "--http-workers=2"]
         peers = ["--schedulers=127.0.0.1:1", "--tokenizers=127.0.0.1:1"]
@@ -114,7 +114,7 @@ async def test_a_second_router_is_refused_the_port() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--requests-per-minute=5"], ["--tokens-per-minute=5"]])
-async def test_limits_need_a_place_to_be_counted(flags: list[str]) -> None:
+async def test_rate_limits_of_several_processes_need_redis(flags: list[str]) -> None:
     command = [sys.executable, "-m", "quire_router", "--port=0", "--http-workers=2", *flags]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
     _, errors = await asyncio.wait_for(process.communicate(), LIMIT_S)

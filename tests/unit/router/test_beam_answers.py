@@ -23,7 +23,7 @@ from tests.unit.router.makers import NoTokenBytes, make_generation, make_job
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_offsets_are_those_of_each_beginning_decoded_alone(seed: int) -> None:
+def test_character_offsets_equal_those_of_decoded_prefixes(seed: int) -> None:
     drawn = random.Random(seed)
     for _ in range(100):
         pieces = [
@@ -35,7 +35,7 @@ def test_offsets_are_those_of_each_beginning_decoded_alone(seed: int) -> None:
         assert character_offsets(pieces, 9) == wanted, pieces
 
 
-def test_offsets_of_a_long_text_are_made_in_one_pass() -> None:
+def test_character_offsets_of_a_long_text_take_linear_time() -> None:
     """To decode the whole answer after each token took 438 ms of the event loop at 16,384 tokens."""
     pieces = ["汉".encode()] * 65_536
     started = time.thread_time()
@@ -49,7 +49,7 @@ class FakeEncoder:
 
 
 @pytest.mark.parametrize(("tokens", "in_loop"), [(10, True), (40_000, False)])
-async def test_a_thread_makes_the_logprobs_of_a_long_beam(
+async def test_logprobs_of_a_long_beam_are_computed_off_the_event_loop(
     tokens: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
@@ -71,7 +71,7 @@ async def test_a_thread_makes_the_logprobs_of_a_long_beam(
     assert [thread == threading.get_ident() for thread in threads] == [in_loop]
 
 
-def test_answers_over_grpc_are_made_one_by_one_as_the_client_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grpc_answers_are_built_one_at_a_time_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, those with many alternatives held up the event loop."""
     made: list[Any] = []
 
@@ -93,7 +93,7 @@ def test_answers_over_grpc_are_made_one_by_one_as_the_client_takes_them(monkeypa
     assert list(responses) == ["b", ("c", "usage")]
 
 
-async def test_a_search_that_is_not_admitted_costs_no_tokenizer_and_no_charge() -> None:
+async def test_refused_beam_search_is_neither_tokenized_nor_charged() -> None:
     class Full:
         def admitted(self, weight: int) -> None:
             raise Overloaded("TOO_MANY_REQUESTS", "m", "f")

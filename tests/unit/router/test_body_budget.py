@@ -27,7 +27,7 @@ def refused(grow: Callable[[], None]) -> Unavailable:
     return error
 
 
-def test_small_bodies_take_nothing_and_are_taken_while_all_is_full() -> None:
+def test_small_bodies_are_accepted_while_the_budget_is_full() -> None:
     budget = BodyBudget(MIB)
     large = budget.lease("")
     large.grow(FREE_BYTES + MIB)
@@ -39,7 +39,7 @@ def test_small_bodies_take_nothing_and_are_taken_while_all_is_full() -> None:
     assert budget.held == MIB
 
 
-def test_all_bodies_together_have_a_bound_however_they_come() -> None:
+def test_all_bodies_together_stay_within_the_budget() -> None:
     budget = BodyBudget(MIB)
     leases = [budget.lease("") for _ in range(100)]
     for _ in range(64):  # a kilobyte of each, until their free bytes are used up
@@ -58,7 +58,7 @@ def test_all_bodies_together_have_a_bound_however_they_come() -> None:
     budget.lease("").grow(MIB)
 
 
-def test_a_tenant_takes_no_more_than_it_leaves_free() -> None:
+def test_tenant_takes_at_most_half_of_the_free_budget() -> None:
     budget = BodyBudget(8 * MIB)
     slow = [budget.lease("slow") for _ in range(4)]
     for lease in slow:
@@ -96,7 +96,7 @@ class Client:
 LAST: Message = {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def test_bytes_count_as_they_arrive_whatever_the_length_promises() -> None:
+async def test_bytes_count_when_they_arrive_not_by_content_length() -> None:
     chunk = b"x" * FREE_BYTES
     client = Client([chunk] * 4, LAST)
     body = await client.read(4 * MIB, content_length=b"4000000")
@@ -114,7 +114,7 @@ async def test_bytes_count_as_they_arrive_whatever_the_length_promises() -> None
         ({"type": "http.disconnect"}, 4 * MIB, Aborted),
     ],
 )
-async def test_nothing_of_a_refused_body_is_kept(last: Message, limit: int, error: type[QuireError]) -> None:
+async def test_refused_body_is_freed_at_once(last: Message, limit: int, error: type[QuireError]) -> None:
     """The error has the frame that read the body, until its client has the answer."""
     chunk = bytes([7]) * (512 * 1024)
     client = Client([chunk], last)

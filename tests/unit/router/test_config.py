@@ -6,7 +6,7 @@ from quire_common.config import describe, explain_config
 from quire_router.config import RouterConfig
 
 
-def test_the_password_of_its_redis_is_never_told() -> None:
+def test_redis_password_is_masked_in_the_shown_configuration() -> None:
     url = "redis://:hunter2@host/0"
     explained = explain_config(RouterConfig, "router", [f"--redis={url}", f"--discovery={url}"], {})
     assert "hunter2" not in str(explained)

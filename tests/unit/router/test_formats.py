@@ -42,7 +42,7 @@ def data(frame: bytes) -> Any:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_any_text_survives_a_frame(text: str) -> None:
+def test_any_text_round_trips_through_a_frame(text: str) -> None:
     assert data(CompletionFormat(*parsed(n=2)).frame(delta(text, index=1)))["choices"][0] == {
         "index": 1,
         "text": text,
@@ -60,7 +60,7 @@ def test_any_text_survives_a_frame(text: str) -> None:
 
 @pytest.mark.parametrize("make", [CompletionFormat, ChatFormat])
 @pytest.mark.parametrize("token_ids", [False, True])
-def test_the_fast_and_the_full_frame_have_the_same_members(make: Make, token_ids: bool) -> None:
+def test_fast_and_full_frames_have_equal_members(make: Make, token_ids: bool) -> None:
     fast = make(*parsed(usage=True, token_ids=token_ids, n=2))
     full = make(*parsed(usage=True, continuous=True, token_ids=token_ids, n=2))
     for index, ids in ((0, [97]), (0, [98, 99]), (1, [97]), (1, [98])):  # first frames and later ones
@@ -72,7 +72,7 @@ def test_the_fast_and_the_full_frame_have_the_same_members(make: Make, token_ids
         assert ("token_ids" in told["choices"][0]) is token_ids
 
 
-def test_the_last_frame_says_why() -> None:
+def test_last_frame_has_the_finish_reason() -> None:
     last = data(CompletionFormat(*parsed()).frame(delta("z", 1, stop_reason="END")))["choices"][0]
     assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("z", "stop", "END")
     last = data(ChatFormat(*parsed()).frame(delta("", 2)))["choices"][0]
@@ -81,7 +81,7 @@ def test_the_last_frame_says_why() -> None:
     assert last["finish_reason"] == "error"
 
 
-def test_offsets_go_on_over_frames() -> None:
+def test_text_offsets_continue_over_frames() -> None:
     answer = CompletionFormat(*parsed(logprobs=0))
     entries = [LogprobEntry(97, -1.0, 1, [], []), LogprobEntry(98, float("-inf"), 1, [], [])]
     first = data(answer.frame(delta("ab", entries=entries, offsets=[1, 2])))["choices"][0]["logprobs"]
@@ -100,7 +100,7 @@ def test_offsets_go_on_over_frames() -> None:
         ("xéy", [b"x", b"\xc3", b"\xa9", b"y"], [0, 1, 1, 2]),
     ],
 )
-def test_offsets_of_an_echoed_prompt_are_places_in_its_text(
+def test_offsets_of_an_echoed_prompt_are_indices_in_its_text(
     prompt: str, pieces: list[bytes], offsets: list[int]
 ) -> None:
     known: Any = dict(enumerate(pieces))
@@ -109,7 +109,7 @@ def test_offsets_of_an_echoed_prompt_are_places_in_its_text(
     assert told["text_offset"] == offsets
 
 
-def test_token_ids_come_with_the_prompts_once() -> None:
+def test_prompt_token_ids_are_only_in_the_first_frame() -> None:
     answer = CompletionFormat(*parsed(token_ids=True))
     first = data(answer.frame(delta("a", token_ids=pack_i32([97]))))["choices"][0]
     second = data(answer.frame(delta("b", token_ids=pack_i32([98]))))["choices"][0]
@@ -117,12 +117,12 @@ def test_token_ids_come_with_the_prompts_once() -> None:
     assert second["token_ids"] == [98] and "prompt_token_ids" not in second
 
 
-def test_tokens_that_are_no_text_stay_distinct() -> None:
+def test_tokens_that_are_not_utf8_have_distinct_names() -> None:
     assert token_text("é".encode()) == "é"
     assert token_text(b"\xc3") == "bytes:\\xc3" != token_text(b"\xc4")
 
 
-def test_an_error_is_an_event() -> None:
+def test_error_frame_is_an_openai_error_event() -> None:
     error = data(FrameParts.failed(Unavailable("GONE", "It went.", "Retry.")).removesuffix(b"data: [DONE]\n\n"))[
         "error"
     ]

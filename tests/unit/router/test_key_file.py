@@ -70,14 +70,14 @@ def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_file_is_named_without_its_secrets(tmp_path: Path, entries: list[Any], cause: str) -> None:
+def test_error_of_a_bad_key_file_holds_no_secrets(tmp_path: Path, entries: list[Any], cause: str) -> None:
     with pytest.raises(ConfigError, match=cause) as caught:
         load_api_keys([], write(tmp_path, *entries))
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["keys: [", "keys: 5", "keys:\n- name: a\nmore: 1"])
-def test_what_is_no_yaml_of_keys(tmp_path: Path, text: str) -> None:
+def test_malformed_yaml_key_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(ConfigError, match="no YAML list"):
@@ -106,7 +106,7 @@ _ENTRY = f"- name: a\n  sha256: {digest('k')}\n"
         "good-key\ntwo words",
     ],
 )
-def test_yaml_without_its_header_is_never_taken_for_keys(tmp_path: Path, text: str) -> None:
+def test_yaml_without_the_keys_header_is_not_read_as_plain_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text("# who may enter\n" + text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Line [23] .* is no plain key") as caught:
@@ -114,14 +114,14 @@ def test_yaml_without_its_header_is_never_taken_for_keys(tmp_path: Path, text: s
     assert "`keys:`" in caught.value.fix and digest("k") not in str(caught.value)
 
 
-def test_a_file_of_plain_keys(tmp_path: Path) -> None:
+def test_plain_key_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n\n  sk-Ab_9+/=  \nquire-x.y~z\n")
     keys = load_api_keys([], str(file))
     assert keys.admit("Bearer sk-Ab_9+/=") and keys.admit("Bearer quire-x.y~z") and not keys.admit("Bearer # ours")
 
 
-def test_what_quire_key_prints_is_an_entry(tmp_path: Path) -> None:
+def test_output_of_quire_key_is_a_valid_entry(tmp_path: Path) -> None:
     flags = ["key", "alice", "--scope", "admin", "--scope", "metrics", "--tokens-per-minute", "9"]
     made = subprocess.run(
         [sys.executable, "-m", "quire", *flags], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60

@@ -25,7 +25,7 @@ VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=4) | st.dictionarie
 
 @given(value=VALUES)
 @settings(max_examples=300, deadline=None)
-def test_pieces_make_what_the_writer_makes(value: Any) -> None:
+def test_json_written_in_pieces_equals_orjson(value: Any) -> None:
     assert dumps_in_pieces(value) == orjson.dumps(value)
 
 
@@ -45,13 +45,13 @@ def test_long_lists_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, pieces)) < 200_000
 
 
-async def test_what_is_heavy_runs_in_a_thread() -> None:
+async def test_heavy_work_runs_in_a_thread() -> None:
     here = threading.get_ident()
     assert await off_loop(threading.get_ident, heavy=False) == here
     assert await off_loop(threading.get_ident, heavy=True) != here
 
 
-def test_ids_of_a_long_prompt_are_read_in_pieces() -> None:
+def test_ids_of_a_long_prompt_are_checked_in_linear_time() -> None:
     drawn = random.Random(3)
     ids: list[Any] = [drawn.randrange(2**31) for _ in range(300_000)]
     started = time.thread_time()
@@ -89,18 +89,18 @@ class Ids(list[Any]):
         return super().__getitem__(key)
 
 
-def test_whether_a_prompt_is_long_is_known_without_a_look_at_each_id() -> None:
+def test_long_prompt_is_recognised_without_visiting_each_id() -> None:
     assert not many_ids(Ids([7] * 8192))
     assert many_ids(Ids([7] * 8193))
 
 
 @pytest.mark.parametrize("items", [0, 1, 1023, 1024, 1025, 5000])
-def test_an_array_is_written_like_its_list(items: int) -> None:
+def test_array_is_written_like_its_list(items: int) -> None:
     ids = np.arange(items, dtype=np.int32) * 7
     assert dumps_in_pieces({"tokens": ids}) == orjson.dumps({"tokens": ids.tolist()})
 
 
-def test_millions_of_ids_take_few_bytes_each() -> None:
+def test_writing_many_ids_takes_little_memory() -> None:
     """A list of them takes 36 bytes each before a byte of JSON is written."""
     ids = np.full(500_000, 123_456, np.int32)
     tracemalloc.start()

@@ -34,7 +34,7 @@ from tests.unit.router.makers import make_job, make_sequence
 WAIT_S = 30
 
 
-def test_silence_is_counted_in_ticks_that_came_in_time() -> None:
+def test_peer_expires_after_its_timeout_of_punctual_ticks() -> None:
     expired: list[str] = []
     owes = True
     dog = Watchdog(0.8, 2.0)
@@ -54,7 +54,7 @@ def test_silence_is_counted_in_ticks_that_came_in_time() -> None:
     assert expired == ["x"] and watch.expired
 
 
-async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_loop_stall_does_not_count_as_peer_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick that comes a minute late counts as two that come in time."""
     clock_s, ticks = 0.0, iter([60.0, 60.0, 0.01, 0.01])
     enough = asyncio.Event()
@@ -97,12 +97,14 @@ async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.
         (FailedPrecondition("SLOT_BUSY", "m", "f"), False, ("failed", True, False, False)),
     ],
 )
-def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None) -> None:
+def test_engine_errors_are_classified(
+    error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None
+) -> None:
     failure = failure_of("i", error, admitted=admitted)
     assert (failure and (failure.reason, failure.suspect, failure.refused, failure.busy)) == wanted
 
 
-def test_what_another_engine_is_told() -> None:
+def test_resubmission_continues_from_the_complete_tokens() -> None:
     sequence, entry = make_sequence(make_job(logprobs=0), DeltaQueue()), pack_entry(1, -1.0, 1, b"", b"")
     sequence.engine.add_row(pack_i32([5, 6, 7]), 0, 1)
     sequence.engine.entries.append(entry)
@@ -120,7 +122,7 @@ def test_what_another_engine_is_told() -> None:
     assert sequence.engine.finish == LENGTH  # max_tokens have come: nobody needs to say so
 
 
-async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
+async def test_submits_are_encoded_late_and_in_bounded_messages() -> None:
     sequences: dict[int, SequenceState] = {}
     out = SessionOutgoing("router", sequences.__contains__)
     made = [make_sequence(make_job(), DeltaQueue(), index) for index in range(10)]
@@ -141,7 +143,7 @@ async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
     assert b"".join(message.abort for message in sent) == pack_i32([made[3].handle])
 
 
-async def test_messages_of_submits_with_many_biases_are_short() -> None:
+async def test_submits_with_many_biases_are_split_into_short_messages() -> None:
     """Each bias is put in alone: messages of 64 submits with 1,024 took the router's loop 63 ms, the scheduler's 75."""
     sequences: dict[int, SequenceState] = {}
     out = SessionOutgoing("router", sequences.__contains__)
@@ -160,7 +162,7 @@ async def test_messages_of_submits_with_many_biases_are_short() -> None:
         sent += len(message.submit)
 
 
-async def test_tickets_of_long_prompts_travel_in_bounded_messages() -> None:
+async def test_tickets_of_long_prompts_are_split_into_bounded_messages() -> None:
     """40 of a million tokens each made one message of 84 MiB, with which gRPC ends the session of all."""
     handles = set(range(40))
     out = SessionOutgoing("router", handles.__contains__)
@@ -217,7 +219,7 @@ class _Call:
         pass
 
 
-async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
+async def test_waiting_steps_for_a_slow_tokenizer_are_joined() -> None:
     tokenizer: Any = _Stub()
     sequences: dict[int, SequenceState] = {}
     stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), sequences, lambda sequence: None)

@@ -17,7 +17,7 @@ def packed(token_id: int, count: int = TOPS) -> bytes:
     )
 
 
-def test_an_entry_comes_back_as_it_was_packed() -> None:
+def test_logprob_entry_round_trips() -> None:
     for count in (0, 1, TOPS):
         entry = unpack_entry(packed(7, count))
         assert (entry.token_id, entry.logprob, entry.rank) == (7, -3.5, 3)
@@ -25,7 +25,7 @@ def test_an_entry_comes_back_as_it_was_packed() -> None:
         assert list(entry.top_logprobs) == [-0.25 * t for t in range(7, 7 + count)]
 
 
-def test_slices_and_iteration_unpack_in_order() -> None:
+def test_slices_and_iteration_keep_the_order_of_entries() -> None:
     entries = LogprobEntries(packed(token_id) for token_id in range(3))
     entries.append(packed(3))
     assert [entry.token_id for entry in entries[1:3]] == [1, 2]
@@ -33,14 +33,14 @@ def test_slices_and_iteration_unpack_in_order() -> None:
     assert (len(entries), entries[-1].token_id) == (4, 3)
 
 
-def test_a_prompt_has_no_entry_where_the_engine_gave_none() -> None:
+def test_prompt_positions_without_logprobs_are_none() -> None:
     entries = PromptEntries({1: packed(5), 2: packed(6)}, 4)
     assert [entry and entry.token_id for entry in entries] == [None, 5, 6, None]
     assert [entry and entry.token_id for entry in entries[1:]] == [5, 6, None]
     assert len(entries) == 4
 
 
-def test_entries_that_wait_give_the_garbage_collector_nothing_to_visit() -> None:
+def test_waiting_entries_are_not_tracked_by_the_garbage_collector() -> None:
     gc.collect()
     before = len(gc.get_objects())
     entries = LogprobEntries(packed(token_id) for token_id in range(10_000))

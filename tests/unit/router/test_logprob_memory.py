@@ -33,7 +33,7 @@ def entries() -> list[LogprobEntry]:
     ]
 
 
-def test_the_text_is_what_its_parts_say() -> None:
+def test_written_logprobs_equal_their_entries() -> None:
     names = TokenNames(Names(), by_id=False)  # type: ignore[arg-type]  # all that is asked of it
     few = entries()[:3]
     told = orjson.loads(orjson.dumps(chat_logprobs(few, names)))["content"]

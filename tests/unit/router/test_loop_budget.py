@@ -29,7 +29,7 @@ class Turns:
             await asyncio.sleep(0)
 
 
-async def test_work_beyond_the_budget_waits_for_a_later_turn_in_its_order() -> None:
+async def test_work_over_the_budget_waits_for_a_later_turn_in_order() -> None:
     budget, done = LoopBudget(10), list[tuple[int, int]]()
     async with Turns() as turns:
 
@@ -47,7 +47,7 @@ async def test_work_beyond_the_budget_waits_for_a_later_turn_in_its_order() -> N
     ]
 
 
-async def test_cancelled_work_takes_nothing() -> None:
+async def test_cancelled_work_uses_no_budget() -> None:
     budget = LoopBudget(10)
     await budget.take(10)
     waiting = [asyncio.create_task(budget.take(10)) for _ in range(5)]
@@ -62,7 +62,7 @@ async def test_cancelled_work_takes_nothing() -> None:
         await budget.take(10)
 
 
-async def test_readers_that_read_on_together_do_not_fill_one_turn() -> None:
+async def test_simultaneous_readers_are_spread_over_turns() -> None:
     budget, taken = LoopBudget(), list[tuple[int, int]]()
     tokens = MOST_VALUES // 22
     generations = [make_generation(make_job(logprobs=20, stream=True), budget) for _ in range(12)]

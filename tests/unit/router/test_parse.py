@@ -31,7 +31,7 @@ def chat(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("table", [COMPLETION, CHAT, STREAM_OPTIONS])
-def test_tables_are_consistent(table: dict[str, Field]) -> None:
+def test_field_tables_are_consistent(table: dict[str, Field]) -> None:
     for name, field in table.items():
         assert field.kind in KINDS, name
         assert field.supported or field.default is None, name
@@ -47,13 +47,13 @@ def _json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def test_null_is_not_given() -> None:
+def test_null_equals_an_absent_field() -> None:
     for table, parse in ((COMPLETION, completion), (CHAT, chat)):
         nulls = dict.fromkeys(set(table) - {"prompt", "messages"})
         assert parse(**nulls) == parse()
 
 
-def test_defaults() -> None:
+def test_absent_fields_get_openais_defaults() -> None:
     job = completion().job
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.logprobs) == (1, 1, 0, -1)
     assert (job.max_tokens, job.default_max_tokens, job.n, job.seed) == (None, 16, 1, None)
@@ -61,7 +61,7 @@ def test_defaults() -> None:
     assert chat().job.default_max_tokens is None
 
 
-def test_spellings() -> None:
+def test_equivalent_spellings_parse_alike() -> None:
     assert completion(stop="x").job.text.stop == completion(stop=["x"]).job.text.stop == ("x",)
     assert completion(top_k=-1).job.sampling.top_k == 0
     assert completion(seed=-1).job.seed is None
@@ -73,27 +73,27 @@ def test_spellings() -> None:
     assert completion(logprobs=0).job.sampling.logprobs == 0
 
 
-def test_controls_of_the_logits() -> None:
+def test_logit_controls_are_parsed_and_clamped() -> None:
     assert completion(presence_penalty=0, repetition_penalty=1, logit_bias={}).job.sampling.controls is None
     controls = completion(logit_bias={"12": 3, "5": -1000}, repetition_penalty=0.5).job.sampling.controls
     assert controls == LogitControls(repetition_penalty=0.5, logit_bias=((5, -100.0), (12, 3.0)))
     assert chat(bad_words="x").job.bad_words == chat(bad_words=["x"]).job.bad_words == ("x",)
 
 
-def test_stream_options() -> None:
+def test_stream_options_are_parsed() -> None:
     parsed = completion(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert parsed.stream and parsed.include_usage and parsed.continuous_usage
     assert parsed.job.wants.stream and parsed.job.wants.every_token
 
 
-def test_prompts() -> None:
+def test_all_forms_of_prompts_are_parsed() -> None:
     (ids,) = completion(prompt=[1, 2]).job.prompts
     assert isinstance(ids, TokenPrompt) and ids.ids.dtype == "int32" and ids.ids.tolist() == [1, 2]
     assert len(completion(prompt=[[1], [2, 3]]).job.prompts) == 2
     assert completion(prompt=["a", "b"], n=3).job.weight == 6
 
 
-def test_messages_reach_the_template_as_they_were() -> None:
+def test_messages_reach_the_template_unchanged() -> None:
     message = {"role": "user", "content": "é", "name": "x"}
     (prompt,) = chat(messages=[message], chat_template_kwargs={"a": 1}).job.prompts
     assert isinstance(prompt, ChatPrompt)
@@ -103,7 +103,7 @@ def test_messages_reach_the_template_as_they_were() -> None:
     assert prompt.continue_final_message and not prompt.add_generation_prompt
 
 
-def test_fields_that_are_for_the_template() -> None:
+def test_template_fields_are_passed_to_the_template() -> None:
     documents = [{"title": "t", "text": "x"}]
     (prompt,) = chat(documents=documents, reasoning_effort="low", chat_template="{{ x }}").job.prompts
     assert isinstance(prompt, ChatPrompt) and prompt.template == "{{ x }}"
@@ -127,7 +127,7 @@ def test_unsupported_fields_are_named() -> None:
         chat(parallel_tool_calls=0)  # a number is not the boolean that would change nothing
 
 
-def test_an_unknown_field_is_answered_with_the_nearest() -> None:
+def test_unknown_field_error_suggests_the_nearest_field() -> None:
     with pytest.raises(InvalidArgument) as caught:
         completion(max_token=1)
     assert caught.value.code == "UNKNOWN_FIELD" and "max_tokens" in caught.value.fix
@@ -137,7 +137,7 @@ def test_an_unknown_field_is_answered_with_the_nearest() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_an_object_or_a_typed_error(body: bytes) -> None:
+def test_arbitrary_bytes_parse_or_raise_a_typed_error(body: bytes) -> None:
     try:
         assert isinstance(parse_object(body), dict)
     except InvalidArgument as error:
@@ -152,7 +152,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*COMPLETION, *CHAT, "other"})), JSON, max_size=4))
-def test_any_fields_parse_or_are_a_typed_error(fields: dict[str, Any]) -> None:
+def test_arbitrary_fields_parse_or_raise_a_typed_error(fields: dict[str, Any]) -> None:
     for parse in (parse_completion, parse_chat):
         try:
             parse({"prompt": "a", "messages": MESSAGES, **fields}, LIMITS, timings=False)

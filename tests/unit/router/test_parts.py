@@ -40,7 +40,7 @@ from tests.unit.router.makers import MODEL, make_job, make_sequence
 SOURCE: Any = None
 
 
-def test_handles_are_unique_and_carry_their_bit() -> None:
+def test_handles_are_unique_and_carry_the_offsets_bit() -> None:
     counter = HandleCounter(2**31 - 10)
     taken = [counter.next_handle(offsets=bool(i % 2)) for i in range(8)]
     assert len(set(taken)) == 8 and all(0 < handle < 2**31 for handle in taken)
@@ -48,12 +48,12 @@ def test_handles_are_unique_and_carry_their_bit() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "told"), [(0.0, b"1"), (0.001, b"1"), (1.0, b"1"), (1.2, b"2"), (30.4, b"31")])
-def test_a_client_that_heeds_retry_after_never_comes_too_early(delay_s: float, told: bytes) -> None:
+def test_retry_after_is_rounded_up(delay_s: float, told: bytes) -> None:
     assert error_headers(Overloaded("FULL", "m", "f", retry_after_s=delay_s)) == [(b"retry-after", told)]
 
 
 @pytest.mark.parametrize(("length", "fits"), [("2", True), ("0" * 5000 + "2", True), ("9" * 5000, False), ("0", True)])
-async def test_a_body_may_say_its_length_in_thousands_of_digits(length: str, fits: bool) -> None:
+async def test_content_length_of_any_number_of_digits_is_compared_with_the_limit(length: str, fits: bool) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
@@ -66,7 +66,7 @@ async def test_a_body_may_say_its_length_in_thousands_of_digits(length: str, fit
             await read_body(scope, receive, 10, lease)
 
 
-async def test_admission() -> None:
+async def test_admission_refuses_over_its_limit_and_while_closing() -> None:
     door = Admission(3)
     door.enter(2)
     with pytest.raises(Overloaded) as caught:
@@ -87,7 +87,7 @@ async def test_admission() -> None:
     await stuck.close(0.01)  # gives up
 
 
-def test_lengths() -> None:
+def test_prompt_and_answer_must_fit_the_context() -> None:
     job = make_job()
     assert answer_length(job, 40, 100) == 60  # the rest of the context
     check_prompt(np.zeros(99, np.int32), 300, 100)
@@ -97,7 +97,7 @@ def test_lengths() -> None:
         check_prompt(np.array([300], np.int32), 300, 100)
 
 
-def test_keys(tmp_path: Path) -> None:
+def test_plain_keys_are_authenticated_as_separate_tenants(tmp_path: Path) -> None:
     assert ApiKeys([]).authenticate("").tenant == ""
     file = tmp_path / "keys"
     file.write_text("# ours\n one \n\ntwo\n  # theirs\n")
@@ -113,7 +113,7 @@ def test_keys(tmp_path: Path) -> None:
             load_api_keys([], path)
 
 
-def test_names() -> None:
+def test_models_resolve_by_served_name() -> None:
     assert Catalog((), lambda: [MODEL]).resolve("").name == "m"
     named = Catalog(("a", "b"), lambda: [MODEL])
     assert [served.name for served in named.served()] == ["a", "b"]
@@ -123,7 +123,7 @@ def test_names() -> None:
         Catalog(("a",), list).resolve("a")
 
 
-def test_backoff_grows_to_its_bound_and_starts_again() -> None:
+def test_backoff_doubles_up_to_its_bound_until_reset() -> None:
     backoff = Backoff(1.0, 4.0)
     delays = [backoff.next_delay_s() for _ in range(5)]
     for delay, step in zip(delays, (1, 2, 4, 4, 4), strict=True):
@@ -132,7 +132,7 @@ def test_backoff_grows_to_its_bound_and_starts_again() -> None:
     assert backoff.next_delay_s() <= 1
 
 
-def test_config_hides_its_keys() -> None:
+def test_api_keys_are_masked_in_the_shown_configuration() -> None:
     config = load_config(RouterConfig, "router", ["--api-key=a,b", "--schedulers=x:1,y:2"], {})
     assert config.api_key == ("a", "b") and config.schedulers == ("x:1", "y:2")
     assert describe(config)["api_key"] == "***"
@@ -140,7 +140,7 @@ def test_config_hides_its_keys() -> None:
         load_config(RouterConfig, "router", ["--max-body-bytes=1"], {})
 
 
-def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
+def test_step_reaches_running_sequences_and_skips_ended_ones() -> None:
     job = make_job(n=2, logprobs=1)
     first, second = (make_sequence(job, DeltaQueue(), i) for i in range(2))
     message = sb.SessionResponse(
@@ -175,7 +175,7 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     ]
 
 
-def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:
+def test_cached_tokens_are_those_of_the_end_not_of_the_admission() -> None:
     job = make_job(n=2)
     first, moved = (make_sequence(job, DeltaQueue(), i) for i in range(2))
     moved.engine.admit(0, 5)

@@ -43,74 +43,74 @@ class Rig:
         return told.code if told is not None else ""
 
 
-def test_three_engines_in_a_row_that_broke_where_it_ran_are_enough() -> None:
+def test_third_engine_failure_in_a_row_fails_the_request() -> None:
     rig = Rig()
     assert [rig.lose(name, suspect=True) for name in "aba"] == ["", "", "MIGRATION_LIMIT"]
 
 
-def test_a_token_starts_anew() -> None:
+def test_new_token_resets_the_failure_count() -> None:
     rig = Rig()
     rig.lose(suspect=True), rig.lose(suspect=True)
     rig.poison.clear()
     assert [rig.lose(suspect=True) for _ in range(3)] == ["", "", "MIGRATION_LIMIT"]
 
 
-def test_an_engine_that_lives_has_said_what_is_wrong() -> None:
+def test_repeated_error_of_live_engines_is_returned() -> None:
     rig, error = Rig(), Internal("NAN_LOGITS", "m", "f")
     assert [rig.lose(error=error, suspect=True) for _ in range(3)] == ["", "", "NAN_LOGITS"]
 
 
-def test_engines_that_go_on_had_not_broken() -> None:
+def test_unreachable_engines_that_return_in_the_same_epoch_do_not_count() -> None:
     rig = Rig()
     rig.there = {"a": EPOCH, "b": EPOCH}
     assert {rig.lose(name, suspect=True, unreachable=True) for name in "ab" * 14} == {""}
 
 
-def test_who_is_lost_again_in_the_same_epoch_had_gone_on() -> None:
+def test_engine_lost_twice_in_the_same_epoch_does_not_count() -> None:
     rig = Rig()
     assert {rig.lose(name, suspect=True, unreachable=True) for name in "abababab"} == {""}
 
 
 @pytest.mark.parametrize("back", [Epoch(7, 2), Epoch(8, 1), None])
-def test_engines_that_begin_anew_or_stay_away_had_broken(back: Epoch | None) -> None:
+def test_unreachable_engines_that_restart_or_stay_away_count(back: Epoch | None) -> None:
     rig = Rig()
     if back is not None:
         rig.there = dict.fromkeys("abc", back)
     assert [rig.lose(name, suspect=True, unreachable=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
 
 
-def test_a_worker_that_was_lost_was_lost_whatever_its_scheduler_says_of_epochs() -> None:
+def test_lost_worker_counts_even_in_the_same_epoch() -> None:
     rig = Rig()
     rig.there = dict.fromkeys("abc", EPOCH)
     assert [rig.lose(name, suspect=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
 
 
-def test_nothing_is_passed_on_for_ever() -> None:
+def test_request_fails_after_31_attempts_of_any_kind() -> None:
     rig = Rig()
     rig.there = {"a": EPOCH}
     mixed = [rig.lose(suspect=True, unreachable=True) if i % 2 else rig.lose(bystander=True) for i in range(31)]
     assert mixed == [*[""] * 30, "MIGRATION_LIMIT"]  # of the last that was not heard it is not known yet
 
 
-def test_a_refusal_is_held_against_nobody() -> None:
+def test_refusals_do_not_count() -> None:
     rig = Rig()
     assert {rig.lose(refused=True) for _ in range(100)} == {""}
 
 
-def test_faults_of_different_kinds_are_not_the_requests() -> None:
+def test_failures_of_different_kinds_do_not_count_together() -> None:
     """A worker dies, a scheduler hangs, a message is cut, a second apart."""
     rig = Rig()
     kinds = ["WORKER_LOST", "silent", "session_failed", "WORKER_LOST", "silent"]
     assert [rig.lose(suspect=True, kind=kind) for kind in kinds] == [""] * 5
 
 
-def test_engines_where_nobody_went_on_are_not_the_requests() -> None:
+def test_failures_that_stop_all_requests_do_not_count() -> None:
     """Faults come so fast that none of many requests has a token in between."""
     rig, others = Rig(), tuple(Request() for _ in range(8))
     assert [rig.lose(name, suspect=True, beside=others) for name in "abcabc"] == [""] * 6
 
 
-def test_what_fails_with_this_request_alone_is_its_own() -> None:
+def test_failures_count_if_other_requests_make_progress() -> None:
     """The others that ran beside it go on elsewhere each time."""
     rig, told = Rig(), list[str]()
     for name in "abc":
@@ -121,7 +121,7 @@ def test_what_fails_with_this_request_alone_is_its_own() -> None:
     assert told == ["", "", "MIGRATION_LIMIT"]
 
 
-def test_unrelated_faults_end_a_request_too_when_they_do_not_end() -> None:
+def test_nine_unrelated_failures_fail_the_request() -> None:
     rig, others = Rig(), (Request(), Request())
     told = [rig.lose(suspect=True, beside=others) for _ in range(9)]
     assert told == [*[""] * 8, "MIGRATION_LIMIT"]

@@ -31,7 +31,7 @@ def stops(*texts: str) -> TextOptions:
         job_of(n=128, stop_token_ids=tuple(range(1024))),
     ],
 )
-def test_what_clients_send_is_taken(job: GenerateJob) -> None:
+def test_ordinary_requests_are_accepted(job: GenerateJob) -> None:
     check_request(job)
 
 
@@ -45,7 +45,7 @@ def test_what_clients_send_is_taken(job: GenerateJob) -> None:
         job_of(1024, stop_token_ids=tuple(range(1024))),
     ],
 )
-def test_stops_that_too_many_sequences_repeat(job: GenerateJob) -> None:
+def test_stop_strings_times_sequences_are_bounded(job: GenerateJob) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_request(job)
     assert (caught.value.code, caught.value.param) == ("PRODUCT_TOO_LARGE", "stop")
@@ -69,7 +69,7 @@ ALLOWED = LogitControls(allowed_token_ids=tuple(range(16_384)))
         (job_of(n=8, beams=True), 1000, 130_072),  # a chat without max_tokens
     ],
 )
-def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> None:
+def test_long_requests_are_accepted(job: GenerateJob, prompt: int, answer: int) -> None:
     check_encoded(job, [prompt], [answer])
 
 
@@ -88,13 +88,15 @@ def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> 
         (job_of(n=128, beams=True), 16_000, 100, "n"),
     ],
 )
-def test_long_requests_many_times_over_are_not(job: GenerateJob, prompt: int, answer: int, param: str) -> None:
+def test_too_large_products_of_length_and_sequences_are_refused(
+    job: GenerateJob, prompt: int, answer: int, param: str
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_encoded(job, [prompt], [answer])
     assert (caught.value.code, caught.value.param) == ("PRODUCT_TOO_LARGE", param)
 
 
-def test_beams_of_many_prompts_count_together() -> None:
+def test_beams_of_all_prompts_share_one_bound() -> None:
     check_encoded(job_of(8, n=128, beams=True), [24] * 8, [1000] * 8)
     with pytest.raises(InvalidArgument, match="beam search"):
         check_encoded(job_of(8, n=128, beams=True), [25] * 8, [1000] * 8)

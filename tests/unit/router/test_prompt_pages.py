@@ -53,7 +53,7 @@ async def turns_of(sequences: list[SequenceState]) -> int:
     return turns
 
 
-async def test_others_have_their_turns_and_the_names_are_the_same() -> None:
+async def test_long_prompt_is_hashed_in_turns_with_the_same_hashes() -> None:
     sequences = siblings(MILLION)
     assert await turns_of(sequences) >= len(MILLION) // TURN_TOKENS - 1
     assert sequences[0].placement.page_hashes == {PAGE: named_at_once(MILLION)}
@@ -62,14 +62,14 @@ async def test_others_have_their_turns_and_the_names_are_the_same() -> None:
     assert not any(sequence.placement.page_hashes for sequence in sequences)
 
 
-async def test_nothing_is_done_for_a_short_prompt() -> None:
+async def test_short_prompt_is_not_hashed_ahead() -> None:
     sequences = siblings(SHORT)
     assert await turns_of(sequences) == 0
     assert not sequences[0].placement.page_hashes
 
 
 @pytest.mark.parametrize("output", [0, 5, 40])
-async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_placement_reuses_hashes_computed_ahead(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = siblings(MILLION)
     await name_pages(sequences, PAGE)
     sequence = replace(sequences[0].spec, output_ids=np.arange(output, dtype=np.int32))
@@ -87,7 +87,7 @@ async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch:
     assert sum(hashed[:1]) <= output + PAGE
 
 
-async def test_the_pipeline_names_a_long_prompt_before_it_is_placed() -> None:
+async def test_pipeline_hashes_a_long_prompt_before_placement() -> None:
     sequences, told = siblings(MILLION), list[int]()
     model = SimpleNamespace(pages=SimpleNamespace(page_size=PAGE))
     generation = SimpleNamespace(

@@ -31,7 +31,7 @@ async def _per_turn(came: list[int], wanted: int) -> list[int]:
     return counts
 
 
-async def test_a_burst_comes_in_by_and_by_and_in_order() -> None:
+async def test_burst_is_admitted_gradually_and_in_order() -> None:
     pacer, came = RequestPacer(), list[int]()
     tasks = [asyncio.create_task(_come_in(pacer, number, came)) for number in range(30)]
     counts = await _per_turn(came, 30)
@@ -40,7 +40,7 @@ async def test_a_burst_comes_in_by_and_by_and_in_order() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_comes_alone_does_not_wait() -> None:
+async def test_single_request_does_not_wait() -> None:
     pacer, came = RequestPacer(), list[int]()
     for number in range(3):
         await _come_in(pacer, number, came)
@@ -53,7 +53,7 @@ async def test_who_comes_alone_does_not_wait() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_gives_up_holds_nobody_back() -> None:
+async def test_cancelled_request_does_not_delay_others() -> None:
     pacer, came = RequestPacer(), list[int]()
     tasks = [asyncio.create_task(_come_in(pacer, number, came)) for number in range(6)]
     await asyncio.sleep(0)
@@ -64,7 +64,7 @@ async def test_who_gives_up_holds_nobody_back() -> None:
     assert [task.cancelled() for task in tasks] == [False, True, True, True, True, False]
 
 
-async def test_a_probe_is_answered_in_the_middle_of_a_burst() -> None:
+async def test_probe_is_answered_during_a_burst() -> None:
     answered = list[str]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

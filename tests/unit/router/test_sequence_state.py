@@ -16,14 +16,14 @@ from quire_router.sequences.delta_queue import DeltaQueue
 from tests.unit.router.makers import make_generation, make_job, make_sequence
 
 
-def test_finish_numbers_are_the_contracts() -> None:
+def test_finish_numbers_match_the_contract() -> None:
     for number, name in FINISH_NAMES.items():
         assert common_pb2.FinishReason.Name(number) == f"FINISH_REASON_{name.upper()}"
     assert set(FINISH_NAMES) == set(common_pb2.FinishReason.values()) - {0}
     assert STOP == common_pb2.FINISH_REASON_STOP
 
 
-def test_rows_are_joined_until_they_are_taken() -> None:
+def test_rows_are_joined_until_the_delta_is_taken() -> None:
     sequence = make_sequence(make_job(token_ids=True), DeltaQueue())
     for i, text in enumerate(["a", "", "bc"]):
         sequence.engine.add_row(pack_i32([i, i + 10]), 0, 1)
@@ -34,7 +34,7 @@ def test_rows_are_joined_until_they_are_taken() -> None:
     assert sequence.client.take_delta().tokens == 0
 
 
-def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> None:
+def test_long_delta_is_split_between_tokens() -> None:
     sequence = make_sequence(make_job(token_ids=True, logprobs=0), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2, 3, 4, 5]), 2, 1)
     sequence.text.add_offsets([1, 1, 3, 4, 6])
@@ -46,7 +46,7 @@ def test_a_long_delta_is_cut_at_a_tokens_end_and_the_last_part_has_the_end() -> 
     assert sequence.client.waiting_tokens == 0
 
 
-def test_text_behind_a_cut_waits_for_the_tokenizer_like_any_other() -> None:
+def test_text_after_a_split_waits_for_the_tokenizer() -> None:
     sequence = make_sequence(make_job(logprobs=0), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2, 3]), 0, 1)
     sequence.text.add_offsets([2, 4, 6])
@@ -58,7 +58,7 @@ def test_text_behind_a_cut_waits_for_the_tokenizer_like_any_other() -> None:
     assert sequence.client.take_delta(2).text == "def"
 
 
-async def test_a_slow_reader_of_logprobs_gets_what_waited_in_parts() -> None:
+async def test_waiting_logprobs_are_delivered_in_bounded_parts() -> None:
     generation = make_generation(make_job(logprobs=20, stream=True))
     (sequence,) = generation.sequences
     tokens = MOST_VALUES // 22 + 5
@@ -71,7 +71,7 @@ async def test_a_slow_reader_of_logprobs_gets_what_waited_in_parts() -> None:
     assert "".join(part.text for part in (*first, *second)) == "x" * tokens and generation.running == 0
 
 
-def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
+def test_sequence_ends_when_the_text_of_its_last_row_arrives() -> None:
     sequence = make_sequence(make_job(), DeltaQueue())
     sequence.engine.add_row(pack_i32([1]), 0, 1)
     sequence.engine.add_row(pack_i32([2]), 2, 2)
@@ -81,7 +81,7 @@ def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
     assert sequence.client.take_delta().finish == 2
 
 
-def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
+def test_stop_string_ends_the_sequence_and_cuts_the_token_count() -> None:
     sequence = make_sequence(make_job(stop=("x", "yy")), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2, 3, 4]), 0, 1)
     sequence.engine.add_row(pack_i32([5]), 2, 2)
@@ -90,7 +90,7 @@ def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
     assert (delta.text, delta.tokens, delta.finish, delta.stop_reason) == ("ab", 3, STOP, "yy")
 
 
-def test_what_a_new_tokenizer_must_be_told() -> None:
+def test_new_tokenizer_gets_the_unconfirmed_tokens() -> None:
     sequence = make_sequence(make_job(), DeltaQueue())
     sequence.engine.add_row(pack_i32([1, 2]), 0, 1)
     sequence.engine.add_row(pack_i32([3]), 0, 2)
@@ -99,7 +99,7 @@ def test_what_a_new_tokenizer_must_be_told() -> None:
     assert (sequence.text.chars_sent, sequence.text.confirmed) == (1, 2)
 
 
-async def test_the_consumer_gets_news_then_the_error() -> None:
+async def test_consumer_gets_waiting_deltas_before_the_error() -> None:
     generation = make_generation(make_job(n=2))
     first, second = generation.sequences
     waiting = asyncio.ensure_future(generation.next_deltas())
@@ -116,7 +116,7 @@ async def test_the_consumer_gets_news_then_the_error() -> None:
         await generation.next_deltas()
 
 
-async def test_for_a_client_that_has_gone_nothing_is_made_of_what_waits() -> None:
+async def test_no_deltas_are_built_for_a_disconnected_client() -> None:
     generation = make_generation(make_job(logprobs=20, stream=True))
     (sequence,) = generation.sequences
     sequence.engine.add_row(pack_i32([1]), 0, 1)
@@ -127,7 +127,7 @@ async def test_for_a_client_that_has_gone_nothing_is_made_of_what_waits() -> Non
         await generation.next_deltas()
 
 
-async def test_without_streaming_there_is_one_piece_of_news() -> None:
+async def test_without_streaming_there_is_one_delta() -> None:
     generation = make_generation(make_job(stream=False))
     (sequence,) = generation.sequences
     waiting = asyncio.ensure_future(generation.next_deltas())

@@ -63,14 +63,14 @@ def ids(count: int, **sampling: Any) -> vb.GenerateRequest:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_lists_are_counted_before_they_are_converted(request_: vb.GenerateRequest, code: str, param: str) -> None:
+async def test_list_lengths_are_checked_before_conversion(request_: vb.GenerateRequest, code: str, param: str) -> None:
     """To convert them first took 70 to 100 ms of the event loop."""
     error, _, longest_s = await turns_of(lambda: parse_generate(request_, LIMITS, CONTEXT))
     assert isinstance(error, InvalidArgument) and (error.code, error.param) == (code, param)
     assert longest_s < 0.02
 
 
-async def test_a_prompt_of_a_long_context_is_converted_in_turns() -> None:
+async def test_long_prompt_is_converted_in_turns() -> None:
     request = ids(1_000_000)
     job, turns, longest_s = await turns_of(lambda: parse_generate(request, LIMITS, 1_048_576))
     (prompt,) = job.prompts
@@ -79,7 +79,7 @@ async def test_a_prompt_of_a_long_context_is_converted_in_turns() -> None:
     assert turns >= 16 and longest_s < 0.02
 
 
-async def test_of_a_prompt_that_is_truncated_no_more_is_converted_than_the_context_has() -> None:
+async def test_truncated_prompt_converts_at_most_the_context_length() -> None:
     for kept in (-1, 3):
         request = ids(MANY, truncate_prompt_tokens=kept)
         job, _, longest_s = await turns_of(partial(parse_generate, request, LIMITS, 1000))
@@ -88,7 +88,7 @@ async def test_of_a_prompt_that_is_truncated_no_more_is_converted_than_the_conte
         assert job.truncate_to == kept and longest_s < 0.02
 
 
-async def test_token_ids_are_int32() -> None:
+async def test_token_ids_must_fit_int32() -> None:
     request = vb.GenerateRequest(tokenized=vb.TokenizedInput(input_ids=[1, 2**31]))
     with pytest.raises(InvalidArgument, match="input_ids"):
         await parse_generate(request, LIMITS, CONTEXT)
@@ -96,7 +96,7 @@ async def test_token_ids_are_int32() -> None:
     assert isinstance(empty.prompts[0], TokenPrompt) and not len(empty.prompts[0].ids)
 
 
-def test_an_abort_has_a_bound_and_names_each_request_once() -> None:
+def test_abort_has_a_bounded_number_of_distinct_ids() -> None:
     assert aborted_ids(vb.AbortRequest(request_ids=["a", "b"] * (MAX_ABORTED // 2))) == {"a", "b"}
     many = vb.AbortRequest(request_ids=[""] * MANY)
 

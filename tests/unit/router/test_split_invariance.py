@@ -95,7 +95,7 @@ def told_by(stream: bytes) -> tuple[str, list[Any], Any]:
 @pytest.mark.parametrize("make", [CompletionFormat, ChatFormat, MessagesFormat])
 @given(pieces=PIECES, stop=STOPS, cuts=CUTS, takes=CUTS, logprobs=st.sampled_from([-1, 0]))
 @settings(max_examples=150, deadline=None)
-def test_groups_and_slow_readers_change_nothing(
+def test_row_grouping_and_slow_readers_do_not_change_the_answer(
     make: Any, pieces: list[str], stop: tuple[str, ...], cuts: list[int], takes: list[int], logprobs: int
 ) -> None:
     ids = VOCABULARY.tokenizer.encode("".join(pieces), add_special_tokens=False).ids
@@ -105,7 +105,7 @@ def test_groups_and_slow_readers_change_nothing(
 
 
 @pytest.mark.parametrize("text", ["a👩‍👩‍👧 good 好 dog END of it", "汉字é END 😀"])
-def test_every_split_point(text: str) -> None:
+def test_every_split_of_rows_gives_the_same_answer(text: str) -> None:
     ids = VOCABULARY.tokenizer.encode(text, add_special_tokens=False).ids
     stop = ("END",)
     whole = told(ChatFormat, ids, stop, [], [], 0)

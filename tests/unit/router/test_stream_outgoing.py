@@ -107,7 +107,7 @@ def letters(start: int, end: int) -> str:
     return "".join(chr(97 + i % 26) for i in range(start, end))
 
 
-async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on(rig: Rig) -> None:
+async def test_long_histories_are_sent_in_parts_between_rows_of_others(rig: Rig) -> None:
     """2,048 streams, and one of 300,000 tokens, are taken up after a tokenizer's death."""
     longest = rig.sequence(0, 300_000, 0)
     made = [rig.sequence(index, 1500, 10) for index in range(1, 65)]
@@ -130,7 +130,7 @@ async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on
     assert len(texts[longest.handle]) == 1 and len(texts[made[0].handle]) == 11
 
 
-async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> None:
+async def test_rows_that_arrive_during_an_open_are_sent_exactly_once(rig: Rig) -> None:
     made = [
         rig.sequence(index, drawn, 30_000 * (index % 3)) for index, drawn in enumerate((0, 90_000, 5, 50_000, 20_000))
     ]
@@ -152,7 +152,7 @@ async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> Non
         assert sequence.client.take_delta().text == letters(confirmed, len(sequence.engine.output_ids) // 4)
 
 
-async def test_rows_wait_behind_few_opens_however_many_are_to_come(rig: Rig) -> None:
+async def test_rows_wait_behind_at_most_four_messages(rig: Rig) -> None:
     """128 sequences with 64 stop strings of 512 characters each took rows of others 400 ms behind them."""
     running = rig.sequence(0, 4, 2)
     rig.answer(await rig.next())
@@ -170,7 +170,7 @@ async def test_rows_wait_behind_few_opens_however_many_are_to_come(rig: Rig) -> 
     assert len(opened) / 2 <= turns <= 2 * len(opened)
 
 
-async def test_nothing_else_is_in_flight_while_a_suspect_is_opened(rig: Rig) -> None:
+async def test_suspect_is_opened_with_nothing_else_in_flight(rig: Rig) -> None:
     first, second = rig.sequence(0, 20_000, 3, strikes=1), rig.sequence(1, 10, 3, strikes=1)
     other = rig.sequence(2, 10, 3)
     suspected, told = {first.handle, second.handle}, list[set[int]]()
@@ -186,7 +186,7 @@ async def test_nothing_else_is_in_flight_while_a_suspect_is_opened(rig: Rig) -> 
     assert told.count({other.handle}) >= 3  # others wait for no more than one message of a suspect
 
 
-async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
+async def test_next_suspect_is_opened_when_the_first_leaves(rig: Rig) -> None:
     first, second = rig.sequence(0, 50_000, 3, strikes=1), rig.sequence(1, 10, 3, strikes=1)
     rig.answer(await rig.next())
     del rig.sequences[first.handle]
@@ -196,7 +196,7 @@ async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
     assert not rig.failed
 
 
-async def test_a_suspect_that_leaves_while_a_message_is_in_flight_holds_up_nobody(rig: Rig) -> None:
+async def test_departed_suspect_does_not_block_rows_of_others(rig: Rig) -> None:
     running = rig.sequence(0, 4, 2)
     first = await rig.next()
     suspect = rig.sequence(1, 10, 3, strikes=1)
@@ -213,7 +213,7 @@ async def test_a_suspect_that_leaves_while_a_message_is_in_flight_holds_up_nobod
         rig.answer(message)
 
 
-async def test_a_sequence_that_ends_before_all_of_it_is_told_leaves_nothing_to_do(rig: Rig) -> None:
+async def test_sequence_ended_during_its_open_leaves_no_messages(rig: Rig) -> None:
     long = rig.sequence(0, 50_000, 3)
     rig.answer(await rig.next())
     del rig.sequences[long.handle]  # as at a stop string, or an error of its own
@@ -221,7 +221,7 @@ async def test_a_sequence_that_ends_before_all_of_it_is_told_leaves_nothing_to_d
         rig.answer(await rig.next())
 
 
-async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
+async def test_unencodable_sequence_fails_alone(rig: Rig) -> None:
     bad, good = rig.sequence(0, 0, 0), rig.sequence(1, 0, 3)
     bad.stop_token_ids = ("x",)  # type: ignore[assignment]  # what no message can be made of
     rig.answer(await rig.next())
@@ -229,7 +229,7 @@ async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("make", [cut_rows, join_rows])
-def test_long_rows_are_cut(make: Any) -> None:
+def test_long_rows_are_split_into_bounded_messages(make: Any) -> None:
     rows = [(2, pack_i32(range(30_000)), LENGTH), (4, pack_i32([7]), 0), (6, b"", LENGTH)]
     step = tb.DetokenizeRequest(
         handle=pack_i32([2, 4, 6]),

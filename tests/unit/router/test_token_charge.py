@@ -22,7 +22,7 @@ class Payer:
         self.paid += tokens
 
 
-def test_an_estimate_is_paid_before_the_work_and_the_tokens_after_it() -> None:
+def test_estimate_is_charged_first_and_settled_by_the_token_count() -> None:
     payer = Payer()
     with charged(payer.charge, "t", PROMPTS) as settle:
         assert payer.paid == ESTIMATE
@@ -30,14 +30,14 @@ def test_an_estimate_is_paid_before_the_work_and_the_tokens_after_it() -> None:
     assert payer.paid == 20
 
 
-def test_a_prompt_that_is_refused_has_been_worked_on() -> None:
+def test_refused_prompt_keeps_the_estimated_charge() -> None:
     payer = Payer()
     with pytest.raises(InvalidArgument), charged(payer.charge, "t", PROMPTS):
         raise InvalidArgument("PROMPT_TOO_LONG", "m", "f")
     assert payer.paid == ESTIMATE
 
 
-def test_a_prompt_pays_no_more_than_can_be_encoded_of_it() -> None:
+def test_charge_is_capped_at_the_encodable_tokens() -> None:
     payer = Payer()
     with charged(payer.charge, "t", PROMPTS, most=50) as settle:
         assert payer.paid == 50 + 50 + 7
@@ -46,7 +46,7 @@ def test_a_prompt_pays_no_more_than_can_be_encoded_of_it() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("NO_TOKENIZER", "m", "f"), Overloaded("TOKENIZER_OVERLOADED", "m", "f")])
-def test_without_a_tokenizer_that_works_on_it_nothing_is_paid(error: QuireError) -> None:
+def test_nothing_is_charged_if_no_tokenizer_works(error: QuireError) -> None:
     payer = Payer()
     with pytest.raises(type(error)), charged(payer.charge, "t", PROMPTS):
         raise error

@@ -23,7 +23,7 @@ class Stub:
         raise RuntimeError("no call can be made")
 
 
-async def test_what_is_no_error_of_grpc_does_not_end_streaming() -> None:
+async def test_non_grpc_error_does_not_end_the_stream_loop() -> None:
     stub: Any = Stub()
     running = asyncio.create_task(TokenizeStream(stub, 1.0).run())
     try:

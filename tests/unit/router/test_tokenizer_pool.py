@@ -89,7 +89,7 @@ class Rig:
         return asked, left
 
 
-async def test_a_new_call_waits_while_a_suspect_has_the_only_tokenizer() -> None:
+async def test_new_call_waits_while_a_suspect_uses_the_only_tokenizer() -> None:
     rig = Rig(2)
     suspect, left = await rig.suspect("innocent")
     fresh = [rig.ask("poison"), rig.ask("other")]
@@ -104,7 +104,7 @@ async def test_a_new_call_waits_while_a_suspect_has_the_only_tokenizer() -> None
     assert await asyncio.gather(*fresh) == ["poison", "other"]
 
 
-async def test_a_new_call_goes_to_another_tokenizer_meanwhile() -> None:
+async def test_new_call_uses_another_tokenizer_beside_a_suspect() -> None:
     rig = Rig(2)
     suspect, left = await rig.suspect("innocent")
     (healed,) = [each for each in rig.tokenizers if each is not left]
@@ -118,7 +118,7 @@ async def test_a_new_call_goes_to_another_tokenizer_meanwhile() -> None:
     assert await asyncio.gather(suspect, *fresh) == ["innocent", "new 0", "new 1", "new 2"]
 
 
-async def test_a_suspect_waits_for_the_calls_that_its_tokenizer_has() -> None:
+async def test_suspect_waits_until_its_tokenizer_is_idle() -> None:
     rig = Rig(2)
     asked = {prompt: rig.ask(prompt) for prompt in ("one", "two")}
     await rig.settle()
@@ -134,7 +134,7 @@ async def test_a_suspect_waits_for_the_calls_that_its_tokenizer_has() -> None:
     assert await asyncio.gather(*asked.values()) == ["one", "two"]
 
 
-async def test_suspects_have_their_turns_with_new_calls_in_between() -> None:
+async def test_suspects_and_new_calls_take_turns() -> None:
     rig = Rig(2)
     rig.tokenizers[1].healthy = False
     asked = [rig.ask(f"lost {i}") for i in range(3)]
@@ -154,7 +154,7 @@ async def test_suspects_have_their_turns_with_new_calls_in_between() -> None:
     assert seen[:4] == [["lost 0"], ["new"], ["lost 1"], ["lost 2"]]
 
 
-async def test_a_long_call_is_not_waited_for_and_costs_the_suspect_no_strike() -> None:
+async def test_suspect_beside_a_long_call_gets_no_strike() -> None:
     rig = Rig(2, tokenizer_timeout_s=0.05)
     asked = {prompt: rig.ask(prompt) for prompt in ("innocent", "long")}
     await rig.settle()
@@ -174,7 +174,7 @@ async def test_a_long_call_is_not_waited_for_and_costs_the_suspect_no_strike() -
     assert await asyncio.gather(*asked.values()) == ["innocent", "long"]
 
 
-async def test_a_new_call_waits_no_longer_than_for_a_tokenizer() -> None:
+async def test_new_call_waits_for_a_suspect_at_most_connect_timeout() -> None:
     rig = Rig(2, connect_timeout_s=0.3)
     suspect, left = await rig.suspect("innocent")
     fresh = [rig.ask("poison")]
@@ -194,7 +194,7 @@ async def test_a_new_call_waits_no_longer_than_for_a_tokenizer() -> None:
     assert await asyncio.gather(suspect, *fresh) == ["innocent", "poison", "other"]
 
 
-async def test_a_suspect_that_is_cancelled_leaves_the_tokenizer_to_others() -> None:
+async def test_cancelled_suspect_frees_its_tokenizer() -> None:
     for waiting in (False, True):
         rig = Rig(2)
         beside = rig.ask("beside") if waiting else None
@@ -214,7 +214,7 @@ async def test_a_suspect_that_is_cancelled_leaves_the_tokenizer_to_others() -> N
 
 
 @pytest.mark.parametrize("seed", range(50))
-async def test_only_poison_is_failed_and_loses_just_two_tokenizers(seed: int) -> None:
+async def test_only_poison_prompts_fail_and_each_costs_two_tokenizers(seed: int) -> None:
     rng = random.Random(seed)
     rig = Rig(rng.randint(2, 4))
     poison, prompts = {f"poison {i}" for i in range(rng.randint(1, 4))}, [f"good {i}" for i in range(40)]

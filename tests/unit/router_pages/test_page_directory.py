@@ -33,7 +33,7 @@ def test_keys_differ_by_hash_namespace_and_group() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_table_is_a_dictionary(seed: int) -> None:
+def test_page_table_behaves_like_a_dictionary(seed: int) -> None:
     rng = random.Random(seed)
     table, twin = PageTable(600), dict[int, int]()
     for number in range(1, 400):
@@ -58,14 +58,14 @@ def test_a_table_is_a_dictionary(seed: int) -> None:
     assert not table.count
 
 
-def test_a_table_takes_what_it_promises_at_once() -> None:
+def test_page_table_holds_its_full_capacity() -> None:
     table = PageTable(6 << 12)
     many = np.unique(np.random.default_rng(1).integers(1, 1 << 63, 2 * table.capacity).astype(np.uint64))
     assert int((table.put(many) >= 0).sum()) == table.count == table.capacity
     table.check_integrity()
 
 
-def test_sets_are_kept_once_and_forgotten() -> None:
+def test_equal_holder_sets_are_stored_once_and_freed() -> None:
     sets = HolderSets()
     numbers, changed = sets.change(np.zeros(5, np.uint32), add=0b01)
     assert changed == 5 and len(set(numbers.tolist())) == 1 and len(sets) == 1
@@ -82,7 +82,7 @@ def test_sets_are_kept_once_and_forgotten() -> None:
     assert len(sets) == 299
 
 
-def test_what_finds_no_room_is_counted() -> None:
+def test_pages_without_room_are_counted_as_dropped() -> None:
     index = PageIndex(4)
     assert (index.add(0, keys(1, 2, 3, 3)), index.dropped) == (3, 0)
     assert (index.add(1, keys(2, 3, 4, 5, 6)), index.dropped) == (3, 2)
@@ -106,7 +106,7 @@ class Naive:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
+def test_prefix_depths_match_a_naive_directory(seed: int) -> None:
     """Lives of expected pages are between one and two times `expected_s`: they are looked at where both agree."""
     rng = random.Random(seed)
     directory, naive, now = PageDirectory(1 << 16, 1.0), Naive(), 100.0
@@ -152,7 +152,7 @@ def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
     assert {holder: directory.pages_of(holder) for holder in naive.reported} == sizes
 
 
-def test_a_prefix_counts_in_every_group_and_from_its_first_page() -> None:
+def test_prefix_must_be_held_in_every_group_from_the_first_page() -> None:
     directory = PageDirectory(1000, 10.0)
     holder, other = directory.open(), directory.open()
     chain, second = keys(*range(10)), keys(*range(100, 110))
@@ -166,7 +166,7 @@ def test_a_prefix_counts_in_every_group_and_from_its_first_page() -> None:
     assert directory.prefixes([chain[:0]], 0.0).depths.tolist() == [0, 0]
 
 
-def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> None:
+def test_departed_holder_is_not_found_and_keeps_its_number_until_the_sweep() -> None:
     directory = PageDirectory(1 << 18, 10.0)
     gone, stays = directory.open(), directory.open()
     chain = keys(*range(50))
@@ -186,7 +186,7 @@ def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> N
     directory.check_integrity()
 
 
-def test_a_page_that_moves_while_it_is_swept_out_is_nobodys_afterwards() -> None:
+def test_page_moved_during_a_sweep_loses_its_departed_holder() -> None:
     """A full bucket that is swept last makes room by moving a page of who has left to one that was swept first."""
     directory = PageDirectory(90_000, 10.0)
     gone, stays = directory.open(), directory.open()
@@ -208,7 +208,7 @@ def test_a_page_that_moves_while_it_is_swept_out_is_nobodys_afterwards() -> None
     directory.check_integrity()
 
 
-def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
+def test_thousand_holders_share_few_holder_sets() -> None:
     directory = PageDirectory(1 << 12, 10.0)
     holders = [directory.open() for _ in range(1000)]
     chain = keys(*range(40))
@@ -218,7 +218,7 @@ def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
     assert directory.reported.distinct_sets == 3
 
 
-def test_a_page_is_held_while_somebody_told_of_it_or_is_expected_to_have_it() -> None:
+def test_page_is_held_while_reported_or_expected() -> None:
     directory = PageDirectory(1000, 10.0)
     first, second = directory.open(), directory.open()
     directory.add(first, keys(1))

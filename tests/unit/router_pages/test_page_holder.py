@@ -59,7 +59,7 @@ def rig() -> Any:
     made.directory.check_integrity()
 
 
-def test_a_snapshot_counts_when_it_is_whole(rig: Rig) -> None:
+def test_snapshot_applies_only_when_complete(rig: Rig) -> None:
     rig.holder.apply(update(7, snapshot=True, stored=pages(0, 5)))
     assert rig.holder.number == -1 and rig.holder.epoch is None
     rig.holder.apply(update(7, snapshot=True, complete=True, stored=pages(5, 9)))
@@ -67,7 +67,7 @@ def test_a_snapshot_counts_when_it_is_whole(rig: Rig) -> None:
     assert rig.numbers == [rig.holder.number] and rig.directory.present == 1
 
 
-def test_the_tail_is_followed_and_a_gap_is_not(rig: Rig) -> None:
+def test_consecutive_updates_apply_and_gaps_raise(rig: Rig) -> None:
     rig.start()
     rig.holder.apply(update(10, first=8, removed=pages(9, 10, b""), stored=pages(12, 13)))
     assert rig.depth == 9 and rig.holder.sequence == 10
@@ -87,7 +87,7 @@ def test_the_tail_is_followed_and_a_gap_is_not(rig: Rig) -> None:
         Rig().holder.apply(update(1))
 
 
-def test_a_new_snapshot_takes_the_place_of_what_is_known_without_a_hole(rig: Rig) -> None:
+def test_new_snapshot_replaces_known_pages_atomically(rig: Rig) -> None:
     rig.start()
     former = rig.holder.number
     rig.holder.apply(update(20, snapshot=True, stored=pages(0, 3)))
@@ -98,7 +98,7 @@ def test_a_new_snapshot_takes_the_place_of_what_is_known_without_a_hole(rig: Rig
     assert rig.depth == 7
 
 
-def test_a_snapshot_that_breaks_off_is_dropped(rig: Rig) -> None:
+def test_incomplete_snapshot_is_dropped(rig: Rig) -> None:
     rig.start()
     rig.holder.apply(update(20, snapshot=True, stored=pages(0, 12)))
     rig.holder.restart()
@@ -108,7 +108,7 @@ def test_a_snapshot_that_breaks_off_is_dropped(rig: Rig) -> None:
     assert rig.depth == 4, "the parts are of one snapshot"
 
 
-def test_another_life_forgets_the_former_at_once(rig: Rig) -> None:
+def test_new_epoch_forgets_the_old_pages_at_once(rig: Rig) -> None:
     rig.start()
     rig.holder.apply(update(3, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 2)))
     assert rig.holder.number == -1 and rig.numbers[-1] == -1
@@ -116,7 +116,7 @@ def test_another_life_forgets_the_former_at_once(rig: Rig) -> None:
     assert rig.depth == 2 and rig.holder.epoch == Epoch(2, 1)
 
 
-def test_cleared_is_nothing_but_goes_on(rig: Rig) -> None:
+def test_cleared_holder_has_no_pages_and_continues(rig: Rig) -> None:
     rig.start()
     rig.holder.apply(update(8, cleared=True))
     assert rig.depth == 0 and rig.holder.number >= 0
@@ -124,7 +124,7 @@ def test_cleared_is_nothing_but_goes_on(rig: Rig) -> None:
     assert rig.depth == 1
 
 
-def test_who_is_forgotten_starts_anew(rig: Rig) -> None:
+def test_forgotten_holder_starts_again_from_a_snapshot(rig: Rig) -> None:
     rig.start()
     rig.holder.forget()
     rig.holder.forget()
@@ -136,7 +136,7 @@ def test_who_is_forgotten_starts_anew(rig: Rig) -> None:
     assert rig.depth == 4
 
 
-def test_what_a_life_holds_is_wholly_known_while_its_stream_is_followed(rig: Rig) -> None:
+def test_holder_is_fully_known_only_while_its_stream_is_followed(rig: Rig) -> None:
     rig.holder.apply(update(7, snapshot=True, stored=pages(0, 5)))
     assert rig.life == 0, "half of a snapshot"
     rig.holder.apply(update(7, snapshot=True, complete=True, stored=pages(5, 9)))
@@ -159,7 +159,7 @@ def test_what_a_life_holds_is_wholly_known_while_its_stream_is_followed(rig: Rig
     assert rig.life == 0
 
 
-def test_a_gap_in_the_stream_is_no_reason_to_believe_that_all_is_known(rig: Rig) -> None:
+def test_holder_is_not_fully_known_after_a_gap(rig: Rig) -> None:
     rig.start()
     with pytest.raises(PageGap):
         rig.holder.apply(update(13))
@@ -167,7 +167,7 @@ def test_a_gap_in_the_stream_is_no_reason_to_believe_that_all_is_known(rig: Rig)
     assert rig.life == 0
 
 
-def test_the_snapshot_that_follows_a_gap_leaves_no_hole(rig: Rig) -> None:
+def test_pages_stay_known_until_the_snapshot_after_a_gap(rig: Rig) -> None:
     rig.start()
     with pytest.raises(PageGap):
         rig.holder.apply(update(13))
@@ -180,7 +180,7 @@ def test_the_snapshot_that_follows_a_gap_leaves_no_hole(rig: Rig) -> None:
     assert rig.depth == 6 and rig.life == LIFE.boot_id
 
 
-def test_pages_that_found_no_room_are_missing_until_a_snapshot_has_room() -> None:
+def test_dropped_pages_make_the_holder_incomplete_until_the_next_snapshot() -> None:
     rig = Rig()
     many = [hashlib.sha256(b"%d" % i).digest() for i in range(2000)]
     rig.start()

@@ -25,7 +25,7 @@ def fleet(*roles: str, policy: str = "kv_aware", **options: Any) -> Fleet:
     return found
 
 
-def test_roles_are_columns_and_may_change() -> None:
+def test_roles_may_change() -> None:
     found = fleet("prefill", "decode", "both")
     rows = found.table.able("m", None, 0)
     assert found.table.role[rows].tolist() == [PREFILL, DECODE, PREFILL | DECODE]
@@ -48,11 +48,13 @@ def test_roles_are_columns_and_may_change() -> None:
         (("prefill", "both"), (0, 1)),
     ],
 )
-def test_there_must_be_two_sides(roles: tuple[str, ...], expected: tuple[int | None, int]) -> None:
+def test_disaggregation_needs_a_prefill_and_a_decode_replica(
+    roles: tuple[str, ...], expected: tuple[int | None, int]
+) -> None:
     assert fleet(*roles).sides(sequence(200)) == expected
 
 
-def test_replicas_that_run_whole_requests_prefill_for_others_where_that_is_wished() -> None:
+def test_replicas_of_both_roles_prefill_for_others_if_configured() -> None:
     found = fleet("both", "both", whole_too=True)
     found.load(1, waiting_tokens=5000)
     found.load(0, running=10)
@@ -70,11 +72,11 @@ def test_engines_of_another_model_or_pool_do_not_prefill() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "remote"), [(9, False), (99, False), (100, True)])
-def test_a_number_of_tokens_decides_while_nothing_is_measured(tokens: int, remote: bool) -> None:
+def test_token_threshold_decides_without_measured_rates(tokens: int, remote: bool) -> None:
     assert fleet("prefill", "decode").sides(sequence(tokens)) == ((0, 1) if remote else (None, 1))
 
 
-def test_only_tokens_that_no_cache_has_count() -> None:
+def test_cached_tokens_do_not_count_towards_the_threshold() -> None:
     found, wanted = fleet("prefill", "decode"), sequence(20 * PAGE)
     found.hold(1, wanted, pages=14)
     assert found.sides(wanted) == (None, 1)  # 96 to compute
@@ -94,7 +96,7 @@ def rated(pull_s: float, *, prefill: float = 1000.0, **options: Any) -> Fleet:
     return found
 
 
-def test_alone_the_way_is_not_worth_it_and_company_or_queues_make_it_so() -> None:
+def test_load_on_the_decode_side_makes_remote_prefill_worthwhile() -> None:
     long = sequence(1000)
     assert rated(0.5).sides(long) == (None, 1)
     waits = rated(0.5)
@@ -108,18 +110,18 @@ def test_alone_the_way_is_not_worth_it_and_company_or_queues_make_it_so() -> Non
     assert decodes.sides(long) == (None, 1)
 
 
-def test_a_faster_engine_is_worth_the_way_and_a_slow_way_is_worth_nothing() -> None:
+def test_faster_prefill_must_outweigh_the_transfer_time() -> None:
     long = sequence(1000)
     assert rated(0.5, prefill=2000.0).sides(long) == (0, 1)  # half a second there
     assert rated(1.1, prefill=2000.0).sides(long) == (None, 1)
 
 
-def test_by_tokens_alone_where_rates_are_not_asked() -> None:
+def test_token_threshold_decides_if_rates_are_disabled() -> None:
     assert rated(0.5, by_rates=False).sides(sequence(1000)) == (0, 1)
     assert rated(0.5, by_rates=False).sides(sequence(99)) == (None, 1)
 
 
-def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is_not_computed() -> None:
+def test_pages_on_both_sides_lower_the_estimates() -> None:
     long = sequence(1000)
     found = rated(0.9)
     found.hold(0, long)
@@ -132,7 +134,7 @@ def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is
     assert slow.sides(long) == (None, 1)
 
 
-def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
+def test_slow_prefill_rate_is_bounded_below() -> None:
     found = rated(0.1, prefill=50.0)
     assert found.table.rates(np.array([0]))[0] == 500.0
     found.rows[0].measure_prefill(50, 1_000)  # too short a prompt to tell
@@ -143,14 +145,14 @@ def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
     assert found.table.prefill_rate[0] == 2000.0 and found.table.rates(np.array([1]))[0] == 1000.0
 
 
-def test_rates_of_who_was_not_measured_are_those_of_its_kind() -> None:
+def test_unmeasured_replica_gets_the_rate_of_its_peers() -> None:
     found = fleet("prefill", "decode")
     found.measured(1, prefill=1000.0, pull=1e9, waiting_prefill_tokens=500)
     assert found.table.rates(np.array([0]))[0] == 1000.0
     assert found.sides(sequence(90)) == (0, 1)
 
 
-def test_the_side_with_the_least_to_do_is_taken() -> None:
+def test_least_loaded_replica_of_each_side_is_chosen() -> None:
     found, wanted = fleet("prefill", "prefill", "decode", "decode"), sequence(30 * PAGE)
     found.load(0, waiting_tokens=5000)
     found.load(2, running=9)
@@ -164,19 +166,19 @@ def test_the_side_with_the_least_to_do_is_taken() -> None:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "session", "kv_aware"])
-def test_every_policy_has_both_sides(policy: str) -> None:
+def test_every_policy_uses_all_replicas_of_both_sides(policy: str) -> None:
     found = fleet("prefill", "prefill", "decode", "decode", policy=policy)
     taken = [found.sides(sequence(200, seed)) for seed in range(8)]
     assert {prefill for prefill, _ in taken} == {0, 1} and {decode for _, decode in taken} == {2, 3}
 
 
-def test_turns_are_not_lost_to_requests_that_stay_whole() -> None:
+def test_round_robin_continues_over_requests_without_remote_prefill() -> None:
     found = fleet("prefill", "decode", "decode", policy="round_robin")
     taken = [found.sides(sequence(200 if index % 2 else 20, index))[1] for index in range(8)]
     assert taken == [1, 2] * 4
 
 
-def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
+def test_reservations_count_until_both_sides_report() -> None:
     found, wanted = fleet("prefill", "decode"), sequence(200)
     placed = found.placer.place_sides(PlacementRequest(wanted), found.table.able("m", None, 0))
     assert placed.prefill is not None and (placed.prefill.row, placed.decode.row) == (0, 1)
@@ -196,7 +198,7 @@ def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
     assert found.table.pulling_tokens[rows].tolist() == [0, 0]
 
 
-def test_pages_of_others_are_waited_for() -> None:
+def test_pending_pulls_delay_further_pulls() -> None:
     found, waiting = rated(0.4, prefill=2000.0), []
     for seed in range(3):
         placed = found.placer.place_sides(PlacementRequest(sequence(1000, seed)), found.table.able("m", None, 0))
@@ -209,7 +211,7 @@ def test_pages_of_others_are_waited_for() -> None:
     assert found.sides(sequence(1000, 3)) == (0, 1)
 
 
-def test_a_way_with_less_on_it_is_taken() -> None:
+def test_decode_replica_with_fewer_pending_pulls_is_chosen() -> None:
     found = fleet("prefill", "decode", "decode")
     rows = found.table.able("m", None, 0)
     first = found.placer.place_sides(PlacementRequest(sequence(3000)), rows)

@@ -19,20 +19,20 @@ def a_fleet(count: int = 3, **fields: Any) -> Fleet:
 
 
 @pytest.mark.parametrize("count", (1, 3))
-def test_of_a_cold_prompt_nobody_has_anything(count: int) -> None:
+def test_cold_prompt_has_no_held_tokens(count: int) -> None:
     fleet = a_fleet(count)
     fleet.store(sequence(10 * PAGE, seed=1))
     assert fleet.place(sequence(10 * PAGE, seed=2)).held_tokens == 0
 
 
 @pytest.mark.parametrize("count", (1, 3))
-def test_what_the_kvstore_has_is_told(count: int) -> None:
+def test_held_tokens_include_kvstore_pages(count: int) -> None:
     fleet = a_fleet(count)
     fleet.store(sequence(10 * PAGE, seed=1))
     assert fleet.place(sequence(10 * PAGE + 5, seed=1)).held_tokens == 10 * PAGE
 
 
-def test_what_an_engine_has_may_be_in_the_kvstore_by_now() -> None:
+def test_held_tokens_include_pages_of_other_engines() -> None:
     fleet = a_fleet()
     wanted = sequence(10 * PAGE)
     fleet.hold(2, wanted, pages=4)
@@ -40,7 +40,7 @@ def test_what_an_engine_has_may_be_in_the_kvstore_by_now() -> None:
     assert fleet.place(wanted, among=[0]).held_tokens == 4 * PAGE
 
 
-def test_a_prompt_placed_a_moment_ago_may_be_in_the_kvstore_by_now() -> None:
+def test_held_tokens_include_pages_expected_soon() -> None:
     fleet = a_fleet()
     wanted = sequence(10 * PAGE)
     assert fleet.place(wanted, among=[1]).held_tokens == 0
@@ -49,7 +49,7 @@ def test_a_prompt_placed_a_moment_ago_may_be_in_the_kvstore_by_now() -> None:
     assert fleet.place(wanted, among=[2]).held_tokens == 0, "nobody has told of it: it came to nothing"
 
 
-def test_nothing_is_told_where_not_all_is_known() -> None:
+def test_held_tokens_are_unknown_if_any_holder_is_unknown() -> None:
     fleet = a_fleet()
     cold = sequence(10 * PAGE)
     fleet.follow(8, 1)
@@ -64,7 +64,7 @@ def test_nothing_is_told_where_not_all_is_known() -> None:
     assert blind.place(cold).held_tokens is None, "no index"
 
 
-def test_each_replica_is_told_of_its_own_kvstore() -> None:
+def test_held_tokens_need_the_replicas_own_kvstore() -> None:
     fleet = a_fleet(4)
     fleet.view.lives["other"] = 8
     for index in (2, 3):
@@ -76,7 +76,7 @@ def test_each_replica_is_told_of_its_own_kvstore() -> None:
     assert [fleet.place(wanted, among=[index]).held_tokens for index in range(4)] == [10 * PAGE] * 2 + [None] * 2
 
 
-def test_salts_groups_and_page_sizes_are_told_apart() -> None:
+def test_held_tokens_distinguish_salts_groups_and_page_sizes() -> None:
     fleet = a_fleet(groups=2)
     fleet.store(sequence(10 * PAGE, cache_salt="a"))
     assert fleet.place(sequence(10 * PAGE, cache_salt="b")).held_tokens == 0
@@ -88,12 +88,12 @@ def test_salts_groups_and_page_sizes_are_told_apart() -> None:
     assert fleet.place(sequence(10 * PAGE), among=[3]).held_tokens is None, "it does not say how it names pages"
 
 
-def test_a_prompt_without_a_full_page_is_nobodys() -> None:
+def test_prompt_without_a_full_page_has_no_held_tokens() -> None:
     fleet = a_fleet(1)
     fleet.store(sequence(10 * PAGE))
     assert fleet.place(sequence(PAGE - 1)).held_tokens == 0
     assert fleet.place(sequence(PAGE + 1)).held_tokens == PAGE
 
 
-def test_nothing_is_told_to_who_skips_the_cache() -> None:
+def test_held_tokens_are_absent_if_the_cache_is_skipped() -> None:
     assert a_fleet().place(sequence(10 * PAGE, skip_cache_read=True)).held_tokens is None

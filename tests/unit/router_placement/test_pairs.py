@@ -32,14 +32,14 @@ def fleet(*members: str, policy: str = "kv_aware", **loads: Any) -> Fleet:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_of_equal_replicas_those_of_one_host_are_paired(known: bool) -> None:
+def test_equal_replicas_are_paired_within_a_host(known: bool) -> None:
     rates: dict[str, Any] = {"prefill_tokens_per_s": 1000.0, "pull_bytes_per_s": 4000 * TOKEN_BYTES} if known else {}
     found = fleet("prefill a", "prefill b", "decode b", "decode a", **rates)
     taken = [found.sides(sequence(200, seed)) for seed in range(6)]
     assert set(taken) == {(0, 3), (1, 2)}  # in turn
 
 
-def test_neighbours_with_a_long_queue_lose_against_idle_ones_elsewhere() -> None:
+def test_idle_remote_replica_beats_a_busy_one_on_the_same_host() -> None:
     found = fleet("prefill a", "prefill b", "decode a", prefill_tokens_per_s=1000.0, pull_bytes_per_s=500 * TOKEN_BYTES)
     wanted = sequence(1000)  # two seconds from the other host, at most one from its own
     assert found.sides(wanted) == (0, 2)
@@ -49,20 +49,20 @@ def test_neighbours_with_a_long_queue_lose_against_idle_ones_elsewhere() -> None
     assert found.sides(wanted) == (1, 2)
 
 
-def test_who_has_the_pages_is_worth_the_way() -> None:
+def test_cached_pages_outweigh_the_transfer() -> None:
     found = fleet("prefill a", "prefill b", "decode a", prefill_tokens_per_s=1000.0, pull_bytes_per_s=500 * TOKEN_BYTES)
     found.hold(1, sequence(1000))
     assert found.sides(sequence(1000)) == (1, 2)
 
 
-def test_two_that_are_good_together_are_found_though_neither_is_the_best_alone() -> None:
+def test_best_pair_need_not_contain_the_best_single_replica() -> None:
     found = fleet("prefill a", "prefill b", "decode b", "decode c", prefill_tokens_per_s=1000.0, pull_bytes_per_s=10.0)
     found.measured(1, prefill=1000.0, waiting_prefill_tokens=100, host=b"b")
     found.rows[2].set_load(Load("ready", running=1, max_num_seqs=1000, pull_bytes_per_s=10.0, host=b"b"))
     assert found.sides(sequence(1000)) == (1, 2)
 
 
-def test_whose_host_is_not_known_is_nobodys_neighbour() -> None:
+def test_replicas_without_a_known_host_are_not_near() -> None:
     found = fleet("prefill", "prefill", "decode", "decode")
     named = policies("kv_aware", found.table, found.view, Weights())
     assert not found.table.host.any()
@@ -78,7 +78,7 @@ def test_whose_host_is_not_known_is_nobodys_neighbour() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_pair_of_all_costs_less(seed: int) -> None:
+def test_chosen_pair_has_the_lowest_cost_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found = Fleet("kv_aware", 0, split=ALWAYS)
     count = int(rng.integers(2, 12))
@@ -117,7 +117,7 @@ def test_no_pair_of_all_costs_less(seed: int) -> None:
     assert best.cost == pytest.approx(min(pair.cost for pair in every if pair is not None))
 
 
-def test_both_ways_are_measured_apart_and_the_short_one_is_never_thought_the_slower() -> None:
+def test_near_and_far_pull_rates_are_measured_separately() -> None:
     found = fleet("decode a", "decode b")
     rows = np.array([0, 1])
     found.rows[0].measure_pull(100, 1_000_000)
@@ -131,7 +131,7 @@ def test_both_ways_are_measured_apart_and_the_short_one_is_never_thought_the_slo
     assert [rates.tolist() for rates in alone.table.pull_rates(rows[:1])] == [[100.0 / NEAR_TIMES], [100.0]]
 
 
-def test_what_a_scheduler_tells_of_ways_and_hosts_reaches_the_table() -> None:
+def test_reported_pull_rates_and_hosts_reach_the_table() -> None:
     found = fleet("prefill a", "decode")
     said = scheduler_pb2.Load(phase="ready", pull_bytes_per_s=5, near_pull_bytes_per_s=50, host=b"a")
     found.rows[1].set_load(load_from_pb(said))
@@ -139,7 +139,7 @@ def test_what_a_scheduler_tells_of_ways_and_hosts_reaches_the_table() -> None:
     assert [rates.tolist() for rates in found.table.pull_rates(np.array([1]))] == [[5.0], [50.0]]
 
 
-def test_pages_on_either_way_are_waited_for() -> None:
+def test_near_and_far_pulls_are_counted_separately() -> None:
     found = fleet("prefill a", "prefill b", "decode a")
     placed = [
         found.placer.place_sides(PlacementRequest(sequence(300, seed)), found.table.able("m", None, 0))
@@ -154,7 +154,7 @@ def test_pages_on_either_way_are_waited_for() -> None:
     assert (found.table.pulling_near_tokens[2], found.table.pulling_tokens[2]) == (0, 0)
 
 
-def test_hosts_may_change_and_numbers_of_those_that_are_gone_are_used_again() -> None:
+def test_hosts_may_change_and_free_host_numbers_are_reused() -> None:
     found = fleet("prefill a", "decode a", "decode b")
     assert found.table.are_near(np.array([1, 2]), 0).tolist() == [True, False]
     for life in range(50):
@@ -168,12 +168,12 @@ def test_hosts_may_change_and_numbers_of_those_that_are_gone_are_used_again() ->
     assert found.table.host[1] == found.table.host_hash[1] == 0
 
 
-def test_other_policies_keep_their_turns_whatever_the_hosts() -> None:
+def test_round_robin_ignores_hosts() -> None:
     found = fleet("prefill a", "prefill b", "decode b", "decode a", policy="round_robin")
     assert [found.sides(sequence(200, seed)) for seed in range(4)] == [(0, 2), (1, 3)] * 2
 
 
-def test_engines_of_two_models_are_paired_with_their_own() -> None:
+def test_pairs_have_the_same_model() -> None:
     found = fleet("decode a")
     found.add("other weights", "prefill", model(digest=b"e")).set_load(Load("ready", max_num_seqs=10, host=b"a"))
     assert found.sides(sequence(200)) == (None, 0)

@@ -12,7 +12,7 @@ from tests.unit.router_placement.fleet import PAGE, Fleet, sequence
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_ties_go_in_turn(name: str) -> None:
+def test_ties_are_broken_round_robin(name: str) -> None:
     fleet = Fleet(name)
     chosen = []
     for number in range(6):
@@ -25,21 +25,21 @@ def test_ties_go_in_turn(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_only_who_is_asked_for_is_chosen(name: str) -> None:
+def test_choice_stays_among_the_given_rows(name: str) -> None:
     fleet = Fleet(name, count=6)
     for number in range(30):
         among = [number % 6, (number + 2) % 6]
         assert fleet.place(sequence(100, seed=number), among=sorted(among)).row in among
 
 
-def test_round_robin_minds_no_load() -> None:
+def test_round_robin_ignores_load() -> None:
     fleet = Fleet("round_robin")
     fleet.load(1, running=10)
     assert [fleet.place(sequence(8)).row for _ in range(4)] == [0, 1, 2, 0]
     assert fleet.place(sequence(8), among=[0, 2]).row == 2
 
 
-def test_least_loaded_counts_what_was_sent_since() -> None:
+def test_least_loaded_counts_requests_sent_since_the_report() -> None:
     fleet = Fleet("least_loaded")
     fleet.load(0, running=5)
     fleet.load(1, running=3)
@@ -50,7 +50,7 @@ def test_least_loaded_counts_what_was_sent_since() -> None:
     assert fleet.place(sequence(8)).row == 0
 
 
-def test_a_prompt_goes_to_whoever_has_most_of_it() -> None:
+def test_prompt_goes_to_the_replica_with_the_longest_cached_prefix() -> None:
     fleet = Fleet("kv_aware")
     wanted = sequence(20 * PAGE + 3)
     fleet.hold(2, wanted, pages=12)
@@ -77,7 +77,7 @@ def test_a_full_batch_is_avoided() -> None:
     assert fleet.place(wanted).row != 0
 
 
-def test_a_prompt_just_placed_draws_its_like_until_the_word_is_not_kept() -> None:
+def test_placed_prompt_attracts_equal_prompts_until_the_expectation_expires() -> None:
     fleet = Fleet("kv_aware", count=4)
 
     def rows(count: int) -> list[int]:
@@ -95,7 +95,7 @@ def test_a_prompt_just_placed_draws_its_like_until_the_word_is_not_kept() -> Non
     assert rows(1) != before, "long forgotten: the next in turn is as good"
 
 
-def test_expected_pages_need_not_be_told_of() -> None:
+def test_expected_pages_count_before_they_are_reported() -> None:
     fleet = Fleet("kv_aware")
     wanted = sequence(10 * PAGE)
     row = fleet.place(wanted).row
@@ -109,7 +109,7 @@ def test_expected_pages_need_not_be_told_of() -> None:
     assert fleet.place(wanted).row == row, "it told of them: they stay"
 
 
-def test_salts_groups_and_namespaces_are_told_apart() -> None:
+def test_prefixes_distinguish_salts_groups_and_namespaces() -> None:
     fleet = Fleet("kv_aware", groups=2)
     fleet.hold(1, sequence(10 * PAGE, cache_salt="a"))
     assert fleet.place(sequence(10 * PAGE, cache_salt="a")).row == 1
@@ -129,7 +129,7 @@ def test_output_of_an_earlier_attempt_is_part_of_the_prefix() -> None:
     assert fleet.place(resumed).row == 2 and fleet.placer.expected_tokens == 9 * PAGE
 
 
-def test_who_skips_the_cache_is_placed_by_load() -> None:
+def test_request_that_skips_the_cache_is_placed_by_load() -> None:
     fleet = Fleet("kv_aware")
     fleet.hold(0, sequence(50 * PAGE))
     fleet.load(0, waiting_tokens=1)
@@ -137,7 +137,7 @@ def test_who_skips_the_cache_is_placed_by_load() -> None:
 
 
 @pytest.mark.parametrize("stored", (False, True))
-def test_what_a_kvstore_has_makes_a_local_prefix_worth_less(stored: bool) -> None:
+def test_kvstore_pages_reduce_the_value_of_a_local_prefix(stored: bool) -> None:
     fleet = Fleet("kv_aware", weights=Weights(cache=1.0, load=0.25))
     wanted = sequence(40 * PAGE + 1)
     fleet.hold(0, wanted)
@@ -149,19 +149,19 @@ def test_what_a_kvstore_has_makes_a_local_prefix_worth_less(stored: bool) -> Non
     assert fleet.placer.expected_tokens == 40 * PAGE
 
 
-def test_a_lone_replica_needs_no_hashes() -> None:
+def test_single_replica_needs_no_hashes() -> None:
     fleet = Fleet("kv_aware", count=1)
     fleet.place(sequence(40 * PAGE))
     assert fleet.directory.expected == 0
 
 
-def test_replicas_that_do_not_say_how_they_name_pages_are_placed_by_load() -> None:
+def test_replicas_without_page_groups_are_placed_by_load() -> None:
     fleet = Fleet("kv_aware", groups=0)
     fleet.load(0, waiting_tokens=5)
     assert fleet.place(sequence(100)).row != 0
 
 
-def test_a_session_stays_and_only_its_own_replica_moves_it() -> None:
+def test_session_moves_only_if_its_replica_leaves() -> None:
     fleet = Fleet("session", count=8)
     homes = {f"s{i}": fleet.place(sequence(8), session=f"s{i}").row for i in range(200)}
     assert len(Counter(homes.values())) == 8
@@ -179,7 +179,7 @@ def test_a_session_stays_and_only_its_own_replica_moves_it() -> None:
     assert moved == Counter(homes.values())[lost]
 
 
-def test_sessions_do_not_drown_a_replica_and_the_rest_go_by_load() -> None:
+def test_overloaded_replica_loses_sessions_and_other_requests_go_by_load() -> None:
     fleet = Fleet("session", count=4)
     rows = [fleet.place(sequence(8), session="one").row for _ in range(40)]
     assert len(set(rows)) > 1 and max(Counter(rows).values()) < 30
@@ -187,7 +187,7 @@ def test_sessions_do_not_drown_a_replica_and_the_rest_go_by_load() -> None:
     assert all(fleet.place(sequence(8)).row != 0 for _ in range(5))
 
 
-def test_decisions_over_a_thousand_replicas_see_all_of_them() -> None:
+def test_placement_considers_a_thousand_replicas() -> None:
     fleet = Fleet("kv_aware", count=1000)
     wanted = sequence(30 * PAGE)
     for index in range(0, 1000, 7):

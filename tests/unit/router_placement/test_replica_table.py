@@ -10,7 +10,7 @@ from quire_router.placement.replica_table import ReplicaTable
 from tests.unit.router_placement.fleet import model
 
 
-def test_able_are_those_that_accept_the_model() -> None:
+def test_able_lists_replicas_that_accept_the_model() -> None:
     table = ReplicaTable()
     rows = [table.add(name) for name in "abcd"]
     rows[0].publish(accepts=True, model=model())
@@ -23,7 +23,7 @@ def test_able_are_those_that_accept_the_model() -> None:
     assert not len(table.able("m", b"unheard", 0))
 
 
-def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
+def test_reused_row_ignores_its_former_owner() -> None:
     table = ReplicaTable()
     first = table.add("a")
     first.publish(accepts=True, model=model())
@@ -43,7 +43,7 @@ def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
     assert table.load(np.array([0])).tolist() == [0.0] and table.pending_tokens[0] == 0
 
 
-def test_the_table_grows_and_keeps_what_it_knew() -> None:
+def test_table_keeps_its_rows_when_it_grows() -> None:
     table = ReplicaTable()
     for index in range(100):
         row = table.add(f"r{index}")
@@ -55,7 +55,7 @@ def test_the_table_grows_and_keeps_what_it_knew() -> None:
     assert table.several and len(table.pools) == 1
 
 
-def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
+def test_reserved_load_counts_until_released_or_reported() -> None:
     table = ReplicaTable()
     row = table.add("a")
     rows = np.array([0])
