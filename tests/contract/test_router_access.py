@@ -1,4 +1,4 @@
-"""Scopes, limits and the port of administration, over real sockets; every door there is, walked."""
+"""Every route and method requires its scope; limits and admin routes work over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input over HTTP: each a typed error with cause and fix, from one table; a request beside them is unharmed."""
+"""Each bad input over HTTP gives a typed error with cause and fix, and harms no request beside it."""
 
 from __future__ import annotations
 

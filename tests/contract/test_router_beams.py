@@ -1,4 +1,4 @@
-"""Beam search against a plain search of the same little language model, and what it refuses."""
+"""Beam search agrees with a plain search of a small language model, and refuses what it does not support."""
 
 from __future__ import annotations
 

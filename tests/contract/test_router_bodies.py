@@ -1,4 +1,4 @@
-"""Bodies that are slow or large beside one another: a bound on all of them, and requests that it must not harm."""
+"""Slow and large request bodies share one bound, and harm no other request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control of generation, from a client's request to what a scheduler is asked, over HTTP and gRPC alike."""
+"""Generation controls of a request reach the scheduler, over HTTP and gRPC."""
 
 from __future__ import annotations
 

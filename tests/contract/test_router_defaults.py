@@ -1,4 +1,4 @@
-"""A model's own sampling defaults: for what a request over HTTP leaves out, and for nothing else."""
+"""A model's sampling defaults apply to parameters that a request over HTTP leaves out, and to nothing else."""
 
 from __future__ import annotations
 

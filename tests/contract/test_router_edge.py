@@ -1,4 +1,4 @@
-"""The router's edge: keys on every route and call, tenants, traces over the hops, and the process itself."""
+"""The router's edge: keys on every route and call, tenants, traces across services, and the process."""
 
 from __future__ import annotations
 

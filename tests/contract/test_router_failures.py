@@ -1,4 +1,4 @@
-"""What the router does when clients leave, when peers die, and when there is too much to do."""
+"""The router handles clients that disconnect, peers that die, and overload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who does not read, or reads slowly, harms nobody else, and what waits for him is bounded."""
+"""A peer that reads slowly or not at all harms no other, and has bounded buffers."""
 
 from __future__ import annotations
 

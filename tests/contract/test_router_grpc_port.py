@@ -1,4 +1,4 @@
-"""The public gRPC port among strangers: what they send is not read, and what a client may send is bounded."""
+"""The public gRPC port reads no messages of callers without a key, and bounds what a client may send."""
 
 from __future__ import annotations
 

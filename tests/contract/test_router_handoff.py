@@ -1,4 +1,4 @@
-"""A request that is prefilled at one engine and decoded at another: its tokens, and what both sides are told."""
+"""A request is prefilled at one engine and decoded at another: its tokens, and the messages to both engines."""
 
 from __future__ import annotations
 

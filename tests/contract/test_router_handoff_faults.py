@@ -1,4 +1,4 @@
-"""Wherever either side of a request breaks, and however often: the client gets the bytes of an undisturbed run."""
+"""However often either engine of a request fails, the client gets the bytes of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedulers are told of who holds a request's pages: siblings, moved requests, and both sides of a pair."""
+"""Schedulers get the held tokens of siblings, migrated requests, and both sides of a pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kv_transfer_params`: a client has a prompt prefilled at one engine and decoded at another, as vLLM's proxies do."""
+"""With `kv_transfer_params` a client prefills at one engine and decodes at another, as vLLM's proxies do."""
 
 from __future__ import annotations
 

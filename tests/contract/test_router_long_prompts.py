@@ -1,4 +1,4 @@
-"""Requests of many long prompts: the loop has its turns between them, and one that is given up leaves nothing."""
+"""Requests of many long prompts yield the event loop, and leave nothing when their client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's API over real sockets: messages, their events in order, counts, errors in its shape."""
+"""Anthropic's Messages API over real sockets: messages, the order of events, token counts, errors."""
 
 from __future__ import annotations
 

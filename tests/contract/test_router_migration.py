@@ -1,4 +1,4 @@
-"""Requests outlive their engines: whatever becomes of a scheduler, clients get what they would have got anyway."""
+"""Requests outlive their engines: clients get the same answer whatever happens to a scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's page index over real streams: placement follows it; what goes wrong with it reaches no client."""
+"""Placement follows the router's page index over real streams, and failures of the streams reach no client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that hang or kill every tokenizer that works on them: failed after two, and those beside them go on."""
+"""A request that hangs or kills tokenizers fails after two of them, and requests beside it continue."""
 
 from __future__ import annotations
 

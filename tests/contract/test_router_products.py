@@ -1,4 +1,4 @@
-"""Fields at their bounds all at once are refused, over HTTP and gRPC, before a tokenizer or an engine hears of them."""
+"""Requests whose fields are all at their bounds are refused before tokenizer or engine get them."""
 
 from __future__ import annotations
 

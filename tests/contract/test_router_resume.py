@@ -1,4 +1,4 @@
-"""A broken stream taken up by its client: text, tokens, logprobs and end are those of the unbroken one."""
+"""A client that resumes a broken stream gets the text, tokens, logprobs and end of the unbroken one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router over real sockets: what clients of OpenAI's API and of quire.v1.Inference get."""
+"""Clients of OpenAI's API and of quire.v1.Inference get right answers over real sockets."""
 
 from __future__ import annotations
 

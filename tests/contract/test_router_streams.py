@@ -1,4 +1,4 @@
-"""Streams of events, byte by byte: the way without tasks says what the plain way says, whatever the connection does."""
+"""Event streams have the same bytes with and without tasks, whatever the connection does."""
 
 from __future__ import annotations
 

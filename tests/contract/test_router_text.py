@@ -1,4 +1,4 @@
-"""Text to tokens and back over HTTP, rendered requests, tokens in and out; CORS and models by name."""
+"""Tokenizing, detokenizing and rendering over HTTP; requests of tokens; CORS; models by name."""
 
 from __future__ import annotations
 

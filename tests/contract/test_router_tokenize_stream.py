@@ -1,4 +1,4 @@
-"""Short prompts go to a tokenizer over a standing stream; whatever happens to it, they are encoded."""
+"""Short prompts go to a tokenizer over a standing stream, and are encoded whatever happens to the stream."""
 
 from __future__ import annotations
 

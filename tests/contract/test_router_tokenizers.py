@@ -1,4 +1,4 @@
-"""Tokenizers that hang, drain or come back: a pause at most, for clients. And what the router says of its health."""
+"""Tokenizers that hang, drain or return delay clients only briefly; gRPC health shows readiness."""
 
 from __future__ import annotations
 

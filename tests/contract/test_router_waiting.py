@@ -1,4 +1,4 @@
-"""Requests without an engine: who waits for one, how long, and who does not."""
+"""Requests without an engine wait for one, for a limited time, or fail at once."""
 
 from __future__ import annotations
 

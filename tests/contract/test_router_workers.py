@@ -1,4 +1,4 @@
-"""Several router processes on one port: all serve, the dead are replaced, and all end together."""
+"""Several router processes share one port: all serve, dead ones are replaced, and all end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a beam search: offsets of characters, and work that leaves the event loop."""
+"""The answer of a beam search has right character offsets, and its large parts are built off the event loop."""
 
 from __future__ import annotations
 

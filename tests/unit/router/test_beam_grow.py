@@ -1,4 +1,4 @@
-"""One step of a beam search against its plain definition: make all that could follow, sort, keep the best."""
+"""One step of a beam search agrees with its plain definition: make all candidates, sort them, keep the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of bodies: all together have a bound, small bodies and other tenants always find room, nothing stays held."""
+"""Request bodies share one memory budget, which small bodies and other tenants never find full."""
 
 from __future__ import annotations
 

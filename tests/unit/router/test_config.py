@@ -1,4 +1,4 @@
-"""What is told of the router's configuration."""
+"""The shown configuration of the router contains no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames made by concatenation say the same as dicts would, whatever the text."""
+"""Frames that are made by concatenation equal frames made from dicts, for any text."""
 
 from __future__ import annotations
 

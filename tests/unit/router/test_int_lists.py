@@ -1,4 +1,4 @@
-"""A list of many integers in a body is checked in a small part of what it takes to look at each in Python."""
+"""A long list of integers in a body is checked without a Python loop over its items."""
 
 from __future__ import annotations
 

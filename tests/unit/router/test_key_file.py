@@ -1,4 +1,4 @@
-"""API keys with names, scopes and limits, and the file that they are in."""
+"""The key file gives API keys their names, scopes and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/limits.md: every field of HTTP and of the public contract has its bound and its cost class there."""
+"""docs/limits.md lists every field of HTTP and of the public contract, with its bound and its cost class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router makes of silence, of losses, and of steps and submits that nobody takes."""
+"""The router handles silent peers, lost engines, and peers that do not read steps or submits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logprobs that wait for a client cost the garbage collector nothing, and come back as they were."""
+"""Logprobs that wait for a client are packed, so that the garbage collector does not visit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer's logprobs take in the router while it runs, and while it is written."""
+"""The logprobs of an answer take little memory while the answer runs and while it is written."""
 
 from __future__ import annotations
 

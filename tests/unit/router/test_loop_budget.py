@@ -1,4 +1,4 @@
-"""Large pieces of work share each turn of the event loop, in their order."""
+"""Large pieces of work share each turn of the event loop, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies to jobs: defaults, equivalent spellings, and tables that are consistent in themselves."""
+"""Bodies are parsed to jobs: defaults, equivalent spellings, and consistent field tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's small parts: handles, admission, lengths, keys, names, waiting."""
+"""Small parts of the router: handles, admission, lengths, keys, model names, back-off."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ async def test_content_length_of_any_number_of_digits_is_compared_with_the_limit
 
 
 async def test_admission_refuses_over_its_limit_and_while_closing() -> None:
-    door = Admission(3)
-    door.enter(2)
+    admission = Admission(3)
+    admission.enter(2)
     with pytest.raises(Overloaded) as caught:
-        door.enter(2)
+        admission.enter(2)
     assert caught.value.retry_after_s > 0
     with pytest.raises(InvalidArgument):
-        door.enter(4)
-    closing = asyncio.ensure_future(door.close(30))
+        admission.enter(4)
+    closing = asyncio.ensure_future(admission.close(30))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable):
-        door.enter(1)
+        admission.enter(1)
     assert not closing.done()
-    door.leave(2)
+    admission.leave(2)
     await closing
-    assert door.inside == 0
+    assert admission.inside == 0
     stuck = Admission(3)
     stuck.enter(1)
     await stuck.close(0.01)  # gives up

@@ -1,4 +1,4 @@
-"""Which lost engines are held against a request: those that broke where it ran, and hardly any other."""
+"""Poison-request detection counts only the lost engines on which the request ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long prompt's pages are named in turns ahead of its placement, which then hashes nothing."""
+"""The pages of a long prompt are hashed in turns before its placement, so that the placement hashes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire_common.pages import PageExtras, chain_hashes
-from quire_router.placement import placement_request as wishes
+from quire_router.placement import placement_request
 from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.replica_table import PagePool
 from quire_router.requests.pipeline import Pipeline
@@ -80,7 +80,7 @@ async def test_placement_reuses_hashes_computed_ahead(output: int, monkeypatch: 
         hashed.append(len(tokens))
         return chain_hashes(tokens, *rest)
 
-    monkeypatch.setattr(wishes, "chain_hashes", counted)
+    monkeypatch.setattr(placement_request, "chain_hashes", counted)
     request = PlacementRequest(sequence, prompt_hashes=sequences[0].placement.page_hashes)
     assert [keys.tolist() for keys in request.chains(POOL)] == [keys.tolist() for keys in expected]
     assert request.head(POOL).tolist() == PlacementRequest(sequence).head(POOL).tolist()[:1]

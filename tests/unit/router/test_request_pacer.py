@@ -1,4 +1,4 @@
-"""The turnstile: in order, a few at a time, nobody is left waiting, and probes pass it by."""
+"""The request pacer admits requests in order, a few at a time. Probes bypass the pacer."""
 
 from __future__ import annotations
 

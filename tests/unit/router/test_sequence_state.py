@@ -1,4 +1,4 @@
-"""A choice between engine, tokenizer and client: nothing lost, nothing twice, joined where nobody takes."""
+"""The sequence state passes each delta from engine and tokenizer to the client once, and joins deltas that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SMG's requests of as many bytes as a message may have: refused, or converted, without a long callback."""
+"""The SMG codec refuses or converts the largest messages without long callbacks on the event loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""However tokens are grouped into rows, and however slowly a client takes its news, it is told the same in the end.
+"""A client gets the same answer however tokens are grouped into rows, and however slowly the client reads.
 
-Rows pass through the tokenizer's own text stream on their way, as in the services: text, the cut at a stop string,
-usage and logprobs are those of the whole. (The text stream itself is held to a plain decode in its own tests.)
+Rows pass through the tokenizer's own text stream, as in the services. Text, the cut at a stop string, usage and
+logprobs equal those of the whole. (Other tests compare the text stream itself with a plain decode.)
 """
 
 from __future__ import annotations

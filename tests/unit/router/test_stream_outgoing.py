@@ -1,4 +1,4 @@
-"""What a tokenizer is told over a Detokenize stream: in small messages, and those under suspicion one at a time."""
+"""A Detokenize stream sends small messages, and opens suspected sequences one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant pays an estimate before a tokenizer works on its text, and the tokens after that."""
+"""A tenant is charged an estimate before a tokenizer works on its text, and then the number of tokens."""
 
 from __future__ import annotations
 

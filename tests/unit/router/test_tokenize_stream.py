@@ -1,4 +1,4 @@
-"""TokenizeStream, whatever its stub does: there is always a next stream."""
+"""TokenizeStream opens another stream after any error of the stub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unary calls to tokenizers: one that lost a tokenizer is tried again alone, so that no other can cost it a second."""
+"""A unary call that lost its tokenizer is retried alone, so that no other call can cost it a second tokenizer."""
 
 from __future__ import annotations
 

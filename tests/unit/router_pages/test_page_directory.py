@@ -1,4 +1,4 @@
-"""Table, sets and directory against plain dictionaries."""
+"""The page table, holder sets and page directory behave like plain dictionaries."""
 
 from __future__ import annotations
 

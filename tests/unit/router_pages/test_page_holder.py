@@ -1,4 +1,4 @@
-"""Frames of a stream, as the directory comes to know them."""
+"""A page holder applies the frames of a page stream to the directory."""
 
 from __future__ import annotations
 

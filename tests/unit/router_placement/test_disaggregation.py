@@ -1,4 +1,4 @@
-"""Who prefills for whom, and when: estimates by hand on small tables."""
+"""Disaggregation chooses a prefill and a decode replica by estimates, checked by hand on small tables."""
 
 from __future__ import annotations
 

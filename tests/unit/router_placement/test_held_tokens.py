@@ -1,4 +1,4 @@
-"""What the router tells a scheduler of a request's pages: how much of it anybody has, where it knows of everybody."""
+"""The router tells a scheduler how much of a prompt any cache holds, if it knows all caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which two: hosts, the way between them, queues, and what is known of either."""
+"""Pairs of prefill and decode replicas are chosen by hosts, pull rates, queues and cached pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where requests go, policy by policy."""
+"""Each placement policy chooses the right replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows come and go, and what they say of replicas."""
+"""The replica table adds, reuses and drops rows, and keeps what replicas report."""
 
 from __future__ import annotations
 
