@@ -174,6 +174,7 @@ ASSIGNED_FROM_OUTSIDE = {
     ("services/worker/quire_worker/profile/step_profile.py", "device.wake"),
     ("services/worker/quire_worker/replica.py", "self._device.wake"),
     ("services/worker/quire_worker/replica.py", "self._transfer_agent.wake"),
+    ("services/worker/quire_worker/ops/cpu/object_code.py", "value.name"),  # llvmlite: how a symbol is renamed
 }
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from numba.core.registry import cpu_target
 
-from quire.cache_folder import cache_folder
+from quire_common.serving.cache_folder import cache_folder
 
 _DIGEST_BYTES: Final = 32
 _MAX_AGE_S: Final = 30 * 24 * 3600.0
