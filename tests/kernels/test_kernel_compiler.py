@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from quire_worker.cuda import kernel_compiler
 from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
 from quire_worker.cuda.step_layout import Tiling
 from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+from quire_worker.ops.triton import kernels as kernel_package
 from quire_worker.ops.triton import triton_ops
 from quire_worker.ops.triton.gated_gemm import GatedGemmConfigs
 from quire_worker.ops.triton.gemm_configs import gated_configs_of
@@ -156,7 +159,9 @@ def compile_late(kernel, *how):
     return gpu_host._compile(kernel, *how)
 
 JITFunction._do_compile = compile_late
-for size in graph_sizes(40, 2048):
+# Whole graphs, and steps without one: as many rows, sequences and splits as there happen to be, multiples of 16 or not.
+eager = [StepSize(decodes, rows, 9) for decodes in range(24, 56) for rows in (4500, 4608)]
+for size in (*graph_sizes(40, 2048), *eager):
     layout = StepLayout.of(size, tiling)
     layout.pack_nobody(body.uploaded)
     body.launch(layout)
@@ -178,6 +183,23 @@ def test_sizes_of_all_kernels_have_those_of_many_rows(sequences: int, tokens: in
         return ways | {each >= triton_ops._MANY_ROWS for each in rows}
 
     assert kernels(kernel_sizes(sequences, tokens, 32)) == kernels(graph_sizes(sequences, tokens))
+
+
+def test_what_a_kernel_does_not_specialize_on_are_parameters_of_it() -> None:
+    """Triton looks no name up: one that no parameter has leaves that parameter as the others are."""
+    kernels: dict[str, Any] = {
+        f"{module.name}.{name}": kernel
+        for module in pkgutil.iter_modules(kernel_package.__path__, f"{kernel_package.__name__}.")
+        for name, kernel in vars(importlib.import_module(module.name)).items()
+        if name.endswith("_kernel")
+    }
+    given = {
+        # Interpreted, a kernel keeps what its decorator was given.
+        name: kernel.do_not_specialize if isinstance(kernel, JITFunction) else kernel.kwargs["do_not_specialize"]
+        for name, kernel in kernels.items()
+    }
+    assert {name: names for name, names in given.items() if not set(names or ()) <= set(kernels[name].arg_names)} == {}
+    assert sum(map(bool, given.values())) > 5
 
 
 def test_what_is_gone_through_has_the_kernels_of_all_graphs() -> None:

@@ -13,7 +13,14 @@ from quire_common.errors import ConfigError, Unsupported
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
 from quire_worker.cuda.logits_states import LogitsStates
-from quire_worker.cuda.memory import LOGITS_STATE_BYTES, STEP_FIX, kv_cache_bytes, naming_out_of_memory, step_bytes
+from quire_worker.cuda.memory import (
+    LOGITS_STATE_BYTES,
+    STEP_FIX,
+    kv_cache_bytes,
+    naming_out_of_memory,
+    pool_bytes,
+    step_bytes,
+)
 from quire_worker.kv.page_geometry import kv_groups
 from quire_worker.loading import LoadOptions, load_model
 from tests.model.folders import FAMILIES, load_dummy_model, write_config
@@ -33,6 +40,15 @@ def test_pages_take_what_the_share_leaves() -> None:
 def test_larger_steps_leave_less(tmp_path: Path) -> None:
     spec = load_dummy_model(tmp_path, **FAMILIES["qwen3"]).spec
     assert step_bytes(spec, 64, 8, 1000) < step_bytes(spec, 128, 8, 1000) < step_bytes(spec, 128, 9, 1000)
+
+
+def test_both_pools_have_their_place_in_the_budget(tmp_path: Path) -> None:
+    """One of graphs, one of steps that run kernel by kernel; the logits of all lie in one place."""
+    spec = load_dummy_model(tmp_path, **FAMILIES["qwen3"]).spec
+    pool, logits = pool_bytes(spec, 64, 8, 1000), 2 * 8 * 1000
+    assert step_bytes(spec, 64, 8, 1000) == 2 * pool + logits + LOGITS_STATE_BYTES
+    gates = 2 * 2 * 64 * spec.intermediate_size
+    assert pool > gates + gates // 2, "a product of gates and ups, and what comes of it"
 
 
 def test_logits_states_have_their_place_in_the_budget(tmp_path: Path) -> None:

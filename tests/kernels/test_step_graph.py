@@ -12,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 
+from quire_worker.cuda.graphs import step_graph_cache
 from quire_worker.cuda.graphs.graph_cache import GraphCache
 from quire_worker.cuda.graphs.graph_recorder import GraphRecorder, Recorder, borrowed
 from quire_worker.cuda.graphs.step_graph import StepGraph
+from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, least_that_holds, pieced_sizes
+from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.step import StepBatch
+from tests.kernels.launch_rig import without_streams
 from tests.kernels.stepping import DEVICE, ON_GPU, WORDS, Sequences, TwoModels
 from tests.tiers import deep_after
 
@@ -107,6 +111,45 @@ def test_a_borrowed_tensor_is_the_same_place() -> None:
     same = borrowed(x)
     same[1, 2] = 99
     assert x[1, 2] == 99 and same.shape == x.shape and same.dtype == x.dtype and same.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.skipif(not ON_GPU, reason="there is no GPU whose memory it could be")
+def test_growing_graphs_stay_in_the_memory_that_was_kept_for_them() -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch's
+        recorder = GraphRecorder(64 << 20)
+        kept, graphs = torch.cuda.memory_reserved(), []
+        for mib in range(20, 60, 4):
+            recorder.begin()
+            torch.empty(mib << 20, dtype=torch.uint8, device=DEVICE)[:1].zero_()
+            graphs.append(recorder.end())
+        assert torch.cuda.memory_reserved() == kept
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_capture_without_room_is_tried_again_with_what_the_allocator_kept(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, emptied = [], []
+
+    def graph(_body: object, layout: StepLayout, recorder: object) -> object:
+        tries.append(layout.size)
+        if len(tries) <= failures:
+            raise torch.OutOfMemoryError("no room")
+        return recorder
+
+    without_streams(monkeypatch)
+    monkeypatch.setattr(step_graph_cache, "GraphRecorder", lambda reserve: reserve)
+    monkeypatch.setattr(step_graph_cache, "StepGraph", graph)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(tries)))
+    tiling = Tiling.of(HeadShape(4, 2, 16, 0.25), torch.device("cpu"))
+    cache = StepGraphCache(None, tiling, None, 4, 64, 1234, fresh=False)  # type: ignore[arg-type]  # nothing runs
+    if failures == 2:
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.capture(1)
+    else:
+        cache.capture(1)
+        assert cache.find(StepSize(1), fresh=False) == 1234  # type: ignore[comparison-overlap]  # what stands for it
+    assert tries == [StepSize(1)] * (min(failures, 1) + 1) and emptied == [1] * min(failures, 1)
 
 
 def test_sizes_in_pieces() -> None:

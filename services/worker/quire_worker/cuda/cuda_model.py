@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
 from quire_worker.cuda.kernel_compiler import compile_steps
-from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
+from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory, pool_bytes, reserve_memory
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, kernel_sizes
@@ -51,12 +51,15 @@ class CudaModel:
         words = StepLayout.of(largest, tiling, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        vocab_size = self.decoder.spec.vocab_size
+        reserve = pool_bytes(self.decoder.spec, largest.total_rows, largest.sequences, vocab_size)
         with torch.cuda.stream(stream):
+            reserve_memory(reserve)
             sizes = kernel_sizes(spec.max_num_seqs, max_tokens, _AT_START)
             compile_steps(body, tiling, sizes, fresh=fresh and max_tokens >= LEAST_TOKENS)
         graphs = None
         if not eager:
-            graphs = StepGraphCache(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=fresh)
+            graphs = StepGraphCache(body, tiling, stream, spec.max_num_seqs, max_tokens, reserve, fresh=fresh)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)
         plans = FreshPlans(shape, self.pages.device, max_tokens) if fresh else None

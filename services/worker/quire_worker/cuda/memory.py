@@ -3,8 +3,8 @@ too much."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -19,7 +19,7 @@ LOGITS_STATE_BYTES = 256 << 20
 STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 
 
-@contextmanager
+@contextlib.contextmanager
 def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]:
     """Inside, torch's out-of-memory error becomes a ConfigError that says what did not fit (`what`), and what to do
     (`fix`)."""
@@ -31,13 +31,27 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
         ) from error
 
 
-def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
-    """Bytes that the largest step takes beside weights and pages: activations of a layer, logits, sampling, logits
-    processor states. Graphs have memory of their own, which steps that run kernel by kernel cannot take."""
+def pool_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
+    """Bytes that the largest step takes while it runs, beside its logits: activations of a layer, and logits in float32
+    where controls change them."""
     widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
-    # Those of all graphs lie in one place; twice in float32 where controls change them.
-    logits = 5 * sequences * vocab_size
-    return (2 * rows * widest + logits) * _ELEMENT_BYTES + LOGITS_STATE_BYTES
+    return (rows * widest + 2 * sequences * vocab_size) * _ELEMENT_BYTES
+
+
+def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
+    """Bytes that the largest step takes beside weights and pages: its pool, logits and logits processor states. Graphs
+    have a pool of their own, which steps that run kernel by kernel cannot take; the logits of all steps lie in one
+    place."""
+    pools = 2 * pool_bytes(spec, rows, sequences, vocab_size)
+    return pools + sequences * vocab_size * _ELEMENT_BYTES + LOGITS_STATE_BYTES
+
+
+def reserve_memory(size: int) -> None:
+    """Leave torch's allocator one free block of so many bytes for the current stream. What is asked for later is cut
+    from it; otherwise each larger step than those before would take new blocks beside theirs. Does nothing where the
+    GPU has no such block."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:

@@ -39,11 +39,14 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """Implements Recorder."""
+    """Implements Recorder. `reserve`: bytes of the pool from the start on, for the current stream, as one block from
+    which what graphs ask for is cut; as reserve_memory otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserve: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
+        # Never replayed. The pool lives as long as a graph of it.
+        self._first = self._reserve(reserve) if reserve else None
 
     def begin(self) -> None:
         """Begin to capture this thread's launches on the current stream, with memory of the shared pool."""
@@ -52,6 +55,15 @@ class GraphRecorder:
         # Other threads wait for events meanwhile, so only this one's calls are watched.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._open = graph
+
+    def _reserve(self, size: int) -> torch.cuda.CUDAGraph | None:
+        self.begin()
+        try:
+            torch.empty(size, dtype=torch.uint8, device="cuda")[:1].zero_()
+        except torch.OutOfMemoryError:
+            self.abandon()
+            return None
+        return self.end()
 
     def end(self) -> torch.cuda.CUDAGraph:
         """End the capture and return its graph; raises RuntimeError if none was begun."""

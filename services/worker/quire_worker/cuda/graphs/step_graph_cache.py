@@ -29,7 +29,8 @@ _WANTS_OF_PIECED = 4
 
 class StepGraphCache:
     """Belongs to the model thread. `stream` is the one that steps run on: a capture waits for no step, and no step for
-    a capture. `max_tokens`: of a step. `fresh`: chunks may be left to torch's attention."""
+    a capture. `max_tokens`: of a step; `reserve`: bytes that the largest takes. `fresh`: chunks may be left to torch's
+    attention."""
 
     def __init__(
         self,
@@ -38,13 +39,15 @@ class StepGraphCache:
         stream: torch.cuda.Stream,
         max_num_seqs: int,
         max_tokens: int,
+        reserve: int,
         *,
         fresh: bool,
     ) -> None:
         self._body = body
         self._tiling = tiling
         self._stream = stream
-        self._recorder = GraphRecorder()
+        with torch.cuda.stream(stream):
+            self._recorder = GraphRecorder(reserve)
         whole, pieced = graph_sizes(max_num_seqs, max_tokens), pieced_sizes(max_num_seqs, max_tokens, PIECE)
         in_advance = [size for size in whole if size.in_advance]
         self._whole = GraphCache(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
@@ -74,5 +77,11 @@ class StepGraphCache:
         self._pieced.give_up()
 
     def _capture(self, size: StepSize, *, fresh: bool) -> StepGraph:
+        layout = StepLayout.of(size, self._tiling, fresh=fresh)
         with torch.cuda.stream(self._stream):
-            return StepGraph(self._body, StepLayout.of(size, self._tiling, fresh=fresh), self._recorder)
+            try:
+                return StepGraph(self._body, layout, self._recorder)
+            except torch.OutOfMemoryError:
+                # Unlike a launch, a capture cannot take what torch's allocator keeps of earlier launches.
+                torch.cuda.empty_cache()
+                return StepGraph(self._body, layout, self._recorder)

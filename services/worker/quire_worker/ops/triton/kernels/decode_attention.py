@@ -14,7 +14,7 @@ import triton.language as tl
 from quire_worker.ops.triton.kernels.common import fetch_lines, let_next_start, operand, wait
 
 
-@triton.jit(do_not_specialize=["shares_count"])
+@triton.jit(do_not_specialize=["splits_count"])
 def decode_attention_kernel(
     query,
     pages,
@@ -50,12 +50,12 @@ def decode_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [KV heads, shares_count]: the longest shares of all heads begin first, and places without a share come last,
+    """Grid [KV heads, splits_count]: the longest shares of all heads begin first, and places without a share come last,
     since programs that have nothing to do take their time too. query [S, HEADS, DIM], position [S] of the token; shares
     as in kv_splits.
 
     TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
-    part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
+    part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], -inf where a share
     holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time,
     of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
     share counts. Pages may be of another type than the query: what is loaded is computed with in the query's.
@@ -141,7 +141,7 @@ def decode_attention_kernel(
                 tl.store(arrived + seq * KV_HEADS + kv, 0)
 
 
-@triton.jit(do_not_specialize=["shares_count"])
+@triton.jit(do_not_specialize=["splits_count"])
 def merge_splits_kernel(
     splits,
     out,
