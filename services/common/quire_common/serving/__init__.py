@@ -1,1 +1,1 @@
-"""The life of a service process: its server, health, memory and drain."""
+"""The life of a service process: its server, health, memory, cache folder and drain."""
