@@ -48,7 +48,9 @@ def a_grant() -> credit.Grant:
         "salt",
         True,
     )
-    start = credit.Start(2, -(2**40), sequence, 16, (ids(4, 5), ids(9)), 64, RequestContext("r", 1, "t", 5, -2), 128)
+    start = credit.Start(
+        2, -(2**40), sequence, 16, (ids(4, 5), ids(9)), 64, RequestContext("r", 1, "t", priority=-2), 128
+    )
     return credit.Grant(
         epoch=credit.Epoch(2**63 + 1, 3),
         seq=2**40,
@@ -114,7 +116,7 @@ def test_golden_bytes() -> None:
     """The wire must not change by accident: an old scheduler may drive a new worker."""
     grant = credit.encode_grant(a_grant()).SerializeToString(deterministic=True)
     report = credit.encode_report(a_report()).SerializeToString(deterministic=True)
-    assert hashlib.sha256(grant).hexdigest() == "406c27c6fbd1956d32ffb89802bfaf0b85cf2348b986e1f1e49d6503c65cb333"
+    assert hashlib.sha256(grant).hexdigest() == "862371ae367dd46167e3ef95bff8d0d25df4e2ea468c0103b250404f801b59f3"
     assert hashlib.sha256(report).hexdigest() == "9c6afb5e9e958fdbb5a145ebc005c693937412f460cba8e46b4b2a92928eae51"
 
 

@@ -259,6 +259,17 @@ async def test_deadlines_end_requests() -> None:
         await until(lambda: nothing_left(rig))
 
 
+async def test_scheduler_gets_the_time_that_the_tokenizer_left() -> None:
+    async with router_rig() as rig:
+        rig.tokenizer.hold_encode = asyncio.Event()
+        held_s = 0.5
+        asyncio.get_running_loop().call_later(held_s, rig.tokenizer.hold_encode.set)
+        assert (await rig.complete("abc", max_tokens=3, timeout_s=WAIT_S)).status_code == 200
+        left_s = rig.scheduler.submits[0].context.time_left_ms / 1000
+        # The timer began before the request.
+        assert 0 < left_s < WAIT_S - held_s + 0.1
+
+
 async def test_draining_router_refuses_new_requests_and_finishes_old_ones() -> None:
     async with router_rig() as rig:
         rig.scheduler.gate.clear()

@@ -43,7 +43,8 @@ async def test_completion_has_all_members() -> None:
         submit = rig.scheduler.submits[0]
         assert submit.context.request_id == response.headers["x-request-id"]
         assert submit.sequence.sampling.temperature == 0
-        assert submit.context.deadline_unix_ms > 0
+        assert 590_000 < submit.context.time_left_ms <= 600_000
+        assert not submit.context.deadline_unix_ms, "it would depend on two machines' clocks"
         assert not rig.scheduler.aborts and not rig.tokenizer.open_handles
 
 

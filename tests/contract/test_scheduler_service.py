@@ -147,9 +147,9 @@ async def test_deadlines_pass_while_waiting_and_while_running() -> None:
         s.worker.step_s = 0.02
         router = Router(s)
         await router.open()
-        soon = int(time.time() * 1000) + 2000  # less than the first would run
-        await router.submit({1: a_sequence(8, 240), 2: a_sequence(8, 240)}, deadline_unix_ms=soon)
-        await router.submit({3: a_sequence(8, 4)}, deadline_unix_ms=1)
+        soon = time.monotonic() + 2.0  # less than the first would run
+        await router.submit({1: a_sequence(8, 240), 2: a_sequence(8, 240)}, deadline_s=soon)
+        await router.submit({3: a_sequence(8, 4)}, deadline_s=0.0)
         await router.done(1, 2, 3)
         assert {e.code for e in router.failed.values()} == {"DEADLINE_EXCEEDED"}
         assert len(router.tokens[1]) > 0

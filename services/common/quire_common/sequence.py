@@ -5,6 +5,8 @@ Router, scheduler and worker share it, so that a request means the same on every
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,17 +29,20 @@ if TYPE_CHECKING:
 MAX_STOP_TOKEN_IDS = BY_NAME["stop_token_ids"].max_items
 MAX_LOGPROBS = 256
 MAX_TEXT_CHARS = 4096
+# 49 days, the most that the field holds.
+_MAX_TIME_LEFT_MS = 2**32 - 1
 _NUMBERS = NumberCodec(DRAW_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Travels with a request over every hop; see the proto."""
+    """Travels with a request over every hop; see the proto. `deadline_s` is on this process's `time.monotonic()`;
+    infinite: none. A message carries the time that is left, so that no hop depends on another machine's clock."""
 
     request_id: str
     attempt: int = 0
     tenant: str = ""
-    deadline_unix_ms: int = 0
+    deadline_s: float = math.inf
     priority: int = 0
     traceparent: str = ""
     tracestate: str = ""
@@ -112,7 +117,8 @@ def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None
     message.request_id = context.request_id
     message.attempt = context.attempt
     message.tenant = context.tenant
-    message.deadline_unix_ms = context.deadline_unix_ms
+    if context.deadline_s < math.inf:
+        message.time_left_ms = _time_left_ms(context.deadline_s)
     message.priority = context.priority
     message.traceparent = context.traceparent
     message.tracestate = context.tracestate
@@ -124,7 +130,7 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
         message.request_id,
         message.attempt,
         message.tenant,
-        message.deadline_unix_ms,
+        _deadline_s(message),
         message.priority,
         message.traceparent,
         message.tracestate,
@@ -132,6 +138,22 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
     for name in ("request_id", "tenant", "traceparent", "tracestate"):
         _check_text(name, getattr(context, name))
     return context
+
+
+def _time_left_ms(deadline_s: float) -> int:
+    """Return the milliseconds until the deadline, rounded up; 0 where it has passed."""
+    left_ms = math.ceil((deadline_s - time.monotonic()) * 1000)
+    return min(max(left_ms, 0), _MAX_TIME_LEFT_MS)
+
+
+def _deadline_s(message: pb.RequestContext) -> float:
+    """Return the deadline on this process's monotonic clock; infinite where there is none. Only a peer that sends no
+    time left makes it depend on the wall clock."""
+    if message.HasField("time_left_ms"):
+        return time.monotonic() + message.time_left_ms / 1000
+    if message.deadline_unix_ms:
+        return time.monotonic() + message.deadline_unix_ms / 1000 - time.time()
+    return math.inf
 
 
 def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:

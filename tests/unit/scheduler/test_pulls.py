@@ -310,7 +310,7 @@ def test_leaving_in_any_state_releases_pull_and_pages(at: State, how: str) -> No
     decode.step()
     ticket, token = prefilled(prefill)
     decode.worker.move_turns = (0, 1) if at is State.PULLED else (20, 30)
-    decode.submit(1, a_sequence(14, 8), transfer=DECODE, deadline_unix_ms=int(decode.now * 1000) + 500)
+    decode.submit(1, a_sequence(14, 8), transfer=DECODE, deadline_s=decode.now + 0.5)
     if at is not State.ASIDE:
         decode.hand_over(1, token, ticket=ticket)
     decode.step_until(lambda: state_of(decode) is at)

@@ -219,9 +219,9 @@ def test_200_aborts_leave_no_page() -> None:
 
 def test_deadlines_fail_waiting_and_running_requests() -> None:
     rig = Rig(SchedulerConfig(lockstep=True), max_num_seqs=1)
-    soon = int(rig.now * 1000) + 10
-    rig.submit(1, a_sequence(4, 100), deadline_unix_ms=soon)
-    rig.submit(2, a_sequence(4, 100), deadline_unix_ms=soon)
+    soon = rig.now + 0.01
+    rig.submit(1, a_sequence(4, 100), deadline_s=soon)
+    rig.submit(2, a_sequence(4, 100), deadline_s=soon)
     rig.submit(3, a_sequence(4, 10))
     rig.run()
     assert {handle: error.code for (_, handle), error in rig.errors.items()} == {
@@ -229,7 +229,7 @@ def test_deadlines_fail_waiting_and_running_requests() -> None:
         2: "DEADLINE_EXCEEDED",
     }
     assert rig.tokens[0, 1] and not rig.tokens[0, 2]
-    assert refused(rig, a_sequence(4), deadline_unix_ms=1).code == "DEADLINE_EXCEEDED"
+    assert refused(rig, a_sequence(4), deadline_s=rig.now - 1.0).code == "DEADLINE_EXCEEDED"
 
 
 def test_draining_core_refuses_new_requests_and_finishes_admitted_ones() -> None:

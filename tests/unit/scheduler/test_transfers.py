@@ -139,7 +139,7 @@ def test_an_export_that_the_worker_refuses_fails_the_transfer_alone() -> None:
 @pytest.mark.parametrize("how", ["abort", "deadline", "session", "lost"])
 def test_request_that_ends_before_its_token_ends_its_transfer(how: str) -> None:
     rig = a_rig(SchedulerConfig(max_num_batched_tokens=4))
-    rig.submit(1, a_sequence(30, 8), transfer=PREFILL, deadline_unix_ms=int(rig.now * 1000) + 20)
+    rig.submit(1, a_sequence(30, 8), transfer=PREFILL, deadline_s=rig.now + 0.02)
     rig.step_until(lambda: bool(exports(rig)))
     if how == "abort":
         rig.core.abort(0, 1, rig.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from dataclasses import dataclass, replace
@@ -138,7 +139,7 @@ class Pipeline:
     ) -> Generation:
         """Encode the prompts and place the sequences of a job; `generate` has resolved its model and admitted it.
         `admitted`: the job is a part of a larger request, which pays for the tokens and gives the places back."""
-        context = self._context(caller, span)
+        context = self._context(caller, span, arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
             charge = _nothing if admitted else self.charge
@@ -284,14 +285,13 @@ class Pipeline:
                 sequences.append(sequence)
         return sequences
 
-    def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
+    def _context(self, caller: Caller, span: tracing.Span, arrived_ns: int) -> RequestContext:
         """Make the context that accompanies a job's sequences to other services: ids, deadline, priority and trace."""
         headers = tracing.inject_headers(span)
-        deadline = int((time.time() + caller.timeout_s) * 1000) if caller.timeout_s > 0 else 0
         return RequestContext(
             request_id=caller.request_id,
             tenant=caller.tenant,
-            deadline_unix_ms=deadline,
+            deadline_s=arrived_ns / 1e9 + caller.timeout_s if caller.timeout_s > 0 else math.inf,
             priority=caller.priority,
             traceparent=headers.get("traceparent", caller.traceparent),
             tracestate=headers.get("tracestate", caller.tracestate),

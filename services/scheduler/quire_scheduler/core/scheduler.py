@@ -10,7 +10,6 @@ It lives for one epoch of the worker. `now` is seconds since the Unix epoch from
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, QuireError
@@ -96,7 +95,8 @@ class Scheduler:
         deadline_s: float | None = None,
     ) -> None:
         """Take a request into the queue. Raises the QuireError that refuses it; then no output follows. `held_tokens`:
-        see Request. `deadline_s` is on the clock of `now`; None: the context's deadline, if it has one."""
+        see Request. `deadline_s` is on the clock of `now`, infinite for none; None: the context's, which is then on
+        that clock too."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -104,7 +104,7 @@ class Scheduler:
             )
         transfer.check()
         if deadline_s is None:
-            deadline_s = context.deadline_unix_ms / 1000 or math.inf
+            deadline_s = context.deadline_s
         replica.admission.check_request(context, sequence, deadline_s, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer, held_tokens)
         self._next_uid += 1

@@ -12,7 +12,6 @@ def now_s() -> float:
     return _OFFSET_S + time.monotonic()
 
 
-def from_unix_ms(unix_ms: int) -> float:
-    """A peer's point in time, on this clock. It is as far from now as the wall clock says, which may have been set
-    since the process started."""
-    return now_s() + unix_ms / 1000 - time.time()
+def from_monotonic(monotonic_s: float) -> float:
+    """A reading of `time.monotonic()` on this clock; infinity stays infinity."""
+    return _OFFSET_S + monotonic_s

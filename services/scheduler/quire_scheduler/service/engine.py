@@ -7,7 +7,6 @@ is called synchronously. Knows nothing of protobuf.
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +18,7 @@ from quire_scheduler.core.roles import Roles, role_changing
 from quire_scheduler.core.scheduler import Scheduler
 from quire_scheduler.disaggregation.handover import NO_TRANSFER
 from quire_scheduler.kv.kv_traffic import LookupResult
-from quire_scheduler.service.clock import from_unix_ms, now_s
+from quire_scheduler.service.clock import from_monotonic, now_s
 from quire_scheduler.service.request_spans import RequestSpans
 from quire_scheduler.service.wake_event import WakeEvent
 
@@ -156,7 +155,7 @@ class Engine:
         traced = self._spans.begin(session, handle, context)
         try:
             self.roles.check(transfer)
-            deadline_s = from_unix_ms(context.deadline_unix_ms) if context.deadline_unix_ms else math.inf
+            deadline_s = from_monotonic(context.deadline_s)
             self.core.submit(session, handle, traced, sequence, now_s(), transfer, held_tokens, deadline_s)
         except QuireError as error:
             self._spans.refused(session, handle, error.code)
