@@ -39,7 +39,8 @@ SERVICE = textwrap.dedent(
 
     class Demo:
         name = "demo"
-        def __init__(self, bound): self.bound = bound
+        def __init__(self, bound):
+            bound.when_leaving(lambda: print("leaving", flush=True))
         def register(self, server):
             kvstore_pb2_grpc.add_KvStoreServicer_to_server(kvstore_pb2_grpc.KvStoreServicer(), server)
             return ["quire.v1.KvStore"]
@@ -103,7 +104,35 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
-    assert out.split() == ["drained", "closed"]
+    assert out.split() == ["leaving", "drained", "closed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leaving_service_serves_on_for_its_delay_and_says_so(tmp_path: Path, kind: str) -> None:
+    """Callers that have not heard of it are served for the delay; a second signal ends the delay."""
+    delay_s, address = 2.0, f"127.0.0.1:{free_port()}"
+    for signals in (1, 2):
+        process = start(tmp_path, kind, "--listen", address, "--drain-delay-s", str(delay_s))
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        began, served_s, phases = time.monotonic(), 0.0, set()
+        assert process.stdout is not None and process.stdout.readline() == "leaving\n"
+        if signals == 2:
+            process.send_signal(signal.SIGTERM)
+        else:
+            while time.monotonic() - began < delay_s - 0.5:
+                phases.add(health(address))  # raises where nobody serves
+                served_s = time.monotonic() - began
+                time.sleep(0.05)
+        out, err = process.communicate(timeout=LIMIT_S)
+        ended_s = time.monotonic() - began
+        assert (process.returncode, out.split()) == (0, ["drained", "closed"]), err
+        if signals == 1:
+            assert phases == {health_pb2.HealthCheckResponse.NOT_SERVING}
+            assert served_s > 1.0 and ended_s >= delay_s
+        else:
+            assert ended_s < delay_s
 
 
 @pytest.mark.deep

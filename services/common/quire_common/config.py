@@ -60,6 +60,12 @@ class ServiceConfig:
     metrics_listen: str = option("", "host:port of the Prometheus endpoint; empty: none")
     otlp_traces_endpoint: str = option("", "OTLP/gRPC endpoint for traces, such as http://127.0.0.1:4317; empty: none")
     discovery: str = option("static", "where peers are found: static, dns or redis://host:port/db")
+    drain_delay_s: float = option(
+        0.0,
+        "after SIGTERM, how long this service still takes new work, while it already says that it is not ready; longer "
+        "than its callers take to notice that",
+        at_least=0,
+    )
     drain_timeout_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish", at_least=0)
     tls_cert: str = option("", "PEM certificate of this service; with tls_key turns TLS on")
     tls_key: str = option("", "PEM key of this service")

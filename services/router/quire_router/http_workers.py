@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _KILL_AFTER_S = 5.0
+_HURRY_S = 0.2
 
 
 class HttpWorkers:
@@ -55,12 +56,19 @@ class HttpWorkers:
             for number in range(1, self._config.http_workers)
         ]
 
-    async def drain(self, timeout_s: float) -> None:
-        """Tell the other processes to finish their requests and end; wait until they have, or for `timeout_s`."""
+    def leave(self) -> None:
+        """Tell the other processes to leave and end, as this one does. Idempotent: a second signal would cut their
+        `--drain-delay-s` short."""
+        if self._stopping:
+            return
         self._stopping = True
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tell the other processes to finish their requests and end; wait until they have, or for `timeout_s`."""
+        self.leave()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
@@ -106,5 +114,8 @@ def _check_parent() -> None:
     """End this process (SIGTERM) where its standard input is at its end, since then the first process is dead: nothing
     is ever written to it."""
     if not os.read(sys.stdin.fileno(), 1024):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sys.stdin.fileno())
         os.kill(os.getpid(), signal.SIGTERM)
+        # A second signal, which ends the delay: the first process's successor needs the port.
+        loop.call_later(_HURRY_S, os.kill, os.getpid(), signal.SIGTERM)

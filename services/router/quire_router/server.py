@@ -137,6 +137,7 @@ class RouterService:
         static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers, "kvstore": config.kvstores}
         self._discovery = make_discovery(config.discovery, static)
         self._tasks: list[asyncio.Task[None]] = []
+        bound.when_leaving(self._leave)  # last: a router that could not be made must not be kept alive by this
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Register quire.v1.Inference at the server and, if configured, SMG's service; return their full names."""
@@ -224,8 +225,16 @@ class RouterService:
         """Sequences that have no engine now."""
         return self._pending.waiting.values()
 
+    def _leave(self) -> None:
+        """Say on all routes that this router is not ready, have clients connect anew, and let the other HTTP processes
+        leave too."""
+        self._status.leave()
+        self.http.begin_last_answers()
+        self._workers.leave()
+
     async def drain(self, timeout_s: float) -> None:
         """Stop admitting requests, in all HTTP processes; return when all have ended, or after the timeout."""
+        self.http.close_idle()
         await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 
     async def close(self) -> None:

@@ -45,6 +45,7 @@ class SchedulerService:
         self._servicer = SchedulerServicer(self._engine, bound.instance)
         self._tasks: list[asyncio.Task[None]] = []
         self._fail = bound.fail
+        bound.when_leaving(self._engine.leave)
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Put the Scheduler contract on the server."""

@@ -1,18 +1,23 @@
-"""The life of a service process: bind, start, serve, drain, stop. Every service has the same.
+"""The life of a service process: bind, start, serve, leave, drain, stop. Every service has the same.
 
-The port opens at once and health says NOT_SERVING until `start` returns. SIGTERM or SIGINT: NOT_SERVING, drain, stop.
-A start that fails logs one line with the root cause, its code and its fix, and the process exits with 2.
+The port opens at once and health says NOT_SERVING until `start` returns. On SIGTERM or SIGINT a ready service *leaves*:
+health says NOT_SERVING, discovery forgets the service, and it goes on serving for `--drain-delay-s`, in which its
+callers notice. Then it drains and stops. A second signal ends the delay. A start that fails logs one line with the root
+cause, its code and its fix, and the process exits with 2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
@@ -42,6 +47,7 @@ C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
 _EXPLAIN = "--explain-config"
 _GRACE_S = 1.0
+_SIGNAL_POLL_S = 0.5
 _WAITING_PER_THREAD = 8
 # Ways of discovery that need no registration.
 _PASSIVE = ("static", "dns")
@@ -58,6 +64,7 @@ class BoundServer:
     _fail: Callable[[QuireError], None] = field(repr=False)
     _set_serving: Callable[[bool], None] = field(default=lambda up: None, repr=False)
     _gate: CallGate = field(default_factory=CallGate, repr=False)
+    _leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def fail(self, error: QuireError) -> None:
         """End the process with the error as its headline; callable from any thread."""
@@ -67,6 +74,16 @@ class BoundServer:
         """Say in grpc.health.v1 whether an asyncio service that was ready still is; from its loop. Changes nothing
         before the start has succeeded, except what is said then, nor once the stop has begun."""
         self._set_serving(up)
+
+    def when_leaving(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once when a service that was ready begins to leave: it still serves, but says from then on
+        that it is not ready, wherever it says so beside grpc.health.v1. Called in the service's own thread or loop."""
+        self._leaving.append(tell)
+
+    def leave(self) -> None:
+        """Call what `when_leaving` was given."""
+        for tell in self._leaving:
+            tell()
 
     def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
         """Before an asyncio server reads a call's first message, `check(path, metadata)` may refuse the call with a
@@ -157,14 +174,16 @@ async def _serve_aio(
     limits: PortLimits | None,
 ) -> int:
     """Run the service from binding its port to its end, and return the exit code. It starts, is announced, and serves
-    until a signal or `BoundServer.fail`; then it drains, but not after a failure, and is closed."""
+    until a signal or `BoundServer.fail`; then it leaves and drains, but not after a failure, and is closed."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
-    loop, stopped, failures = asyncio.get_running_loop(), asyncio.Event(), list[QuireError]()
+    loop, failures = asyncio.get_running_loop(), list[QuireError]()
+    stopped, hurried = asyncio.Event(), asyncio.Event()
 
     def fail(error: QuireError) -> None:
         failures.append(error)
         loop.call_soon_threadsafe(stopped.set)
+        loop.call_soon_threadsafe(hurried.set)
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopped.set)
@@ -198,11 +217,19 @@ async def _serve_aio(
         else:
             starting.cancel()
         await stopping
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, hurried.set)
         log.info("stopping")
+        await checker.enter_graceful_shutdown()
+        if starting.done() and not failures:
+            bound.leave()
         if discovery is not None:
             await discovery.close()
-        await checker.enter_graceful_shutdown()
+        if starting.done() and not failures:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hurried.wait(), config.drain_delay_s)
         if not failures:
+            log.info("draining")
             await service.drain(config.drain_timeout_s)
     except QuireError as error:
         failures.append(error)
@@ -222,14 +249,15 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     calls; calls beyond a multiple of that are refused."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
-    stopped, failures = threading.Event(), list[QuireError]()
+    stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()
 
     def fail(error: QuireError) -> None:
         failures.append(error)
         stopped.set()
+        hurried.set()
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stopped.set())
+        signal.signal(signal_number, lambda *_: (hurried if stopped.is_set() else stopped).set())
     service: SyncService | None = None
     starting: threading.Thread | None = None
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
@@ -254,12 +282,14 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
             target=_start_sync, args=(service, fail, stopped, checker, names), name="start", daemon=True
         )
         starting.start()
-        # wait() without a timeout would keep the main thread from running signal handlers on some platforms.
-        while not stopped.wait(0.5):
-            pass
+        _wait_signal(stopped)
         log.info("stopping")
         checker.enter_graceful_shutdown()
+        if not starting.is_alive() and not failures:
+            bound.leave()
+            _wait_signal(hurried, config.drain_delay_s)
         if not failures:
+            log.info("draining")
             service.drain(config.drain_timeout_s)
     except QuireError as error:
         failures.append(error)
@@ -276,6 +306,14 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     if starting is not None and starting.is_alive():
         _leave(code)
     return code
+
+
+def _wait_signal(event: threading.Event, limit_s: float = math.inf) -> None:
+    """Wait in the main thread until a signal handler sets the event, for at most `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    # A long wait() would keep the main thread from running signal handlers on some platforms.
+    while (left_s := deadline - time.monotonic()) > 0 and not event.wait(min(left_s, _SIGNAL_POLL_S)):
+        pass
 
 
 def _start_sync(

@@ -62,6 +62,8 @@ class Engine:
         self.roles = Roles(config.role)
         self.core: Scheduler | None = None
         self.draining = False
+        # It says that it drains, and still takes requests from routers that have not heard of it.
+        self._leaving = False
         # The worker stops: it finishes what it holds, in this epoch.
         self._worker_drains = False
         self.progress = 0.0
@@ -85,7 +87,7 @@ class Engine:
     @property
     def phase(self) -> str:
         """loading, ready, draining or failed."""
-        drains = self.draining or self._worker_drains
+        drains = self.draining or self._worker_drains or self._leaving
         return _DRAINING if drains and self._phase == _READY else self._phase
 
     def call_for_grants(self, kick: Callable[[], None]) -> None:
@@ -268,6 +270,12 @@ class Engine:
                 self._kick()
                 metrics.show(self.core.load(), self.core.cached_pages)
                 self._meter.count(self.core.stats)
+
+    def leave(self) -> None:
+        """Say from now on that this replica drains, so that routers place nothing more here; what comes is still
+        taken."""
+        self._leaving = True
+        self.phase_changed.set()
 
     async def drain(self, timeout_s: float | None) -> int:
         """Refuse new requests, and return when none is left. After `timeout_s` (None: never) those that still run are

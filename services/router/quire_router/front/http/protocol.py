@@ -25,6 +25,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     max_connections = 0
     """0 is without limit."""
+    last_answers = False
+    """Whether each answer is the last one of its connection."""
+
+    @classmethod
+    def begin_last_answers(cls) -> None:
+        """From now on close each connection of this class after the answer to its present or next request, which says
+        `Connection: close` unless its head has been sent."""
+        cls.last_answers = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,8 +69,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop the head's timer, and store the request's cycle in its scope, for `chunk_writer`."""
         self._end_head()
         super().on_headers_complete()
+        if self.last_answers:
+            self.cycle.keep_alive = False
         # Its own cycle: with pipelining, the connection's may be that of a later request.
         cast("Scope", self.cycle.scope)[_CYCLE] = self.cycle
+
+    def make_last_answer(self) -> None:
+        """Close the connection after the answer that is under way, if there is one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the head's timer."""

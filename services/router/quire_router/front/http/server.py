@@ -56,10 +56,14 @@ class HttpServer:
         self.port: int = bound
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         self.scheme = "https" if ssl_certfile else "http"
+        # A class of its own, since what it holds is of this server alone.
+        self._protocol: type[BoundedProtocol] = type(
+            "Protocol", (BoundedProtocol,), {"max_connections": max_connections}
+        )
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=type("Protocol", (BoundedProtocol,), {"max_connections": max_connections}),
+                http=self._protocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -98,6 +102,18 @@ class HttpServer:
             await asyncio.sleep(0.005)  # uvicorn has no event for this
         if self._task.done():
             self._task.result()
+
+    def begin_last_answers(self) -> None:
+        """Serve on, but close each connection after its next answer, so that clients connect anew: through a load
+        balancer, to another router."""
+        self._protocol.begin_last_answers()
+        for connection in self.connections:
+            connection.make_last_answer()
+
+    def close_idle(self) -> None:
+        """Close the connections that wait for a request. Connections with an open answer close after it."""
+        for connection in list(self.connections):
+            connection.shutdown()
 
     async def close(self) -> None:
         """Stop accepting, give open answers a second, return when all connections are closed."""

@@ -33,12 +33,17 @@ class StatusRoutes:
         self._pool = pool
         self._admission = admission
         self._keys = keys
+        self._leaving = False
         self._created = int(time.time())
 
     @property
     def ready(self) -> bool:
-        """Whether a request could be answered now."""
-        return self._fleet.ready and self._pool.ready and self._admission.open
+        """Whether callers may send requests: one could be answered now, and this router is not about to stop."""
+        return self._fleet.ready and self._pool.ready and self._admission.open and not self._leaving
+
+    def leave(self) -> None:
+        """Say from now on that the router is not ready."""
+        self._leaving = True
 
     async def livez(self, _request: Request) -> Response:
         """Answer that the process lives."""
@@ -73,7 +78,7 @@ class StatusRoutes:
             tokenizers = [{"phase": entry["phase"]} for entry in tokenizers]
         body = {
             "ready": self.ready,
-            "router": {"phase": "serving" if self._admission.open else "draining"},
+            "router": {"phase": "serving" if self._admission.open and not self._leaving else "draining"},
             "schedulers": schedulers,
             "tokenizers": tokenizers,
         }
