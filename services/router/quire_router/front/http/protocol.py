@@ -30,8 +30,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @classmethod
     def begin_last_answers(cls) -> None:
-        """From now on close each connection of this class after the answer to its present or next request, which says
-        `Connection: close` unless its head has been sent."""
+        """From now on each answer whose head has not been sent says `Connection: close`, and is the last one of its
+        connection."""
         cls.last_answers = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,8 +75,9 @@ class BoundedProtocol(HttpToolsProtocol):
         cast("Scope", self.cycle.scope)[_CYCLE] = self.cycle
 
     def make_last_answer(self) -> None:
-        """Close the connection after the answer that is under way, if there is one."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        """Make the answer that is under way the connection's last one, unless its head has been sent: that has told the
+        client to send its next request here, and this would be lost."""
+        if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
