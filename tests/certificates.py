@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from quire_common.identity.callers import identity_uri, server_name
+
 _HOUR = datetime.timedelta(hours=1)
 HOST = "127.0.0.1"
 
@@ -50,11 +52,14 @@ class Authority:
         self.ca = str(folder / f"{name}.pem")
         self._write(self.ca, certificate)
 
-    def files(self, name: str) -> TlsFiles:
-        """A new certificate."""
+    def files(self, name: str, identity: str = "") -> TlsFiles:
+        """A new certificate, with the URI and the DNS name of `identity` if that is given."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
+        names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(HOST))]
+        if identity:
+            names += [x509.UniformResourceIdentifier(identity_uri(identity)), x509.DNSName(server_name(identity))]
+        here = x509.SubjectAlternativeName(names)
         cert, key_file = str(self._folder / f"{name}.pem"), self._folder / f"{name}.key"
         self._write(cert, self._builder(subject, key).add_extension(here, critical=False))
         form = serialization.PrivateFormat.PKCS8

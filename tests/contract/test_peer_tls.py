@@ -1,4 +1,4 @@
-"""Pages that go over gRPC between workers with certificates: to peers of the same authority, and to nobody else."""
+"""Pages that go over gRPC between workers with certificates: to workers of the same authority, and to nobody else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.mark.parametrize("secured", [True, False])
 def test_pages_go_to_peers_of_the_same_authority_and_nobody_can_read_them(authority: Authority, secured: bool) -> None:
-    here_tls, there_tls = (authority.files(name) if secured else NO_TLS for name in ("here", "there"))
+    here_tls, there_tls = (authority.files(name, "worker") if secured else NO_TLS for name in ("here", "there"))
     with peer_rig() as rig:
         here, there = (rig.side(transport="grpc", tls=tls) for tls in (here_tls, there_tls))
         with Eavesdropper(("127.0.0.1", port_of(here, "grpc"))) as relay:
@@ -48,18 +48,23 @@ def test_pages_go_to_peers_of_the_same_authority_and_nobody_can_read_them(author
 
 
 @pytest.mark.parametrize(
-    "who", deep_after(2, ["no certificate", "another authority's", "no TLS", "trusts another authority"])
+    "who",
+    deep_after(2, ["no certificate", "another service's", "another authority's", "no TLS", "trusts another authority"]),
 )
 def test_others_get_no_page_and_hold_up_nobody(authority: Authority, tmp_path: Path, who: str) -> None:
-    stranger, friend = Authority(tmp_path, "stranger").files("stranger's"), authority.files("friend")
+    stranger, friend = (
+        Authority(tmp_path, "stranger").files("stranger's", "worker"),
+        authority.files("friend", "worker"),
+    )
     tls = {
         "no TLS": NO_TLS,
         "no certificate": TlsFiles("", "", authority.ca),
+        "another service's": authority.files("kvstore", "kvstore"),
         "another authority's": stranger._replace(ca=authority.ca),
         "trusts another authority": friend._replace(ca=stranger.ca),
     }[who]
     with peer_rig() as rig:
-        here = rig.side(transport="grpc", tls=authority.files("here"))
+        here = rig.side(transport="grpc", tls=authority.files("here", "worker"))
         other, there = rig.side(transport="grpc", tls=tls), rig.side(transport="grpc", tls=friend)
         here.export(1, *PAGES)
         other.pull(1, here.sources, PAGES, TARGETS)
@@ -72,9 +77,9 @@ def test_others_get_no_page_and_hold_up_nobody(authority: Authority, tmp_path: P
 
 
 def test_a_certificate_that_cannot_be_read_leaves_the_other_ways(authority: Authority) -> None:
-    broken = authority.files("here")._replace(cert="/nothing/here.pem")
+    broken = authority.files("here", "worker")._replace(cert="/nothing/here.pem")
     with peer_rig() as rig:
-        here, there = rig.side(tls=broken), rig.side(tls=authority.files("there"))
+        here, there = rig.side(tls=broken), rig.side(tls=authority.files("there", "worker"))
         here.export(1, *PAGES)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: 1 in there.told and 1 in here.told)

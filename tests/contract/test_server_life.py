@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from quire.v1 import tokenizer_pb2_grpc
+from quire_common.channel import sync_channel
+from quire_common.config import ServiceConfig
 from quire_common.errors import InvalidArgument, from_rpc_error
 from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
+from tests.certificates import Authority
 from tests.tiers import deep_after
 
 SERVICE = textwrap.dedent(
@@ -66,9 +71,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def start(tmp_path: Path, kind: str, *flags: str, **env: str) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, kind: str, *flags: str, edit: Callable[[str], str] = str, **env: str
+) -> subprocess.Popen[str]:
     script = tmp_path / "demo.py"
-    script.write_text(KINDS[kind])
+    script.write_text(edit(KINDS[kind]))
     return subprocess.Popen(
         [sys.executable, str(script), *flags],
         stdout=subprocess.PIPE,
@@ -76,6 +83,38 @@ def start(tmp_path: Path, kind: str, *flags: str, **env: str) -> subprocess.Pope
         text=True,
         env={**os.environ, **env},
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_under_mutual_tls_checks_callers_and_its_probe_verifies_its_name(tmp_path: Path, kind: str) -> None:
+    """The demo is a kvstore by the name of its config. A caller with the right to a method reaches the
+    demo's own handler, which is not implemented (INTERNAL)."""
+    authority, address = Authority(tmp_path), f"127.0.0.1:{free_port()}"
+    own = authority.files("own", "kvstore")
+    tls = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", own.ca)
+    process = start(
+        tmp_path, kind, "--listen", address, *tls, edit=lambda text: text.replace("DemoConfig", "KvstoreConfig")
+    )
+    try:
+        told = {}
+        for caller in ("worker", "router"):
+            files = authority.files(caller, caller)
+            config = ServiceConfig(tls_cert=files.cert, tls_key=files.key, tls_ca=files.ca)
+            with contextlib.closing(sync_channel(address, config, "kvstore")) as channel:
+                call: Any = channel.unary_unary("/quire.v1.KvStore/BeginPut")
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(b"", timeout=LIMIT_S, wait_for_ready=True)
+                told[caller] = from_rpc_error(caught.value).code
+        assert told == {"worker": "INTERNAL", "router": "CALLER_NOT_ALLOWED"}
+        for service, code in (("kvstore", 0), ("", 0), ("scheduler", 1)):
+            probe = {"TLS_CERT": own.cert, "TLS_KEY": own.key, "TLS_CA": own.ca, "SERVICE": service}
+            environment = {f"QUIRE_HEALTHCHECK_{name}": value for name, value in probe.items()}
+            command = [sys.executable, "-m", "quire_common.healthcheck", address]
+            assert subprocess.run(command, env={**os.environ, **environment}, check=False).returncode == code, service
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
 
 
 def health(address: str) -> int:

@@ -8,24 +8,29 @@ import grpc
 
 from quire_common.config import ServiceConfig
 from quire_common.telemetry.interceptors import aio_client_interceptors, sync_client_interceptors
-from quire_common.transport import CHANNEL_OPTIONS, channel_credentials
+from quire_common.transport import CHANNEL_OPTIONS, channel_credentials, verified_name
 
 
-def aio_channel(address: str, config: ServiceConfig, own: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+def aio_channel(
+    address: str, config: ServiceConfig, service: str, own: Sequence[tuple[str, int]] = ()
+) -> grpc.aio.Channel:
     """Open a channel for asyncio code. `address` is host:port, or dns:///name:port, whose calls are spread round robin.
-    `own`: gRPC options beside those that all channels have."""
-    options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
+    `service` is the server's: under TLS, its certificate must contain the DNS name of that service. `own`: gRPC options
+    beside those that all channels have."""
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
     credentials = channel_credentials(config)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors(address))
+    options.append(verified_name(service))
     return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors(address))
 
 
-def sync_channel(address: str, config: ServiceConfig) -> grpc.Channel:
-    """Open a channel for code on threads, with TLS if the config has it, and with the client interceptors."""
+def sync_channel(address: str, config: ServiceConfig, service: str) -> grpc.Channel:
+    """Open a channel for code on threads, with TLS if the config has it, and with the client interceptors. `service` is
+    the server's, as in `aio_channel`."""
     credentials = channel_credentials(config)
     if credentials is None:
         channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
     else:
-        channel = grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        channel = grpc.secure_channel(address, credentials, [*CHANNEL_OPTIONS, verified_name(service)])
     return grpc.intercept_channel(channel, *sync_client_interceptors(address))

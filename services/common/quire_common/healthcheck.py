@@ -1,25 +1,35 @@
 """`python -m quire_common.healthcheck HOST:PORT`: exit 0 if the server there says SERVING. For containers and probes.
 
-With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files.
+With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files, and QUIRE_HEALTHCHECK_SERVICE the
+service that listens there, whose name the certificate must contain.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire_common.config import ServiceConfig, load_config
-from quire_common.transport import channel_credentials
+from quire_common.config import ServiceConfig, load_config, option
+from quire_common.transport import channel_credentials, verified_name
 
 _TIMEOUT_S = 2.0
 
 
-def check(address: str, config: ServiceConfig) -> bool:
+@dataclass(frozen=True)
+class HealthcheckConfig(ServiceConfig):
+    """How a probe reaches the service."""
+
+    service: str = option("", "the service that listens at the address; under TLS its name is verified")
+
+
+def check(address: str, config: HealthcheckConfig) -> bool:
     """Whether grpc.health.v1 at `address` (host:port) reports SERVING within two seconds."""
     credentials = channel_credentials(config)
-    make = grpc.insecure_channel if credentials is None else lambda a: grpc.secure_channel(a, credentials)
+    named = [verified_name(config.service)] if config.service else []
+    make = grpc.insecure_channel if credentials is None else lambda a: grpc.secure_channel(a, credentials, named)
     with make(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
@@ -33,7 +43,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m quire_common.healthcheck HOST:PORT\n")
         return 2
-    return 0 if check(sys.argv[1], load_config(ServiceConfig, "healthcheck", [])) else 1
+    return 0 if check(sys.argv[1], load_config(HealthcheckConfig, "healthcheck", [])) else 1
 
 
 if __name__ == "__main__":

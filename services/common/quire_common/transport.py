@@ -9,6 +9,7 @@ import grpc
 
 from quire_common.config import ServiceConfig
 from quire_common.errors import ConfigError
+from quire_common.identity.callers import CallerCheck, caller_check, server_name
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -88,6 +89,13 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
+def callers_of(config: ServiceConfig, server: str) -> CallerCheck | None:
+    """Return the check of the server's callers, or None where the config does not make them show certificates. `server`
+    is a key of CALLERS."""
+    mutual = config.tls_cert and config.tls_key and config.tls_ca
+    return caller_check(server) if mutual else None
+
+
 def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None:
     """Return TLS credentials towards peers if the config names an authority, with our certificate where there is one,
     else None. Raises ConfigError for a file that cannot be read."""
@@ -96,6 +104,12 @@ def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None
     key = _read(config.tls_key, "tls_key") if config.tls_key else None
     certificate = _read(config.tls_cert, "tls_cert") if config.tls_cert else None
     return grpc.ssl_channel_credentials(_read(config.tls_ca, "tls_ca"), key, certificate)
+
+
+def verified_name(service: str) -> tuple[str, str]:
+    """Return the channel option by which gRPC looks for the service's name in the server's certificate, and not for the
+    host that is dialled: discovery gives addresses of containers, which no certificate contains."""
+    return "grpc.ssl_target_name_override", server_name(service)
 
 
 def _read(path: str, what: str) -> bytes:

@@ -29,12 +29,12 @@ def slow_address() -> Iterator[str]:
 
 
 def test_a_slow_way_is_no_refusal_in_threads(slow_address: str) -> None:
-    with contextlib.closing(sync_channel(slow_address, ServiceConfig())) as channel:
+    with contextlib.closing(sync_channel(slow_address, ServiceConfig(), "worker")) as channel:
         assert sync_call(channel, "Unary", b"far") == b"FAR"
 
 
 async def test_a_slow_way_is_no_refusal_in_asyncio(slow_address: str) -> None:
-    async with aio_channel(slow_address, ServiceConfig()) as channel:
+    async with aio_channel(slow_address, ServiceConfig(), "worker") as channel:
         assert await aio_call(channel, "Unary", b"far") == b"FAR"
 
 
@@ -54,7 +54,7 @@ def test_who_refuses_is_soon_tried_again() -> None:
         refusing = threading.Thread(target=refuse)
         refusing.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with contextlib.closing(sync_channel(address, ServiceConfig())) as channel:
+        with contextlib.closing(sync_channel(address, ServiceConfig(), "worker")) as channel:
             while not enough.wait(0.05):
                 with pytest.raises(grpc.RpcError):
                     sync_call(channel, "Unary", b"")

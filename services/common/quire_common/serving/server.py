@@ -38,10 +38,12 @@ from quire_common.telemetry.interceptors import CallGate, aio_server_interceptor
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
-from quire_common.transport import SERVER_OPTIONS, PortLimits, server_credentials
+from quire_common.transport import SERVER_OPTIONS, PortLimits, callers_of, server_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from quire_common.identity.callers import CallerCheck
 
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
@@ -157,11 +159,12 @@ def run_aio(
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits))
 
 
-def public_server(limits: PortLimits | None, gate: CallGate) -> grpc.aio.Server:
-    """Make an asyncio server with the interceptors of all services. `limits` None: a port that only peers reach."""
+def public_server(limits: PortLimits | None, gate: CallGate, callers: CallerCheck | None = None) -> grpc.aio.Server:
+    """Make an asyncio server with the interceptors of all services. `limits` None: a port that only peers reach.
+    `callers` refuses callers by their certificates."""
     receive_timeout_s = limits.receive_timeout_s if limits else 0.0
     return grpc.aio.server(
-        interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s), gate],
+        interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s, callers=callers), gate],
         options=limits.options() if limits else SERVER_OPTIONS,
         maximum_concurrent_rpcs=limits.calls if limits else None,
     )
@@ -190,7 +193,7 @@ async def _serve_aio(
     service: AioService | None = None
     discovery: Discovery | None = None
     gate = CallGate()
-    server = public_server(limits, gate)
+    server = public_server(limits, gate, callers_of(config, name))
     try:
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)
@@ -263,7 +266,8 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
     # Calls beyond the threads wait in gRPC's own queue; beyond this they are refused at once (RESOURCE_EXHAUSTED).
     limit = max_workers * _WAITING_PER_THREAD
-    server = grpc.server(pool, None, sync_server_interceptors(), SERVER_OPTIONS, maximum_concurrent_rpcs=limit)
+    interceptors = sync_server_interceptors(callers=callers_of(config, name))
+    server = grpc.server(pool, None, interceptors, SERVER_OPTIONS, maximum_concurrent_rpcs=limit)
     try:
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)

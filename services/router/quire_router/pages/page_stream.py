@@ -46,7 +46,7 @@ class PageStream:
     async def run(self) -> None:
         """Follow the holder's page events until cancelled; a stream that breaks is opened again after a backoff, one
         with a gap at once. In the end, the holder's pages are forgotten."""
-        channel = aio_channel(self.address, self._config)
+        channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
             while True:

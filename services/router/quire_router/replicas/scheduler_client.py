@@ -9,6 +9,7 @@ from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.credit.hello import ModelInfo, epoch_from_pb, model_from_pb
+from quire_common.identity.callers import SCHEDULER
 from quire_common.ticket import ticket_from_pb
 from quire_router.placement.load import Load
 
@@ -29,7 +30,7 @@ class SchedulerClient:
     """One channel. Calls raise grpc.RpcError."""
 
     def __init__(self, address: str, config: RouterConfig) -> None:
-        self._channel = aio_channel(address, config, _SMALL_WINDOW)
+        self._channel = aio_channel(address, config, SCHEDULER, _SMALL_WINDOW)
         self.stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
 
     async def watch_load(self) -> AsyncIterator[Load]:

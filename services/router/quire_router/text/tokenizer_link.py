@@ -14,6 +14,7 @@ from quire.v1 import tokenizer_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.columns import i32
 from quire_common.errors import internal_error
+from quire_common.identity.callers import TOKENIZER
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
@@ -53,7 +54,7 @@ class TokenizerLink:
         self.info: TokenizerInfo | None = None
         self.healthy = False
         self._timeout_s = config.tokenizer_timeout_s
-        self._channel = aio_channel(address, config)
+        self._channel = aio_channel(address, config, TOKENIZER)
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
         self._stream = TokenizeStream(self.stub, config.tokenizer_timeout_s)
         self._streaming: asyncio.Task[None] | None = None

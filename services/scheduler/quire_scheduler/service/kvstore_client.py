@@ -11,6 +11,7 @@ import grpc
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.errors import as_quire_error
+from quire_common.identity.callers import KVSTORE
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
@@ -39,7 +40,7 @@ class KvstoreClient:
     """One channel."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._channel = aio_channel(config.kvstore, config)
+        self._channel = aio_channel(config.kvstore, config, KVSTORE)
         self._stub = kvstore_pb2_grpc.KvStoreStub(self._channel)
         self._fixed_s = config.kvstore_timeout_ms / 1000
         self._lease_ms = config.kvstore_lease_ms

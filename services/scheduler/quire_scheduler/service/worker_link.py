@@ -19,6 +19,7 @@ from quire_common.channel import aio_channel
 from quire_common.credit import decode_report, encode_grant
 from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
+from quire_common.identity.callers import WORKER
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
 from quire_scheduler.service.liveness_monitor import LivenessMonitor
@@ -49,7 +50,7 @@ class WorkerLink:
         self._attached = attached
         self._address = config.worker
         self._timeouts_s = (config.worker_heartbeat_s, config.worker_timeout_s)
-        self._channel = aio_channel(config.worker, config)
+        self._channel = aio_channel(config.worker, config, WORKER)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._engine = engine
         self._call: Any = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire_common.channel import sync_channel
 from quire_common.errors import QuireError, Unsupported
+from quire_common.identity.callers import KVSTORE
 from quire_common.kv.kv_client import KvClient, LeaseAccess
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.sequence import context_to_pb
@@ -56,7 +57,7 @@ class KvStoreConnector:
     @classmethod
     def connect(cls, setup: AgentSetup) -> KvStoreConnector:
         """Connect to the kvstore on a channel of its own; a thread finds out which transport is open."""
-        client = KvClient(sync_channel(setup.kvstore, setup.service_config()))
+        client = KvClient(sync_channel(setup.kvstore, setup.service_config(), KVSTORE))
         transports = TransportSelector.from_name(setup.kv_transport, setup.kvstore, client)
         transports.probe_in_background()
         return cls(client, transports, bytes.fromhex(setup.namespace), setup.dtype, setup.page_bytes)

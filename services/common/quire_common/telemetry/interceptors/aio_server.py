@@ -23,23 +23,32 @@ from quire_common.telemetry.interceptors.unreadable import Read, reading, requir
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
+    from quire_common.identity.callers import CallerCheck
+
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
 
 
 def aio_server_interceptors(
-    untraced: Collection[str] = UNTRACED, *, receive_timeout_s: float = 0.0
+    untraced: Collection[str] = UNTRACED, *, receive_timeout_s: float = 0.0, callers: CallerCheck | None = None
 ) -> list[grpc.aio.ServerInterceptor]:
     """For `grpc.aio.server(interceptors=...)`."""
-    return [AioServerInterceptor(untraced, receive_timeout_s)]
+    return [AioServerInterceptor(untraced, receive_timeout_s, callers)]
 
 
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
     """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s.
-    `receive_timeout_s`: how long the message of a call with one request may take; 0 is for ever."""
+    `receive_timeout_s`: how long the message of a call with one request may take; 0 is for ever. `callers` sees the
+    peer's certificate before any message is read, and refuses the call with a QuireError."""
 
-    def __init__(self, untraced: Collection[str] = UNTRACED, receive_timeout_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        untraced: Collection[str] = UNTRACED,
+        receive_timeout_s: float = 0.0,
+        callers: CallerCheck | None = None,
+    ) -> None:
         self._untraced = frozenset(name.lstrip("/") for name in untraced)
         self._receive_timeout_s = receive_timeout_s
+        self._callers = callers
         self._wrapped: dict[tuple[str, bool], tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -55,31 +64,34 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         key = path, handler.request_streaming
         cached = self._wrapped.get(key)
         if cached is None or cached[0] is not handler:
-            wrapped = _wrap(handler, ServerMethod(path, self._untraced), self._receive_timeout_s)
+            wrapped = _wrap(handler, ServerMethod(path, self._untraced), self._receive_timeout_s, self._callers)
             cached = self._wrapped[key] = (handler, wrapped)
         return cached[1]
 
 
-def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float) -> Handler:
-    """Return the handler with its behaviour guarded. With a time limit, the one request of a call is read as a
-    stream."""
-    read = reading(receive_timeout_s) if receive_timeout_s and not handler.request_streaming else None
+def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float, callers: CallerCheck | None) -> Handler:
+    """Return the handler with its behaviour guarded. With a time limit or a check of callers, the one request of a call
+    is read as a stream: gRPC by itself would read it before the behaviour runs."""
+    streamed = not handler.request_streaming and (receive_timeout_s > 0 or callers is not None)
+    read = reading(receive_timeout_s or None) if streamed else None
     wrapped: Handler = wrap_handler(
         handler,
-        lambda behaviour: _unary(behaviour, method, read),
-        lambda behaviour: _streaming(behaviour, method, read),
-        streamed=read is not None,
+        lambda behaviour: _unary(behaviour, method, read, callers),
+        lambda behaviour: _streaming(behaviour, method, read, callers),
+        streamed=streamed,
     )
     return wrapped
 
 
-def _unary(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
-    """Wrap a behaviour that returns one response: read and check the request, then run it guarded."""
+def _unary(behaviour: Any, method: ServerMethod, read: Read | None, callers: CallerCheck | None) -> Any:
+    """Wrap a behaviour that returns one response: check the caller, read and check the request, then run it guarded."""
 
     async def unary(request: Any, context: Any) -> Any:
         return await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> Any:
+        if callers is not None:
+            callers(method.path, context.auth_context())
         if read is not None:
             request = await read(request)
         require_readable(request)
@@ -88,14 +100,16 @@ def _unary(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
     return unary
 
 
-def _streaming(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
-    """Wrap a behaviour that streams: read and check the request, then run it guarded. Responses of a generator are
-    written here."""
+def _streaming(behaviour: Any, method: ServerMethod, read: Read | None, callers: CallerCheck | None) -> Any:
+    """Wrap a behaviour that streams: check the caller, read and check the request, then run it guarded. Responses of a
+    generator are written here."""
 
     async def stream(request: Any, context: Any) -> None:
         await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> None:
+        if callers is not None:
+            callers(method.path, context.auth_context())
         if read is not None:
             request = await read(request)
         require_readable(request)

@@ -54,6 +54,7 @@ class ServerMethod:
     """What is the same for all calls of a method."""
 
     def __init__(self, path: str, untraced: Collection[str]) -> None:
+        self.path = path
         self.name = path.lstrip("/")
         self.service, _, self.method = self.name.rpartition("/")
         self.traced = self.name not in untraced

@@ -10,23 +10,30 @@ import grpc
 from quire_common.errors import trailing_metadata
 from quire_common.telemetry.interceptors.handlers import wrap_handler
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
-from quire_common.telemetry.interceptors.unreadable import require_readable
+from quire_common.telemetry.interceptors.unreadable import read_one, require_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from quire_common.identity.callers import CallerCheck
+
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
+    Admit = Callable[[Any, Any], Any]  # of request and context: returns the request, or raises QuireError
 
 
-def sync_server_interceptors(untraced: Collection[str] = UNTRACED) -> list[grpc.ServerInterceptor]:
+def sync_server_interceptors(
+    untraced: Collection[str] = UNTRACED, *, callers: CallerCheck | None = None
+) -> list[grpc.ServerInterceptor]:
     """For `grpc.server(interceptors=...)`."""
-    return [SyncServerInterceptor(untraced)]
+    return [SyncServerInterceptor(untraced, callers)]
 
 
 class SyncServerInterceptor(grpc.ServerInterceptor):
-    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s."""
+    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s.
+    `callers` sees the peer's certificate before any message is read, and refuses the call with a QuireError."""
 
-    def __init__(self, untraced: Collection[str] = UNTRACED) -> None:
+    def __init__(self, untraced: Collection[str] = UNTRACED, callers: CallerCheck | None = None) -> None:
+        self._callers = callers
         self._untraced = frozenset(name.lstrip("/") for name in untraced)
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
@@ -42,33 +49,46 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
         path = handler_call_details.method
         cached = self._wrapped.get(path)
         if cached is None or cached[0] is not handler:
-            cached = self._wrapped[path] = (handler, _wrap(handler, ServerMethod(path, self._untraced)))
+            cached = self._wrapped[path] = (handler, _wrap(handler, ServerMethod(path, self._untraced), self._callers))
         return cached[1]
 
 
-def _wrap(handler: Handler, method: ServerMethod) -> Handler:
-    wrapped: Handler = wrap_handler(handler, lambda b: _unary(b, method), lambda b: _streaming(b, method))
+def _wrap(handler: Handler, method: ServerMethod, callers: CallerCheck | None) -> Handler:
+    """Return the handler with its behaviour guarded. With a check of callers, the one request of a call is read as a
+    stream: gRPC by itself would read it before the behaviour runs."""
+    streamed = callers is not None and not handler.request_streaming
+
+    def admit(request: Any, context: Any) -> Any:
+        if callers is not None:
+            callers(method.path, context.auth_context())
+        if streamed:
+            request = read_one(request)
+        require_readable(request)
+        return request
+
+    wrapped: Handler = wrap_handler(
+        handler, lambda b: _unary(b, method, admit), lambda b: _streaming(b, method, admit), streamed=streamed
+    )
     return wrapped
 
 
-def _unary(behaviour: Any, method: ServerMethod) -> Any:
-    """Wrap a behaviour that returns one response: check the request, then run it guarded."""
+def _unary(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
+    """Wrap a behaviour that returns one response: admit the caller and the request, then run it guarded."""
 
     def unary(request: Any, context: grpc.ServicerContext) -> Any:
         with _guard(method, context):
-            require_readable(request)
-            return behaviour(request, context)
+            return behaviour(admit(request, context), context)
 
     return unary
 
 
-def _streaming(behaviour: Any, method: ServerMethod) -> Any:
-    """Wrap a behaviour that streams: check the request, then run it guarded, and close its generator at the end."""
+def _streaming(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
+    """Wrap a behaviour that streams: admit the caller and the request, then run it guarded, and close its
+    generator at the end."""
 
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         with _guard(method, context):
-            require_readable(request)
-            responses = behaviour(request, context)
+            responses = behaviour(admit(request, context), context)
             try:
                 yield from responses
             finally:

@@ -8,7 +8,7 @@ request that does not come, or comes too slowly, is a typed error too, where a s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from quire_common.errors import DeadlineExceeded, InvalidArgument
@@ -44,9 +44,9 @@ def require_readable(request: Any) -> None:
         )
 
 
-def reading(timeout_s: float) -> Read:
+def reading(timeout_s: float | None) -> Read:
     """Return a function that takes the one request of a call from the stream that it comes by. It raises
-    DeadlineExceeded after `timeout_s`, InvalidArgument where the client sends none."""
+    DeadlineExceeded after `timeout_s` (None: never), InvalidArgument where the client sends none."""
 
     async def read(requests: AsyncIterator[Any]) -> Any:
         try:
@@ -57,6 +57,19 @@ def reading(timeout_s: float) -> Read:
                 "MESSAGE_TIMEOUT", f"The request did not arrive within {timeout_s:g} s.", "Send it faster."
             ) from None
         except StopAsyncIteration:
-            raise InvalidArgument("NO_MESSAGE", "The call has no message.", "Send one request.") from None
+            raise _no_message() from None
 
     return read
+
+
+def read_one(requests: Iterator[Any]) -> Any:
+    """Take the one request of a call from the stream that it comes by, in a thread. Raises InvalidArgument where the
+    client sends none."""
+    try:
+        return next(requests)
+    except StopIteration:
+        raise _no_message() from None
+
+
+def _no_message() -> InvalidArgument:
+    return InvalidArgument("NO_MESSAGE", "The call has no message.", "Send one request.")

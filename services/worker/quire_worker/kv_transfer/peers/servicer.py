@@ -12,10 +12,11 @@ import grpc
 
 from quire.v1 import worker_pb2_grpc
 from quire_common.errors import QuireError
+from quire_common.identity.callers import PEER
 from quire_common.kv_data.connection import DataConnection
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.telemetry.logs import get_logger
-from quire_common.transport import SERVER_OPTIONS, server_credentials
+from quire_common.transport import SERVER_OPTIONS, callers_of, server_credentials
 from quire_worker.kv_transfer.peers.peer_access import GRPC
 from quire_worker.kv_transfer.peers.peer_port import FRAME_S, MAX_SESSIONS
 from quire_worker.kv_transfer.peers.tunnel_stream import read_pieces, shut, tunnel_ends, write_pieces
@@ -68,8 +69,9 @@ _OPTIONS = {
 def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
     """Start the gRPC server on which peers come in; it runs until the process ends. If that fails, the error is logged,
     and peers use other transports or compute the pages."""
+    config = setup.service_config()
     try:
-        credentials = server_credentials(setup.service_config())
+        credentials = server_credentials(config)
     except QuireError as error:
         log.error("no pages go over gRPC", code=error.code, error=error.message, fix=error.fix)
         return
@@ -77,7 +79,7 @@ def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
     server = grpc.server(
         pool,
         options=list(_OPTIONS.items()),
-        interceptors=sync_server_interceptors(),
+        interceptors=sync_server_interceptors(callers=callers_of(config, PEER)),
         maximum_concurrent_rpcs=_MAX_CALLS,
     )
     worker_pb2_grpc.add_PeerServicer_to_server(PeerServicer(port), server)
