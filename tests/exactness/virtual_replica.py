@@ -3,6 +3,7 @@ kvstore, and clients. Sometimes the scheduler is lost and another attaches to th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -153,7 +154,7 @@ class VirtualReplica:
         if ask.abort_us is not None:
             self.time.after(ask.abort_us, lambda: self._abort(place))
         if ask.deadline_us is not None:
-            self.time.at((_deadline_ms(ask) - int(BEGIN_S * 1000)) * 1000, self._changed)
+            self.time.at(ask.at_us + ask.deadline_us + 1, self._changed)
 
     def _ask_after(self, place: int) -> None:
         """The next turn of a conversation comes a while after the end of the one before."""
@@ -165,7 +166,7 @@ class VirtualReplica:
 
     def _submit(self, place: int, sequence: Sequence, attempt: int) -> None:
         ask = self._scenario.asks[place]
-        context = RequestContext(f"r{place}", attempt, ask.tenant, _deadline_ms(ask), ask.priority)
+        context = RequestContext(f"r{place}", attempt, ask.tenant, _deadline_s(ask), ask.priority)
         try:
             self._core.submit(ask.session, place, context, sequence, self.time.now_s)
         except QuireError as error:
@@ -281,9 +282,9 @@ def a_sequence(ask: Ask, subject: Subject, said: np.ndarray | None = None) -> Se
     )
 
 
-def _deadline_ms(ask: Ask) -> int:
-    """In Unix time; 0 where there is none."""
-    return 0 if ask.deadline_us is None else int(BEGIN_S * 1000) + (ask.at_us + ask.deadline_us) // 1000 + 1
+def _deadline_s(ask: Ask) -> float:
+    """On the scheduler's clock."""
+    return math.inf if ask.deadline_us is None else BEGIN_S + (ask.at_us + ask.deadline_us) / 1e6
 
 
 def _config(scenario: Scenario, *, lockstep: bool) -> SchedulerConfig:
