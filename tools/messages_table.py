@@ -260,17 +260,17 @@ def _lines() -> Iterator[str]:
     yield "# Messages between services, and their limits"
     yield ""
     limit = size(MAX_MESSAGE_BYTES)
-    yield "This page is for contributors. Many requests share one gRPC stream. If a message on such a stream is larger"
-    yield f"than gRPC's limit of {limit}, the stream ends, and with it all its requests. So each sender keeps its"
-    yield "messages far below this limit: it divides large content, or refuses it."
+    yield "This page is for contributors. Many requests share one gRPC stream. If one message on a stream is larger"
+    yield f"than gRPC's limit of {limit}, the stream ends, and with it all its requests. So services send much smaller"
+    yield "messages: they divide large content, or refuse it."
     yield ""
-    yield "The tables show how large each message can be. The last column names what ensures this: a file of the code,"
-    yield "an option, or the content itself. `python -m tools.messages_table` generates this page from the protobuf"
-    yield "contracts and from constants in the code."
+    yield "The tables show how large each message can be. The last column says what ensures this limit: a file of the"
+    yield "code, an option, or the content itself. `python -m tools.messages_table` generates this page from the"
+    yield "protobuf contracts and from constants in the code."
     yield ""
     yield "## RPCs"
     yield ""
-    yield "Each RPC has two rows: the request and the response. For a stream, the limit holds for each message."
+    yield "Each RPC has two rows: the request and the response. For a stream, the limit is for each message."
     yield ""
     yield "| RPC | message | at most | ensured by |"
     yield "|---|---|---|---|"
@@ -286,9 +286,9 @@ def _lines() -> Iterator[str]:
     yield "## Frames of data connections"
     yield ""
     payload = size(MAX_PAYLOAD_BYTES)
-    yield "Workers and kvstores exchange KV pages beside gRPC, on *data connections*. A frame on such a connection has"
-    yield f"a head of {FRAME_BYTES} bytes and a payload of at most {payload}. A larger frame ends the connection"
-    yield "(`quire_common/kv_data/frame.py`)."
+    yield "A *data connection* is a TCP or Unix connection on which workers and kvstores exchange KV pages. It carries"
+    yield f"frames. A frame has a head of {FRAME_BYTES} bytes and a payload of at most {payload}. A larger frame is an"
+    yield "error that ends the connection (`quire_common/kv_data/frame.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -297,9 +297,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its KV transfer agent"
     yield ""
-    yield "The KV transfer agent is the worker's helper process that sends and receives pages. The pages lie in the"
-    yield "*ring*, a memory that both processes share. The two processes exchange frames about these pages. A"
-    yield f"frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/kv_transfer/wire.py`)."
+    yield "The KV transfer agent is the worker's helper process that sends and receives pages. Worker and agent pass"
+    yield "pages to each other through the *ring*, a shared memory. They also exchange frames, which say what to do"
+    yield f"with the pages. A frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/kv_transfer/wire.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -308,7 +308,7 @@ def _lines() -> Iterator[str]:
     for title, intro, rows in (
         (
             "KV events over ZeroMQ",
-            "With `--kv-events-config`, a scheduler publishes which pages it stores and removes, in vLLM's format.",
+            "With `--kv-events-config`, a scheduler publishes the changes of its prefix cache, in vLLM's format.",
             ZMQ,
         ),
         ("Redis", "These are the keys that Quire stores in Redis.", REDIS),

@@ -32,8 +32,8 @@ def _lines() -> Iterator[str]:
     yield "# vLLM's options"
     yield ""
     yield "This page is for users of vLLM. `LLM(...)`, `quire serve` and `quire up` accept the option names of vLLM"
-    yield "0.24. The tables show what Quire does with each option. A name that is in no table is an error, which"
-    yield "suggests the most similar name. `quire serve --help` also lists the options that only Quire has."
+    yield "0.24. The tables show what Quire does with each option. If an option is in no table, Quire prints an error"
+    yield "that suggests the most similar name. `quire serve --help` also lists the options that only Quire has."
     yield ""
     yield "`python -m tools.vllm_options_table` generates this page from the tables in `quire/vllm_options.py` and"
     yield "`quire/engine_options.py`."
@@ -63,19 +63,19 @@ _SECTIONS = (
     (
         "Translated",
         "translated",
-        "Quire does what these options ask for by an option of its own.",
+        "Quire has the features of these options under other names. It sets its own option instead.",
         "| option | meaning | Quire's option |",
     ),
     (
         "Ignored",
         "accepted",
-        "These options are accepted and have no effect.",
+        "Quire accepts these options, but they have no effect.",
         "| option | why it has no effect |",
     ),
     (
         "Accepted with some values only",
         "neutral values",
-        "The values in the second column ask for what Quire does anyway. Any other value is an error.",
+        "Quire accepts only the values in the second column, which are what it does anyway. Other values are an error.",
         "| option | accepted values | why other values are refused | what to do instead |",
     ),
     (
