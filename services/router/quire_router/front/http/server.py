@@ -21,6 +21,9 @@ _BACKLOG = 2048
 # The kernel's own default grows to megabytes for every client that reads slowly, and for every body that is not read.
 _SEND_BUFFER_BYTES = 256 * 1024
 _RECEIVE_BUFFER_BYTES = 128 * 1024
+# Longer than load balancers and client libraries keep an idle connection (60 s and less), so that they close it first.
+# A server that closes first loses the request that is on its way.
+KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
@@ -74,6 +77,7 @@ class HttpServer:
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=1,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 ssl_certfile=ssl_certfile or None,
                 ssl_keyfile=ssl_keyfile or None,
             )
