@@ -129,6 +129,7 @@ ENGINE_OPTIONS = (
         "type of the weights: auto, bfloat16, float16 or float32; a GPU has only bfloat16",
         "NAME",
     ),
+    _to("quantize", "worker", "int8: on a CPU, quantize weights of floats when they are loaded; or none", "NAME"),
     _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
     _to(
         "hf-overrides",

@@ -76,6 +76,21 @@ def _swap_space(value: Any) -> Mapping[str, Any]:
     return {"kv-offloading-size": value} if size else {}
 
 
+_GGUF_ONLY = "quantized weights are read from GGUF files only."
+
+
+def _quantization(value: Any) -> Mapping[str, Any]:
+    """Translate quantization: int8 to --quantize. Raises Unsupported for others."""
+    if _plain(value) == "int8":
+        return {"quantize": "int8"}
+    raise Unsupported(
+        "UNSUPPORTED_OPTION",
+        f"quantization {value} is not supported: {_GGUF_ONLY}",
+        "Serve a GGUF file, or give int8, which quantizes weights of floats when they are loaded, on a CPU.",
+        param="quantization",
+    )
+
+
 # Fields that only say which CUDA graphs are captured, or how torch compiles; they change no answer.
 _COMPILATION_FIELDS = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_num_of_warmups"}
 _NO_GRAPHS = ("none", "0")
@@ -118,7 +133,6 @@ _LORA = "LoRA adapters are not served."
 _MERGE = "Serve a checkpoint into which the adapter is merged."
 _TOOLS = "tool calls are not extracted from answers."
 _MEDIA = "only text is served."
-_GGUF_ONLY = "quantized weights are read from GGUF files only."
 _WITHOUT = "This option needs {}, which is refused."
 
 
@@ -159,7 +173,14 @@ VLLM_OPTIONS = (
     _neutral("code-revision", "main none", "code of a model is never run."),
     _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
     _refused("hf-config-path", "config.json is read from the model's folder."),
-    _neutral("quantization", "none gguf", _GGUF_ONLY, "Serve a GGUF file.", "q"),
+    VllmOption(
+        "quantization",
+        "int8 quantizes weights when they are loaded. None and gguf ask for what the model's file has.",
+        "`--quantize`",
+        ("none", "gguf"),
+        translate=_quantization,
+        aliases=("q",),
+    ),
     _switch("allow-deprecated-quantization", "false", _GGUF_ONLY),
     _neutral("tensor-parallel-size", "1", _ONE_GPU, _REPLICAS, "tp"),
     _neutral("pipeline-parallel-size", "1", _ONE_GPU, _REPLICAS, "pp"),

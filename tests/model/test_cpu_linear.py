@@ -18,7 +18,7 @@ from quire_common.gguf.block_kinds import KIND_NAMED
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.cpu.simd import HAS_AVX512
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Weight, quantize_int8
+from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Weight
 from quire_worker.weights.gguf.dequantize import READABLE_KINDS
 
 SHAPE = HeadShape(4, 2, 32, 32**-0.5)
@@ -139,14 +139,6 @@ def test_avx2_and_avx512_compute_the_same_bits() -> None:
     command = [sys.executable, "-c", "from tests.model.test_cpu_linear import digest; print(digest())"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == [digest().split()[0], "False"]
-
-
-def test_int8_linear_matches_float64_values(ops: CpuOps) -> None:
-    dense = DenseWeight(torch.randn(40, 72, generator=torch.Generator().manual_seed(1)))
-    packed = quantize_int8(dense)
-    x = torch.randn(5, 72, generator=torch.Generator().manual_seed(2))
-    wanted = x.double() @ (packed.data.double() * packed.scale.double()[:, None]).T
-    assert torch.allclose(ops.linear(x, ops.prepare(packed)).double(), wanted, atol=1e-4)
 
 
 def test_unprepared_weight_is_refused(ops: CpuOps) -> None:

@@ -16,7 +16,7 @@ from quire_worker.model.rope import inverse_frequencies, rope_tables
 from quire_worker.ops.interface import HeadShape, Ops, QkNormWeights, RopeTables
 from quire_worker.ops.torch_plan import TorchPlan
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.weight import DenseWeight, quantize_int8
+from quire_worker.ops.weight import DenseWeight
 
 PAGE, HEADS, KV_HEADS, DIM, LAYERS = 16, 6, 2, 8, 3
 EPS = 1e-5
@@ -70,21 +70,6 @@ def test_embedding_and_head(ops: TorchOps) -> None:
     logits = x @ weight.T
     assert torch.allclose(ops.lm_head(x, DenseWeight(weight), 0.0), logits, atol=1e-6)
     assert torch.allclose(ops.lm_head(x, DenseWeight(weight), 3.0), 3 * torch.tanh(logits / 3), atol=1e-6)
-
-
-@pytest.mark.parametrize("bias", [None, randn(40, seed=9)])
-def test_int8_weights(ops: TorchOps, bias: Tensor | None) -> None:
-    dense = DenseWeight(randn(40, 64), bias)
-    dense.data[7] = 0.0
-    packed = quantize_int8(dense)
-    assert packed.data.dtype == torch.int8 and packed.outputs == dense.outputs == 40
-    restored = packed.data.float() * packed.scale[:, None]
-    # Rounding to nearest: half a step at most, in every weight.
-    assert ((restored - dense.data).abs() <= packed.scale[:, None] * 0.5001).all()
-    x = randn(16, 64, seed=3)
-    wanted = functional.linear(x, restored, bias)
-    assert torch.allclose(ops.linear(x, packed), wanted, atol=1e-4)
-    assert (ops.linear(x, packed) - ops.linear(x, dense)).abs().max() < 0.3
 
 
 def test_rope_variants() -> None:

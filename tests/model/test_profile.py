@@ -12,11 +12,12 @@ import torch
 
 from quire.__main__ import main as quire_main
 from quire_common.errors import ConfigError
+from quire_common.gguf.block_kinds import KIND_NAMED
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.weight import DenseWeight, Int8Weight
+from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight
 from quire_worker.profile.cost import Attended, Cost, attention_cost, controls_cost, gated_product_cost, product_cost
 from quire_worker.profile.floor import Peak, floor_us
 from quire_worker.profile.kernel_parts import by_part, costs_behind
@@ -101,22 +102,27 @@ def test_attention_of_a_prompt_counts_half_of_its_square() -> None:
     assert decode.bytes == 32 * (1024 * 2 * 8 * 128 + 2 * 16 * 128) * 2 and decode.flops == 32 * 4 * 16 * 128 * 1024
 
 
+def int8_blocks(outputs: int, inputs: int) -> StoredRows:
+    kind = KIND_NAMED["Q8_0"]
+    return StoredRows(kind, torch.zeros(outputs, inputs // kind.values * kind.num_bytes, dtype=torch.uint8))
+
+
 def test_a_weight_costs_what_is_stored_of_it() -> None:
     """Whatever is computed with, and scales and biases too."""
     data, bias = torch.zeros(4096, 1024, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
     flops, rows = 2 * 32 * 1024 * 4096, 32 * (1024 + 4096)
     assert product_cost(32, DenseWeight(data), 2) == Cost(1, 2 * 4096 * 1024 + 2 * rows, flops)
     assert product_cost(32, DenseWeight(data), 4) == Cost(1, 2 * 4096 * 1024 + 4 * rows, flops)
-    small = Int8Weight(data.to(torch.int8), torch.ones(4096), bias)
-    assert product_cost(32, small, 2) == Cost(1, 4096 * 1024 + (4 + 2) * 4096 + 2 * rows, flops)
+    small = StoredWeight((int8_blocks(4096, 1024),), bias)
+    assert product_cost(32, small, 2) == Cost(1, 4096 * 32 * 34 + 2 * 4096 + 2 * rows, flops)
 
 
 def test_a_gated_product_writes_half_of_its_outputs() -> None:
     weight = torch.zeros(2 * 3072, 1024, dtype=torch.bfloat16)
     moved = 2 * (6144 * 1024 + 8192 * (1024 + 3072))
     assert gated_product_cost(8192, DenseWeight(weight), 2) == Cost(1, moved, 2 * 8192 * 1024 * 6144)
-    small = Int8Weight(weight.to(torch.int8), torch.ones(6144))
-    assert gated_product_cost(32, small, 2) == Cost(1, 6144 * (1024 + 4) + 2 * 32 * 4096, 2 * 32 * 1024 * 6144)
+    small = StoredWeight((int8_blocks(6144, 1024),))
+    assert gated_product_cost(32, small, 2) == Cost(1, 6144 * 32 * 34 + 2 * 32 * 4096, 2 * 32 * 1024 * 6144)
 
 
 def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:

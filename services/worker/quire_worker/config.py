@@ -69,6 +69,12 @@ class WorkerConfig(ServiceConfig):
         "and float32 keep each value of the file, and activations are float32 always; a GPU has bfloat16 alone",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    quantize: str = option(
+        "none",
+        "int8, on the CPU: linear and embedding weights of floats become int8 blocks of 32 values at load; none: "
+        "weights are computed with as the file has them",
+        choices=("none", "int8"),
+    )
     load_format: str = option(
         "auto",
         "format of the weights; auto: as --model is a folder or a GGUF file; dummy: random weights",

@@ -37,6 +37,7 @@ from quire_worker.weights.checkpoint import Checkpoint, raise_for_gguf_files
 from quire_worker.weights.gguf.config_fields import read_config as read_gguf_config
 from quire_worker.weights.gguf.loader import block_kinds as gguf_block_kinds
 from quire_worker.weights.gguf.loader import load_gguf
+from quire_worker.weights.int8_blocks import int8_specs, quantize_int8
 from quire_worker.weights.loader import DUMMY_KIND, load_checkpoint, load_dummy
 from quire_worker.weights.loader import block_kinds as checkpoint_block_kinds
 from quire_worker.weights.parameter_store import ParameterStore
@@ -44,6 +45,7 @@ from quire_worker.weights.rounding import check_rounded, rounded_kinds
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantize = Literal["none", "int8"]
 CAPABILITIES = (
     "greedy", *(each.name for each in DRAW_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
@@ -72,6 +74,8 @@ class LoadOptions:
     """Or fp8, fp8_e4m3."""
     dtype: DType = "auto"
     """bfloat16, float16: linear and embedding weights of a wider or another float type are rounded to it."""
+    quantize: Quantize = "none"
+    """int8: linear and embedding weights of floats become int8 blocks."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields that replace those of config.json; null removes one."""
 
@@ -182,6 +186,10 @@ def load_model(
     if rounded:
         check_rounded(store, [each for each in source.parameters if (each.role, each.layer) in rounded])
         digest = xxhash.xxh3_128(digest + options.dtype.encode()).digest()
+    if options.quantize == "int8" and (changed := int8_specs(source.parameters, kinds | rounded)):
+        with torch.inference_mode():
+            quantize_int8(store, changed)
+        digest = xxhash.xxh3_128(digest + options.quantize.encode()).digest()
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
     pool = PagePool.of_bytes(group, options.page_size, options.kv_cache_bytes)

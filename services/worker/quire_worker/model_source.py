@@ -65,7 +65,7 @@ def load_configured(
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
     import torch
 
-    from quire_worker.loading import LoadFormat, LoadOptions, load_model
+    from quire_worker.loading import LoadFormat, LoadOptions, Quantize, load_model
 
     # torch's own choice follows affinity, and knows no quota.
     torch.set_num_threads(config.torch_threads or min(torch.get_num_threads(), usable_cores()))
@@ -79,6 +79,7 @@ def load_configured(
         attention_backend=config.attention_backend,
         kv_cache_dtype=config.kv_cache_dtype,
         dtype=cast("DType", config.dtype),
+        quantize=cast("Quantize", config.quantize),
         hf_overrides=parse_object(config.hf_overrides, "--hf-overrides") if config.hf_overrides else {},
     )
     processors = load_processors(config.logits_processors, Path(config.model))
@@ -120,7 +121,8 @@ def _load_on_gpu(
     show: Callable[[Decoder[Any], Tensor], None],
 ) -> ServedModel:
     """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
-    later. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than bfloat16."""
+    later. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than bfloat16,
+    or for --quantize."""
     import torch
 
     if config.dtype not in ("auto", "bfloat16"):
@@ -129,6 +131,13 @@ def _load_on_gpu(
             f"--dtype {config.dtype} is not supported on a GPU, whose kernels compute in bfloat16.",
             "Leave it out, or give --device cpu.",
             param="dtype",
+        )
+    if config.quantize != "none":
+        raise Unsupported(
+            "UNSUPPORTED_QUANTIZATION",
+            f"--quantize {config.quantize} is not supported on a GPU.",
+            "Leave it out, or give --device cpu.",
+            param="quantize",
         )
     if not torch.cuda.is_available():
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,11 @@ def test_the_routers_redis_is_on_no_command_line() -> None:
     assert not any("secret" in part for part in spec.command("router", dict.fromkeys((*SERVICES, "http"), 1)))
     assert spec.environment("router")["QUIRE_ROUTER_REDIS"] == url
     assert "QUIRE_ROUTER_REDIS" not in spec.environment("kvstore")
+
+
+@pytest.mark.parametrize(("value", "flags"), [("int8", {"worker": {"quantize": "int8"}}), ("gguf", {}), (None, {})])
+def test_quantization_int8_quantizes_at_load(value: str | None, flags: dict[str, Any]) -> None:
+    assert stack_flags({"quantization": value}) == flags
 
 
 def test_what_is_not_served_is_refused() -> None:

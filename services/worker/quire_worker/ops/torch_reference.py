@@ -21,7 +21,7 @@ from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depe
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
 from quire_worker.ops.torch_plan import TorchPlan, plan_step
-from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredWeight, Weight, as_dense
+from quire_worker.ops.weight import DenseWeight, StoredWeight, Weight, as_dense
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
@@ -87,9 +87,6 @@ class TorchOps:
         return self.rms_norm(residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        if isinstance(weight, Int8Weight):
-            product = self._gemm(x, weight.data.to(torch.float32), None).mul_(weight.scale)
-            return product if weight.bias is None else product.add_(weight.bias)
         dense = as_dense(weight)
         return self._gemm(x, dense.data, dense.bias)
 

@@ -40,33 +40,6 @@ class DenseWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """Weight-only int8 with one scale per output: weight[o, i] = data[o, i] * scale[o]."""
-
-    data: Tensor
-    """[outputs, inputs] int8."""
-    scale: Tensor
-    """[outputs] float32."""
-    bias: Tensor | None = None
-    """[outputs]."""
-
-    @property
-    def outputs(self) -> int:
-        """Size of the result's last axis."""
-        return self.data.shape[0]
-
-    @property
-    def inputs(self) -> int:
-        """Values of a row."""
-        return self.data.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that one linear call reads."""
-        return self.data.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
 class StoredRows:
     """Rows of one tensor, as its file has them."""
 
@@ -152,7 +125,7 @@ class TiledWeight:
         return sum(segment.num_bytes for segment in self.segments) + self.bias.nbytes
 
 
-Weight = DenseWeight | Int8Weight | StoredWeight | TiledWeight
+Weight = DenseWeight | StoredWeight | TiledWeight
 
 
 def as_dense(weight: Weight) -> DenseWeight:
@@ -160,11 +133,3 @@ def as_dense(weight: Weight) -> DenseWeight:
     if not isinstance(weight, DenseWeight):
         raise TypeError(f"{type(weight).__name__} is not supported here; a DenseWeight is needed")
     return weight
-
-
-def quantize_int8(weight: DenseWeight) -> Int8Weight:
-    """Symmetric rounding to nearest; an output whose weights are all zero keeps scale 1."""
-    largest = weight.data.abs().amax(dim=1).to(torch.float32)
-    scale = torch.where(largest > 0, largest / 127.0, torch.ones_like(largest))
-    data = (weight.data.to(torch.float32) / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return Int8Weight(data, scale, weight.bias)

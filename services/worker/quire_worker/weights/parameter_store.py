@@ -73,6 +73,10 @@ class ParameterStore:
         part = self._stored.get((spec.packed, spec.layer), {}).get(spec.role)
         return part.data if part is not None and part.kind == kind else None
 
+    def replace(self, spec: ParameterSpec, rows: StoredRows) -> None:
+        """Store a parameter in another kind. It must be stored by itself already."""
+        self._stored[spec.packed, spec.layer][spec.role] = rows
+
     def get(self, packed: str, layer: int) -> Tensor | None:
         """A packed tensor, or None where the model has none of that role."""
         return self._packed.get((packed, layer))

@@ -17,7 +17,7 @@ from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.arrays import Float32
 from quire_worker.ops.cpu.linear import BLOCK_SIZE, Scales
 from quire_worker.ops.cpu.simd import LANES
-from quire_worker.ops.weight import DenseWeight, Int8Weight, StoredRows, StoredWeight, TiledWeight, Tiles
+from quire_worker.ops.weight import DenseWeight, StoredRows, StoredWeight, TiledWeight, Tiles
 from quire_worker.weights.gguf.dequantize import is_quantised, quants
 
 _EMPTY: Final = np.zeros(0, np.float32)
@@ -30,19 +30,16 @@ _CHUNK_ROWS: Final = 64 * LANES
 """Rows that are repacked at once. The bound limits the memory that repacking takes beside the tiles."""
 
 
-def tile_weight(weight: DenseWeight | Int8Weight | StoredWeight) -> TiledWeight:
+def tile_weight(weight: DenseWeight | StoredWeight) -> TiledWeight:
     """Repack a weight. If a part other than the last one does not end at a tile boundary, all parts become float32."""
     blocks = -(-weight.inputs // BLOCK_SIZE)
-    if isinstance(weight, Int8Weight):
-        segments = [_tile_int8(weight, blocks)]
-    else:
-        parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)
-        if any(part.data.shape[0] % LANES for part in parts[:-1]):
-            parts = [_as_floats(torch.cat([part.values() for part in parts]))]
-        segments, first_output = [], 0
-        for same_kind in _group_by_kind(parts):
-            segments.append(_tile_rows(same_kind, first_output, blocks))
-            first_output += segments[-1].num_tiles * LANES
+    parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)
+    if any(part.data.shape[0] % LANES for part in parts[:-1]):
+        parts = [_as_floats(torch.cat([part.values() for part in parts]))]
+    segments, first_output = [], 0
+    for same_kind in _group_by_kind(parts):
+        segments.append(_tile_rows(same_kind, first_output, blocks))
+        first_output += segments[-1].num_tiles * LANES
     bias = np.zeros(sum(segment.num_tiles for segment in segments) * LANES, np.float32)
     if weight.bias is not None:
         bias[: weight.outputs] = weight.bias.to(torch.float32).numpy()
@@ -73,16 +70,6 @@ def _tile_rows(parts: Sequence[StoredRows], first_output: int, blocks: int) -> T
     scale = np.concatenate([chunk[2].reshape(-1) for chunk in chunks])
     offset = np.concatenate([chunk[3].reshape(-1) for chunk in chunks])
     return Tiles(chunks[0][0], data, *_as_float16_if_exact(scale, offset), first_output, -(-len(raw) // LANES))
-
-
-def _tile_int8(weight: Int8Weight, blocks: int) -> Tiles:
-    tiles = -(-weight.outputs // LANES)
-    data = np.zeros((tiles * LANES, blocks * BLOCK_SIZE), np.int8)
-    data[: weight.outputs, : weight.inputs] = weight.data.numpy()
-    scale = np.zeros((tiles * LANES, blocks, 1), np.float32)
-    scale[: weight.outputs] = weight.scale.numpy()[:, None, None]
-    by_block = data.reshape(len(data), blocks, BLOCK_SIZE)
-    return Tiles("int8", _lanes_last(by_block).reshape(-1), _lanes_last(scale).reshape(-1), _EMPTY, 0, tiles)
 
 
 def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
