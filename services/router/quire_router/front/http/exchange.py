@@ -65,11 +65,12 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; and
-    `www-authenticate` for 401."""
+    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; beside it
+    `retry-after-ms`, which OpenAI's clients prefer; and `www-authenticate` for 401."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+        headers.append((b"retry-after-ms", str(math.ceil(max(1.0, error.retry_after_s) * 1000)).encode()))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from quire_common.sequence import RequestContext
     from quire_scheduler.core.request import Request
 
 
@@ -32,6 +33,9 @@ class QueuePolicy(Protocol):
 
     def room(self, tenant: str, max_waiting: int) -> bool:
         """Whether one more request of the tenant may wait, by the policy's own rule; the total is bounded elsewhere."""
+
+    def requests_ahead(self, context: RequestContext) -> float:
+        """About how many of those inside would be handed out before a new request of this tenant and priority."""
 
     def __len__(self) -> int:
         """Requests inside that still wait."""

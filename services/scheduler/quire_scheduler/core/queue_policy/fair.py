@@ -7,8 +7,12 @@ counter among the active, so that absence earns no credit; what it took shortly 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
 
 from quire_scheduler.core.request import Request, State
+
+if TYPE_CHECKING:
+    from quire_common.sequence import RequestContext
 
 _REMEMBERED = 4096
 _SWEEP = 64
@@ -83,6 +87,13 @@ class FairQueue:
         tenant's flood refuses only itself."""
         tenants = len(self._waiting) + (tenant not in self._waiting)
         return self._waiting.get(tenant, 0) < max(max_waiting // (tenants + 1), 1)
+
+    def requests_ahead(self, context: RequestContext) -> float:
+        """Return about how many requests are served until the tenant's own and one more are, each tenant in turn."""
+        tenant = context.tenant
+        tenants = len(self._waiting) + (tenant not in self._waiting)
+        own = self._waiting.get(tenant, 0)
+        return min(len(self), own + (own + 1) * (tenants - 1))
 
     def __len__(self) -> int:
         return sum(self._waiting.values())
