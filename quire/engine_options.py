@@ -113,7 +113,7 @@ ENGINE_OPTIONS = (
         (("scheduler", "max-num-batched-tokens"), ("worker", "max-num-batched-tokens")),
         "largest number of tokens in one step (one forward pass)",
     ),
-    _to("scheduling-policy", "scheduler", "order of waiting requests: fcfs, priority or fair", "NAME"),
+    _to("scheduling-policy", "scheduler", "order of waiting requests: fair, the default, fcfs or priority", "NAME"),
     _to("long-prefill-token-threshold", "scheduler", "largest number of tokens of one prompt in a step"),
     _to("max-num-partial-prefills", "scheduler", "largest number of prompts that are partly computed at the same time"),
     _to("max-num-seqs", "worker", "largest number of sequences in a step"),

@@ -17,7 +17,9 @@ class SchedulerConfig(ServiceConfig):
     """The brain of one engine replica: queue, KV pages and grants for one worker."""
 
     worker: str = option("", "host:port of this replica's worker")
-    scheduling_policy: str = option("fcfs", "who runs next", choices=tuple(sorted(POLICIES)))
+    scheduling_policy: str = option(
+        "fair", "who runs next: by tenants' shares, arrival or priority", choices=tuple(sorted(POLICIES))
+    )
     max_waiting: int = option(1024, "requests that may wait; more are refused with 429", at_least=1)
     max_queue_wait_s: float = option(
         0.0,

@@ -59,10 +59,11 @@ class RequestChecks:
         if deadline_s <= now:
             raise deadline_error()
         wait_s = self._expected_wait.wait_s(context)
-        if len(self._waiting) >= self._max_waiting:
+        free = self._max_waiting - len(self._waiting)
+        if free <= 0:
             message = f"{len(self._waiting)} requests wait already, which is the most."
             raise _overloaded("QUEUE_FULL", message, wait_s * _PLACE_SHARE)
-        if not self._waiting.policy.room(context.tenant, self._max_waiting):
+        if not self._waiting.policy.room(context, free):
             message = "Too many requests of this tenant wait already."
             raise _overloaded("TENANT_QUEUE_FULL", message, wait_s * _PLACE_SHARE)
         if not len(sequence.output_ids):

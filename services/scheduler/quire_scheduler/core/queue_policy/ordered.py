@@ -65,10 +65,10 @@ class OrderedQueue:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]
             heapq.heapify(self._heap)
 
-    def charge(self, tenant: str, tokens: int) -> None:
+    def charge(self, context: RequestContext, tokens: int) -> None:
         """Tenants are alike here."""
 
-    def room(self, tenant: str, max_waiting: int) -> bool:
+    def room(self, context: RequestContext, free: int) -> bool:
         """Tenants are alike here."""
         return True
 
