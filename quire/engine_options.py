@@ -44,8 +44,8 @@ def _kvstore(own: str, help_text: str, metavar: str = "N") -> EngineOption:
 
 ENGINE_OPTIONS = (
     _to("served-model-name", "router", "names that clients may use for the model, comma separated", "NAME"),
-    _to("ssl-keyfile", "router", "PEM key of the HTTP server", "FILE"),
-    _to("ssl-certfile", "router", "PEM certificate of the HTTP server", "FILE"),
+    _to("ssl-keyfile", "router", "PEM key of the public ports", "FILE"),
+    _to("ssl-certfile", "router", "PEM certificate of the public ports, HTTP and gRPC", "FILE"),
     _switch("vllm-grpc", "router", "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica"),
     _to("api-server-count", "router", "router processes that share the HTTP port", own="http-workers"),
     _to(

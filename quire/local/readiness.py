@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -64,12 +65,15 @@ async def follow_load(address: str, report: Report) -> None:
 
 async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
     """Return when GET /readyz answers 200."""
-    while not await asyncio.to_thread(_readyz, host, port, tls):
+    while await asyncio.to_thread(http_get, host, port, "/readyz", tls=tls) is None:
         await asyncio.sleep(_RETRY_S)
 
 
-def _readyz(host: str, port: int, tls: bool) -> bool:
-    """Whether GET /readyz answers 200 now. The certificate is not checked."""
+def http_get(
+    host: str, port: int, path: str, *, tls: bool, headers: Mapping[str, str] = MappingProxyType({})
+) -> bytes | None:
+    """Return the body of a GET of a router on this host; None where it answers no 200. The certificate is not
+    checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.
         context = ssl.create_default_context()
@@ -81,9 +85,10 @@ def _readyz(host: str, port: int, tls: bool) -> bool:
     else:
         connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.client.OK
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.read() if answer.status == http.client.OK else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

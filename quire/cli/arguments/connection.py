@@ -15,12 +15,16 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
     stack_arguments.add_name(parser)
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="PEM authority of the router's certificate; turns TLS on")
+    parser.add_argument(
+        "--tls-server-name", metavar="NAME", help="name in the router's certificate (default: the host of the address)"
+    )
 
 
 def connect(args: argparse.Namespace) -> Client:
     """Open a client of the Quire that is meant. Raises FailedPrecondition where nothing runs here and no address was
     given."""
-    return Client(find_address(args), api_key=api_key(args))
+    return Client(find_address(args), api_key=api_key(args), tls_ca=args.tls_ca, tls_server_name=args.tls_server_name)
 
 
 def api_key(args: argparse.Namespace) -> str | None:
@@ -39,5 +43,12 @@ def find_address(args: argparse.Namespace) -> str:
     if state is None:
         raise FailedPrecondition(
             "NOT_RUNNING", f"No stack named {args.name!r} runs here.", "Start one with `quire up`, or give --address."
+        )
+    if state.http.startswith("https:") and not args.tls_ca:
+        raise FailedPrecondition(
+            "TLS_CA_MISSING",
+            f"The stack {args.name!r} serves with TLS.",
+            "Give the authority of its certificate with --tls-ca, and a name in it with --tls-server-name.",
+            param="tls_ca",
         )
     return state.grpc
