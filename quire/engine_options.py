@@ -46,6 +46,12 @@ ENGINE_OPTIONS = (
     _to("served-model-name", "router", "names that clients may use for the model, comma separated", "NAME"),
     _to("ssl-keyfile", "router", "PEM key of the public ports", "FILE"),
     _to("ssl-certfile", "router", "PEM certificate of the public ports, HTTP and gRPC", "FILE"),
+    EngineOption(
+        "insecure",
+        (("router", "insecure"), ("scheduler", "insecure")),
+        "let other hosts reach the stack's ports without TLS",
+        switch=True,
+    ),
     _switch("vllm-grpc", "router", "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica"),
     _to("api-server-count", "router", "router processes that share the HTTP port", own="http-workers"),
     _to(

@@ -182,16 +182,19 @@ class StackSpec:
             flags[_KV_EVENTS] = kv_events_of(events, self.members_of(service).index(member))
         return flags
 
-    def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
+    def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str | bool]:
         """Return the flags that tell a member its address, its model and its peers."""
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}
-        common = {
+        common: dict[str, str | bool] = {
             "listen": at[member],
             "log-format": "json",
             "drain-timeout-s": str(self.drain_timeout_s),
         }
         if member != service_of(member):
             common["instance"] = member
+        if member in self.hosts:  # a private network's, which other hosts do not reach
+            common["insecure"] = True
+        own: dict[str, str | bool]
         match service_of(member):
             case "worker":
                 threads = str(_worker_threads(len(self.members_of("worker"))))

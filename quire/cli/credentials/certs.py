@@ -8,7 +8,7 @@ from pathlib import Path
 
 HELP = "make an authority and the certificates of all services"
 # As in quire_common.identity.callers, which this package does not import.
-IDENTITIES = ("router", "tokenizer", "scheduler", "worker", "kvstore", "operator")
+IDENTITIES = ("router", "tokenizer", "scheduler", "worker", "kvstore", "operator", "metrics")
 URI = "spiffe://quire/{}"
 DNS = "{}.quire.internal"
 _HERE = ("localhost", "127.0.0.1", "::1")

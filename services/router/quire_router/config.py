@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_common.config import ServiceConfig, option
+from quire_common.config import ServiceConfig, option, split_address
+from quire_common.identity.exposure import require_private
 from quire_common.identity.tls_files import TlsFiles
 from quire_router.placement.registry import PLACEMENTS
 from quire_router.principal import MOST_PER_MINUTE
@@ -131,3 +132,12 @@ def public_tls(config: RouterConfig) -> TlsFiles:
     if config.ssl_certfile or config.ssl_keyfile:
         return TlsFiles(config.ssl_certfile, config.ssl_keyfile)
     return TlsFiles(config.tls_cert, config.tls_key)
+
+
+def refuse_plain_ports(config: RouterConfig) -> None:
+    """Raise ConfigError where an HTTP port would be open to other hosts without TLS."""
+    secured, fix = bool(config.ssl_certfile), "Give --ssl-certfile and --ssl-keyfile"
+    require_private(config, config.host, "host", secured=secured, fix=fix)
+    if config.metrics_listen:
+        host, _ = split_address(config.metrics_listen, "--metrics-listen")
+        require_private(config, host, "metrics_listen", secured=secured, fix=fix)

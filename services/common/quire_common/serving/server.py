@@ -31,6 +31,7 @@ from quire_common.config import ServiceConfig, explain_config, load_config, spli
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.identity.exposure import require_private
 from quire_common.serving.aio_health import AioHealth
 from quire_common.serving.heaps import bound_heaps
 from quire_common.serving.settled import settle
@@ -353,8 +354,9 @@ def _bind(
     fail: Callable[[QuireError], None],
 ) -> BoundServer:
     """Bind the address of --listen, and return what the service may know of it. Raises ConfigError where the port is
-    taken or a TLS file cannot be read."""
+    taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
+    require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)
     try:
         if credentials is None:
@@ -395,8 +397,11 @@ async def _announce(config: ServiceConfig, name: str, bound: BoundServer) -> Dis
 
 
 def _serve_metrics(config: ServiceConfig) -> None:
-    if config.metrics_listen:
-        serve_metrics(config.metrics_listen)
+    if not config.metrics_listen:
+        return
+    tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
+    require_private(config, host, "metrics_listen", secured=tls.any_pair)
+    serve_metrics(config.metrics_listen, tls if tls.any_pair else None)
 
 
 def _service_name(config: ServiceConfig) -> str:
