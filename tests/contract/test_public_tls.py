@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import httpx
@@ -16,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import quire
-from quire.cli.arguments.connection import find_address
+from quire.cli.arguments.connection import find_server
 from quire.local.ports import free_ports
 from tests.certificates import HOST, Authority, TlsFiles
 
@@ -99,11 +100,13 @@ def test_internal_ports_still_ask_for_certificates(tmp_path: Path) -> None:
 
 
 def test_commands_ask_for_the_authority_of_a_local_stack_with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = SimpleNamespace(http="https://127.0.0.1:8000", grpc="127.0.0.1:50050")
+    state = SimpleNamespace(http="https://127.0.0.1:8000", grpc="127.0.0.1:50050", tls_folder="")
     monkeypatch.setattr("quire.local.state.StateDirectory.running", lambda self: state)
-    asked = SimpleNamespace(address="", name="quire", tls_ca=None)
+    asked: Any = SimpleNamespace(address="", name="quire", tls_ca=None, tls_server_name=None)
     with pytest.raises(quire.QuireError, match="TLS") as caught:
-        find_address(asked)  # type: ignore[arg-type]  # what it reads of the arguments
+        find_server(asked)
     assert caught.value.code == "TLS_CA_MISSING"
     asked.tls_ca = "ca.pem"
-    assert find_address(asked) == state.grpc  # type: ignore[arg-type]  # the same
+    assert find_server(asked) == (state.grpc, "ca.pem", None)
+    asked.tls_ca, state.tls_folder = None, "/certs"
+    assert find_server(asked) == (state.grpc, "/certs/public-ca.pem", "localhost")
