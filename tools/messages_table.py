@@ -82,14 +82,14 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "session_outgoing.py, `--max-body-bytes` and the model's context",
         ),
         (
-            f"{size(PIECE_BYTES)}, or one larger row or ticket ({_TICKET}); {size(MOST_JOINED_BYTES)} if several steps "
-            "wait for the router and are joined",
+            f"{size(PIECE_BYTES)}, or more for one sequence or one ticket ({_TICKET}); {size(MOST_JOINED_BYTES)} if "
+            "several steps wait for the router and are joined",
             "output_split.py, session.py",
         ),
     ),
     "Scheduler.GenerateTokens": (
         ("4 bytes per token of the sequence, and its logit controls", _CHANNEL),
-        (f"{size(PIECE_BYTES)}, or one larger row", "output_split.py"),
+        (f"{size(PIECE_BYTES)}, or more for one sequence", "output_split.py"),
     ),
     "Scheduler.GetModelInfo": (_SMALL, _MODEL),
     "Scheduler.WatchLoad": (_SMALL, ("below 2 KiB", "load_watch.py cuts texts to 500 characters")),
@@ -169,7 +169,7 @@ DATA_FRAMES: Mapping[FrameKind, tuple[str, str]] = {
     FrameKind.DAMAGED: ("reports a page that arrived damaged", _NONE),
     FrameKind.MAP: ("asks for the file descriptor of the other side's memory (Unix sockets only)", _NONE),
     FrameKind.LEND: ("passes a file descriptor of the sender's memory (Unix sockets only)", _NONE),
-    FrameKind.TAKE: ("says that a page to store lies in the memory of LEND", _NONE),
+    FrameKind.TAKE: ("says that a page to store lies in the memory that LEND passed", _NONE),
     FrameKind.DONE: ("says that the reader needs nothing more of the lease", _NONE),
     FrameKind.LOCATE: ("asks where pages lie in the memory that the ticket names", _NONE),
     FrameKind.AGENT: ("asks for the NIXL agent of the other side", _NONE),
@@ -197,7 +197,7 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
     AgentFrameKind.CANCEL: ("cancels all earlier transfers", _NONE),
     AgentFrameKind.PING: ("asks whether the agent is alive", _NONE),
     AgentFrameKind.CUT: ("cancels one transfer", _NONE),
-    AgentFrameKind.OFFERED: ("says how many pages of an export are complete on the device", "4 bytes"),
+    AgentFrameKind.OFFERED: ("says how many pages for other workers are complete on the device", "4 bytes"),
     AgentFrameKind.FETCHED: ("says how many pages the engine has read from another worker's memory", "4 bytes"),
     AgentFrameKind.READY: ("says that the agent has started", _NONE),
     AgentFrameKind.WANTED: ("asks the engine to put pages into the ring", "4 bytes per page"),
@@ -206,7 +206,7 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
     AgentFrameKind.ENDED: ("ends a transfer, with the number of complete pages", "8 bytes"),
     AgentFrameKind.PONG: ("answers PING", _NONE),
     AgentFrameKind.FETCH: ("asks the engine to read pages from another worker's memory", "4 bytes per page"),
-    AgentFrameKind.KEPT: ("says how many of these pages are valid", "4 bytes"),
+    AgentFrameKind.KEPT: ("says how many of the FETCHED pages are valid", "4 bytes"),
 }
 # ZeroMQ messages and Redis values: name, limit and enforcer.
 ZMQ = (
@@ -216,7 +216,11 @@ ZMQ = (
         "event_pump.py",
     ),
     ("snapshot: topic, number, part of the snapshot", "1,024 pages", "page_names.py"),
-    ("request for missed events: client, empty frame, number", "8 bytes; others are dropped", "zmq_publisher.py"),
+    (
+        "request for missed events: client, empty frame, number",
+        "8 bytes; malformed requests are dropped",
+        "zmq_publisher.py",
+    ),
     (
         "missed events: client, empty frame, number, batch",
         "as for events; the last `buffer_steps` (10,000) batches are kept",
