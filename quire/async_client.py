@@ -27,12 +27,13 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         tls_ca: str | None = None,
+        tls_server_name: str | None = None,
         reconnect_s: float = channel.RECONNECT_S,
     ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
         self._metadata = channel.metadata(api_key)
-        secure, options = channel.credentials(tls_ca), channel.options(address)
+        secure, options = channel.credentials(tls_ca), channel.options(address, tls_server_name)
         aio = grpc.aio
         self._channel = (
             aio.insecure_channel(address, options) if secure is None else aio.secure_channel(address, secure, options)

@@ -12,7 +12,7 @@ HEALTH_TIMEOUT_S = 5.0
 # How long a client tries to take up a stream that broke.
 RECONNECT_S = 30.0
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-OPTIONS: list[tuple[str, int]] = [
+OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # A router that hangs is noticed: keepalive alone never does, the ping timeout does.
@@ -28,9 +28,11 @@ OPTIONS: list[tuple[str, int]] = [
 _LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
 
 
-def options(address: str) -> list[tuple[str, int]]:
-    """Channel arguments for an address."""
-    return [*OPTIONS, ("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else OPTIONS
+def options(address: str, tls_server_name: str | None = None) -> list[tuple[str, int | str]]:
+    """Channel arguments for an address. `tls_server_name`: the name to look for in the server's certificate."""
+    named = [("grpc.ssl_target_name_override", tls_server_name)] if tls_server_name else []
+    direct = [("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else []
+    return [*OPTIONS, *named, *direct]
 
 
 def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:

@@ -22,6 +22,8 @@ class Client:
     """Thread-safe. Every failure is a `quire.QuireError` (code, message, fix, request id). Closes as a context.
 
     A stream that breaks in its middle goes on over a new connection, for as long as `reconnect_s` without news.
+    `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on. `tls_server_name`
+    is the name in that certificate, where it is not the host of the address.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class Client:
         *,
         api_key: str | None = None,
         tls_ca: str | None = None,
+        tls_server_name: str | None = None,
         reconnect_s: float = channel.RECONNECT_S,
     ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
         self._metadata = channel.metadata(api_key)
-        secure, options = channel.credentials(tls_ca), channel.options(address)
+        secure, options = channel.credentials(tls_ca), channel.options(address, tls_server_name)
         self._channel = (
             grpc.insecure_channel(address, options) if secure is None else grpc.secure_channel(address, secure, options)
         )

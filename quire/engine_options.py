@@ -44,8 +44,14 @@ def _kvstore(own: str, help_text: str, metavar: str = "N") -> EngineOption:
 
 ENGINE_OPTIONS = (
     _to("served-model-name", "router", "names that clients may use for the model, comma separated", "NAME"),
-    _to("ssl-keyfile", "router", "PEM key of the HTTP server", "FILE"),
-    _to("ssl-certfile", "router", "PEM certificate of the HTTP server", "FILE"),
+    _to("ssl-keyfile", "router", "PEM key of the public ports", "FILE"),
+    _to("ssl-certfile", "router", "PEM certificate of the public ports, HTTP and gRPC", "FILE"),
+    EngineOption(
+        "insecure",
+        (("router", "insecure"), ("scheduler", "insecure")),
+        "let other hosts reach the stack's ports without TLS",
+        switch=True,
+    ),
     _switch("vllm-grpc", "router", "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica"),
     _to("api-server-count", "router", "router processes that share the HTTP port", own="http-workers"),
     _to(
@@ -113,7 +119,7 @@ ENGINE_OPTIONS = (
         (("scheduler", "max-num-batched-tokens"), ("worker", "max-num-batched-tokens")),
         "largest number of tokens in one step (one forward pass)",
     ),
-    _to("scheduling-policy", "scheduler", "order of waiting requests: fcfs, priority or fair", "NAME"),
+    _to("scheduling-policy", "scheduler", "order of waiting requests: fair, the default, fcfs or priority", "NAME"),
     _to("long-prefill-token-threshold", "scheduler", "largest number of tokens of one prompt in a step"),
     _to("max-num-partial-prefills", "scheduler", "largest number of prompts that are partly computed at the same time"),
     _to("max-num-seqs", "worker", "largest number of sequences in a step"),

@@ -24,8 +24,9 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.v1 import inference_pb2
 
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
-# What a connection that broke, or a router that goes away, looks like; a service that says why it refused has a code.
-_BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING"})
+# What a connection that broke, a router that goes away, and one that has just started and knows no peers yet look like;
+# any other code says why a service has refused.
+_BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING", "NO_HEALTHY_REPLICA", "NO_TOKENIZER"})
 
 Params = SamplingParams | BeamSearchParams
 

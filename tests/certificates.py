@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +53,12 @@ class Authority:
         self.ca = str(folder / f"{name}.pem")
         self._write(self.ca, certificate)
 
-    def files(self, name: str, identity: str = "") -> TlsFiles:
-        """A new certificate, with the URI and the DNS name of `identity` if that is given."""
+    def files(self, name: str, identity: str = "", dns: Sequence[str] = ()) -> TlsFiles:
+        """A new certificate, with the URI and the DNS name of `identity` if that is given, and the names `dns`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(HOST))]
+        names += map(x509.DNSName, dns)
         if identity:
             names += [x509.UniformResourceIdentifier(identity_uri(identity)), x509.DNSName(server_name(identity))]
         here = x509.SubjectAlternativeName(names)

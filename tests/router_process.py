@@ -57,7 +57,7 @@ class RouterProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_ROUTER_")}
         command = [sys.executable, "-m", "quire_router", *self._flags]
-        return subprocess.Popen(command, cwd=ROOT, env=environ, stderr=self._log)
+        return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=self._log)
 
     def send(self, number: signal.Signals) -> None:
         """Send the process a signal."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "vllm-options.md"
 # Options of ENGINE_OPTIONS that vLLM does not have.
-_OURS = ("kvstore-", "lockstep", "paced", "batch-invariant", "vllm-grpc", "share-prefix", "redis", "requests-per",
-         "tokens-per", "metrics-", "max-body", "max-n", "request-timeout", "worker-timeout", "torch-threads",
-         "log-level", "device", "api-key-file")  # fmt: skip  # a list of beginnings
+_OURS = ("insecure", "kvstore-", "lockstep", "paced", "batch-invariant", "vllm-grpc", "share-prefix", "redis",
+         "requests-per", "tokens-per", "metrics-", "max-body", "max-n", "request-timeout", "worker-timeout",
+         "torch-threads", "log-level", "device", "api-key-file")  # fmt: skip  # a list of beginnings
 _EXACT = ("max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills")
 
 

@@ -26,7 +26,10 @@ NAMES = (
     "bench",
     "profile",
     "key",
+    "certs",
 )
+# Those that are in a folder of their own.
+_FOLDERS = {"key": "credentials", "certs": "credentials"}
 
 
 class Command(Protocol):
@@ -43,4 +46,5 @@ class Command(Protocol):
 
 def load(name: str) -> Command:
     """Modules import what is heavy inside `run`, so that `--help` is instant."""
-    return cast(Command, importlib.import_module(f"quire.cli.{name.replace('-', '_')}"))
+    folder = f"{_FOLDERS[name]}." if name in _FOLDERS else ""
+    return cast(Command, importlib.import_module(f"quire.cli.{folder}{name.replace('-', '_')}"))

@@ -63,12 +63,13 @@ def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler
     error."""
     import grpc
 
+    from quire.local.service_tls import sync_channel
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
     from quire.wire import read_error
 
     request = scheduler_pb2.SetRoleRequest(role=role, drain_timeout_ms=max(1, round(timeout_s * 1e3)))
     address = _address(state, name)
-    with grpc.insecure_channel(address) as channel:
+    with sync_channel(address, "scheduler", state.tls_folder) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         try:
             answer: scheduler_pb2.SetRoleResponse = stub.SetRole(request, timeout=timeout_s + _ANSWER_S)
@@ -81,9 +82,10 @@ def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
     """Return a scheduler's present load; None where it does not answer."""
     import grpc
 
+    from quire.local.service_tls import sync_channel
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-    with grpc.insecure_channel(_address(state, name)) as channel:
+    with sync_channel(_address(state, name), "scheduler", state.tls_folder) as channel:
         loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(scheduler_pb2.WatchLoadRequest(), timeout=_LOOK_S)
         try:
             load: scheduler_pb2.Load | None = next(iter(loads), None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.local.service_tls import aio_channel
 from quire.v1 import worker_pb2, worker_pb2_grpc
 
 # How soon a port that nobody listens on yet is tried again.
@@ -27,15 +28,10 @@ _OPTIONS = [
 Report = Callable[[str, float, str], None]
 
 
-@asynccontextmanager
-async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(address, _OPTIONS) as channel:
-        yield channel
-
-
-async def wait_serving(address: str) -> None:
-    """Return when the server at the address says SERVING; wait for the port too."""
-    async with _channel(address) as channel:
+async def wait_serving(address: str, service: str, tls_folder: str = "") -> None:
+    """Return when the service at the address says SERVING; wait for the port too. `tls_folder`: certificates of the
+    stack."""
+    async with aio_channel(address, service, tls_folder, _OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             try:
@@ -46,9 +42,9 @@ async def wait_serving(address: str) -> None:
                 await asyncio.sleep(_RETRY_S)
 
 
-async def follow_load(address: str, report: Report) -> None:
+async def follow_load(address: str, report: Report, tls_folder: str = "") -> None:
     """Report the phases of a worker's loading (phase, 0..1 or -1, detail) until it is ready or has failed."""
-    async with _channel(address) as channel:
+    async with aio_channel(address, "worker", tls_folder, _OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         while True:
             try:
@@ -64,12 +60,15 @@ async def follow_load(address: str, report: Report) -> None:
 
 async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
     """Return when GET /readyz answers 200."""
-    while not await asyncio.to_thread(_readyz, host, port, tls):
+    while await asyncio.to_thread(http_get, host, port, "/readyz", tls=tls) is None:
         await asyncio.sleep(_RETRY_S)
 
 
-def _readyz(host: str, port: int, tls: bool) -> bool:
-    """Whether GET /readyz answers 200 now. The certificate is not checked."""
+def http_get(
+    host: str, port: int, path: str, *, tls: bool, headers: Mapping[str, str] = MappingProxyType({})
+) -> bytes | None:
+    """Return the body of a GET of a router on this host; None where it answers no 200. The certificate is not
+    checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.
         context = ssl.create_default_context()
@@ -81,9 +80,10 @@ def _readyz(host: str, port: int, tls: bool) -> bool:
     else:
         connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.client.OK
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.read() if answer.status == http.client.OK else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.errors import StartFailed
 from quire.local.events import Died, Event, Progress, Restarted
@@ -33,7 +34,8 @@ class Roster:
 
     def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
         self.children: dict[str, ChildProcess] = {}
-        self.state = StackState(spec.name, uuid.uuid4().hex, spec.model, ProcessId.of(os.getpid()))
+        own = ProcessId.of(os.getpid())
+        self.state = StackState(spec.name, uuid.uuid4().hex, spec.model, own, tls_folder=spec.tls_folder)
         self._spec = spec
         self._directory = directory
         self._emit = emit
@@ -83,10 +85,14 @@ class Roster:
         service = service_of(name)
         address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
+        folder = self._spec.tls_folder
         if service == "worker":
-            loading = asyncio.create_task(follow_load(address, lambda *progress: self._loading(name, *progress)))
+            loading = asyncio.create_task(follow_load(address, partial(self._loading, name), folder))
         try:
-            await wait_serving(address)
+            if (
+                service != "router" or not self._tls
+            ):  # under TLS, the router's HTTP says the same without a check of names
+                await wait_serving(address, service, folder)
             if service == "router":
                 self._progress(name, "connecting")
                 await wait_http_ready(self._spec.reached_at("http"), self._ports["http"], tls=self._tls)
@@ -186,4 +192,4 @@ class Roster:
 
     @property
     def _tls(self) -> bool:
-        return bool(self._spec.flags.get("router", {}).get("ssl-certfile"))
+        return bool(self._spec.tls_folder or self._spec.flags.get("router", {}).get("ssl-certfile"))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import InvalidArgument
 from quire.local.gpus import gpu_environment
 from quire.local.page_cache import kvstore_environment
+from quire.local.service_tls import service_flags
 
 if TYPE_CHECKING:
     from quire.local.private_network import PrivateNetwork
@@ -63,6 +64,8 @@ class StackSpec:
     # Addresses of members in network namespaces of their own; the others are on this machine's.
     hosts: Mapping[str, str] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
+    # What `quire certs` wrote: services talk under mutual TLS then, and the public ports have TLS. Empty: no TLS.
+    tls_folder: str = ""
     # Ends when the process that started it does.
     owned: bool = True
     # An owned stack's directory may go when it has ended well.
@@ -182,16 +185,21 @@ class StackSpec:
             flags[_KV_EVENTS] = kv_events_of(events, self.members_of(service).index(member))
         return flags
 
-    def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
+    def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str | bool]:
         """Return the flags that tell a member its address, its model and its peers."""
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}
-        common = {
+        common: dict[str, str | bool] = {
             "listen": at[member],
             "log-format": "json",
             "drain-timeout-s": str(self.drain_timeout_s),
         }
         if member != service_of(member):
             common["instance"] = member
+        if member in self.hosts:  # a private network's, which other hosts do not reach
+            common["insecure"] = True
+        if self.tls_folder:
+            common |= service_flags(self.tls_folder, service_of(member))
+        own: dict[str, str | bool]
         match service_of(member):
             case "worker":
                 threads = str(_worker_threads(len(self.members_of("worker"))))

@@ -57,6 +57,8 @@ class StackState:
     phase: str = "starting"
     http: str = ""
     grpc: str = ""
+    # Certificates of the stack; empty: it has none.
+    tls_folder: str = ""
     services: dict[str, ServiceState] = field(default_factory=dict)
 
     def set_addresses(self, http: str, grpc: str) -> None:

@@ -2,7 +2,8 @@
 
 SOAK_SECONDS: how long; 600 unless said. Conversations share their beginnings, and their pages leave the devices for the
 kvstore's memory, disk and Redis. Members of the first replica are hit in the first half, those of the second one in the
-second, when the kvstore is not killed either: so each has a life that is long enough to see whether it grows.
+second, when the kvstore is not killed either: so each has a life that is long enough to see whether it grows. Beside
+them run canaries: requests of which each has a mark and an answer of its own, which no other request may get.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.canaries import Canaries, asking
 from tests.chaos.faults import Saboteur
 from tests.chaos.growth import LEAST_LIFE_S, Growth
 from tests.chaos.judge import STREAMS, assert_unharmed
@@ -30,6 +32,8 @@ __all__ = ["redis_server"]
 pytestmark = pytest.mark.slow
 # Pages of a device: fewer than the conversations have.
 _DEVICE_PAGES = "250"
+# Streams of requests of which each has a mark of its own.
+CANARIES = 4
 # A shorter soak may not get to the bottom of the tiers.
 _LONG_S = 300
 # Of the kvstore's memory and disk: a hundred, and a hundred and fifty of the paced worker's pages.
@@ -75,9 +79,15 @@ async def test_soak_of_random_faults_leaks_nothing(seed: int, tmp_path: Path, re
             saboteur, tiers = Saboteur(rig, load, seed), TierSaboteur(rig, folder, redis_server, proxy, seed)
             growth = Growth(rig)
             watching = [asyncio.create_task(growth.watch()), asyncio.create_task(tiers.look())]
+            canaries = Canaries(rig.stack.grpc, CANARIES, seed)
             load.start()
-            await disturb(rig, saboteur, tiers, seed, seconds)
+            async with asking(canaries):
+                await disturb(rig, saboteur, tiers, seed, seconds)
             await load.finish()
+            print(f"{canaries.answered} canaries answered, {len(canaries.crossed)} crossed")
+            assert not canaries.errors, "\n".join(canaries.errors[:20])
+            assert not canaries.crossed, "\n".join(canaries.crossed[:20])
+            assert canaries.answered >= seconds
             print(f"{load.answers} answers, {load.tokens} tokens, {len(load.failures)} bad\n{saboteur.summary()}")
             print(f"of the kvstore: {dict(tiers.faults)}")
             assert_unharmed(load, saboteur)

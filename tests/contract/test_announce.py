@@ -42,7 +42,7 @@ async def test_tokenizer_announces_itself_and_leaves(redis_server: RedisServer) 
 def test_an_address_that_nobody_can_dial_is_refused(redis_server: RedisServer) -> None:
     command = [sys.executable, "-m", "quire_tokenizer", "--model", str(MODEL), "--discovery", redis_server.url]
     done = subprocess.run(
-        [*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, "--insecure", "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 2
     assert "ADVERTISE_MISSING" in done.stderr.splitlines()[-1]

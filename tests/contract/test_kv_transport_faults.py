@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import QuireError
 from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.kv_connector import ATTACH_S
 from quire_worker.kv_transfer.setup import AgentSetup
 from tests.contract.kv_agent_side import EACH, FAST, agent_side
 from tests.contract.kvstore_process import Connection, KvstoreProcess
@@ -125,6 +127,22 @@ def stores(store: Callable[..., int]) -> bool:
         return store(A) == 8
     except QuireError:
         return False
+
+
+@pytest.mark.parametrize("choice", FAST)
+def test_a_kvstore_that_hangs_is_a_miss_soon(choice: str) -> None:
+    """A request waits for its load."""
+    with kvstore() as process, agent_side(process.address, choice, page_bytes=PAGE_BYTES) as transfer_agent:
+        assert transfer_agent.store(A) == 8
+        lease = transfer_agent.look_up(A)
+        process.child.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        try:
+            assert transfer_agent.load(A, lease) == 0
+        finally:
+            process.child.send_signal(signal.SIGCONT)
+        assert time.monotonic() - began_s < ATTACH_S + 1.0
+        assert transfer_agent.load(A, transfer_agent.look_up(A)) == 8
 
 
 @pytest.mark.parametrize("choice", deep_after(1, EACH))

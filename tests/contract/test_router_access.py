@@ -40,6 +40,21 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+async def test_weight_of_the_key_goes_to_the_scheduler(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"heavy").hexdigest()
+    file.write_text(f"keys:\n- {{name: heavy, sha256: {digest}, weight: 7}}\n")
+    async with router_rig(api_key_file=str(file), api_key=("light",)) as rig:
+        for key in ("heavy", "light"):
+            rig.http.headers.update(bearer(key))
+            assert (await rig.complete("a", max_tokens=1)).status_code == 200
+            request = ib.GenerateRequest(text="a", max_tokens=1)
+            async for _ in rig.inference.Generate(request, metadata=(("authorization", f"Bearer {key}"),)):
+                pass
+    assert [submit.context.tenant_weight for submit in rig.scheduler.submits] == [7, 7, 0, 0], "0 is 1"
+    assert len({submit.context.tenant for submit in rig.scheduler.submits}) == 2
+
+
 def admin_client(rig: RouterRig) -> httpx.AsyncClient:
     assert rig.router.admin.http is not None
     return httpx.AsyncClient(base_url=f"http://{rig.router.admin.http.address}", timeout=60, trust_env=False)

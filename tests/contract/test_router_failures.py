@@ -111,6 +111,7 @@ async def test_scheduler_refusal_is_passed_to_the_client() -> None:
         for extra in ({}, {"stream": True}):
             refused = await rig.complete("abc", **extra)
             assert refused.status_code == 429 and refused.headers["retry-after"] == "7"
+            assert refused.headers["retry-after-ms"] == "7000"
             assert refused.json()["error"]["code"] == "QUEUE_FULL"
         await until(lambda: nothing_left(rig))
 

@@ -106,11 +106,12 @@ def test_a_process_under_mutual_tls_checks_callers_and_its_probe_verifies_its_na
                     call(b"", timeout=LIMIT_S, wait_for_ready=True)
                 told[caller] = from_rpc_error(caught.value).code
         assert told == {"worker": "INTERNAL", "router": "CALLER_NOT_ALLOWED"}
-        for service, code in (("kvstore", 0), ("", 0), ("scheduler", 1)):
-            probe = {"TLS_CERT": own.cert, "TLS_KEY": own.key, "TLS_CA": own.ca, "SERVICE": service}
+        own_name = {"SERVICE": "scheduler", "SERVER_NAME": "kvstore.quire.internal"}
+        for named, code in (({"SERVICE": "kvstore"}, 0), ({}, 0), ({"SERVICE": "scheduler"}, 1), (own_name, 0)):
+            probe = {"TLS_CERT": own.cert, "TLS_KEY": own.key, "TLS_CA": own.ca, **named}
             environment = {f"QUIRE_HEALTHCHECK_{name}": value for name, value in probe.items()}
             command = [sys.executable, "-m", "quire_common.healthcheck", address]
-            assert subprocess.run(command, env={**os.environ, **environment}, check=False).returncode == code, service
+            assert subprocess.run(command, env={**os.environ, **environment}, check=False).returncode == code, named
     finally:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=LIMIT_S)

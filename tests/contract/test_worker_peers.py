@@ -226,7 +226,7 @@ def test_peer_port_address_follows_the_flags() -> None:
 def test_worker_on_all_interfaces_names_its_routes_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for own, told in (("10.0.0.7", [b"10.0.0.7"]), ("", [])):
         monkeypatch.setattr(peer_listeners, "own_host", lambda family, own=own: own)
-        door = PeerListeners(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
+        door = PeerListeners(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp", insecure=True))
         assert [address.descriptor.rpartition(b":")[0] for address in door.addresses] == told
         door.close()
 

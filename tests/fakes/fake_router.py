@@ -28,6 +28,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.sampling_defaults = common_pb2.SamplingDefaults()
         # After so many responses each, the next streams break.
         self.breaks: list[int] = []
+        # What a resumed stream breaks with: a code of ours; empty: as a connection does.
+        self.breaks_with = ""
         self.running, self.most_running = 0, 0
         self.together = threading.Barrier(1)
         self._lock = threading.Lock()
@@ -55,6 +57,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         broken_after = self.breaks.pop(0) if self.breaks else None
         responses = (response for index in range(request.n) for response in self._count(request, index))
         for number, response in enumerate(responses):
+            if number == broken_after and self.breaks_with and request.HasField("resume"):
+                abort(context, grpc.StatusCode.UNAVAILABLE, self.breaks_with)
             if number == broken_after:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             yield response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from quire.cli.arguments import stack_arguments
 from quire.client import Client
@@ -15,12 +16,17 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
     stack_arguments.add_name(parser)
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="PEM authority of the router's certificate; turns TLS on")
+    parser.add_argument(
+        "--tls-server-name", metavar="NAME", help="name in the router's certificate (default: the host of the address)"
+    )
 
 
 def connect(args: argparse.Namespace) -> Client:
     """Open a client of the Quire that is meant. Raises FailedPrecondition where nothing runs here and no address was
     given."""
-    return Client(find_address(args), api_key=api_key(args))
+    address, tls_ca, name = find_server(args)
+    return Client(address, api_key=api_key(args), tls_ca=tls_ca, tls_server_name=name)
 
 
 def api_key(args: argparse.Namespace) -> str | None:
@@ -28,16 +34,27 @@ def api_key(args: argparse.Namespace) -> str | None:
     return args.api_key or os.environ.get("QUIRE_API_KEY")
 
 
-def find_address(args: argparse.Namespace) -> str:
-    """Return the gRPC address of the Quire that is meant: --address, or that of the running stack called --name. Raises
-    FailedPrecondition where no such stack runs."""
+def find_server(args: argparse.Namespace) -> tuple[str, str | None, str | None]:
+    """Return the gRPC address of the Quire that is meant, the authority of its certificate (None: no TLS) and the name
+    in that: of --address, or of the running stack called --name. Raises FailedPrecondition where no such stack runs, or
+    nothing says how to verify it."""
+    from quire.local.service_tls import PUBLIC_CA, PUBLIC_NAME
     from quire.local.state import StateDirectory
 
     if args.address:
-        return str(args.address)
+        return str(args.address), args.tls_ca, args.tls_server_name
     state = StateDirectory(args.name).running()
     if state is None:
         raise FailedPrecondition(
             "NOT_RUNNING", f"No stack named {args.name!r} runs here.", "Start one with `quire up`, or give --address."
         )
-    return state.grpc
+    if args.tls_ca or not state.http.startswith("https:"):
+        return state.grpc, args.tls_ca, args.tls_server_name
+    if not state.tls_folder:
+        raise FailedPrecondition(
+            "TLS_CA_MISSING",
+            f"The stack {args.name!r} serves with TLS.",
+            "Give the authority of its certificate with --tls-ca, and a name in it with --tls-server-name.",
+            param="tls_ca",
+        )
+    return state.grpc, str(Path(state.tls_folder) / PUBLIC_CA), PUBLIC_NAME

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from quire.engine_options import ENGINE_OPTIONS, OPTION_NAMES, stack_flags
 from quire.errors import InvalidArgument
-from quire.local.spec import LOOPBACK, StackSpec
+from quire.local.service_tls import check_folder
+from quire.local.spec import LOOPBACK, SERVICES, StackSpec
 from quire.local.state import DEFAULT_NAME
 from quire.models import default_model, find_model
 from quire.vllm_options import VLLM_OPTIONS
@@ -27,6 +29,12 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=LOOPBACK, help="address of the HTTP and gRPC servers (default: %(default)s)")
     parser.add_argument("--grpc-port", type=int, default=0, metavar="N", help="port of gRPC (default: a free one)")
     parser.add_argument("--api-key", action="append", default=[], metavar="KEY", help="credential; may be repeated")
+    parser.add_argument(
+        "--tls-folder",
+        default="",
+        metavar="FOLDER",
+        help="certificates that `quire certs` made: mutual TLS between services, TLS on the public ports",
+    )
     parser.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="time to drain (default: %(default)s)"
     )
@@ -82,6 +90,8 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
     `fetch` is false."""
     for key in args.api_key:
         _check_api_key(key)
+    if args.tls_folder:
+        check_folder(args.tls_folder, SERVICES)
     # Refused, where it cannot be, before a model is fetched.
     shape = StackSpec(
         name=args.name,
@@ -90,6 +100,7 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         port=port,
         grpc_port=args.grpc_port,
         api_keys=tuple(args.api_key),
+        tls_folder=args.tls_folder and str(Path(args.tls_folder).absolute()),
         owned=owned,
         replicas=args.replicas if args.replicas is not None else int(not (args.prefill or args.decode)),
         prefill=args.prefill,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import urllib.parse
 from typing import Any
 
 from quire.cli.output.terminal import paint
-from quire.client import Client
 from quire.local.events import Ready
+from quire.local.readiness import http_get
 from quire.local.spec import StackSpec
 from quire.models import is_conversational
 
@@ -17,9 +18,7 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
     """Ask the stack for its model, and print where the stack is, and a command that asks it something."""
     http = ready.http
     key = spec.api_keys[0] if spec.api_keys else None
-    with Client(ready.grpc, api_key=key) as client:
-        models = client.models()
-    name = models[0].name if models else spec.model
+    name = _served_name(http, key) or spec.model
     path, asked = _example(spec.model)
     body = json.dumps({"model": name, **asked, "max_tokens": 40})
     headers = ["-H", "Content-Type: application/json"]
@@ -30,6 +29,15 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
     curl = shlex.join(["curl", "-s", *insecure, f"{http}{path}", *headers, "-d", body])
     print(f"\nQuire serves {paint(name, 'bold')} after {ready.seconds:.1f} s:\n")
     print(f"  HTTP  {paint(http, 'cyan')}\n  gRPC  {ready.grpc}\n\nTry it:\n\n  {curl}\n", flush=True)
+
+
+def _served_name(http: str, key: str | None) -> str:
+    """Return the name of the first model that the router lists; empty where it lists none."""
+    url = urllib.parse.urlsplit(http)
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    body = http_get(url.hostname or "", url.port or 0, "/v1/models", tls=url.scheme == "https", headers=headers)
+    models = json.loads(body)["data"] if body else []
+    return str(models[0]["id"]) if models else ""
 
 
 def _example(model: str) -> tuple[str, dict[str, Any]]:

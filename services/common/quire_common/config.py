@@ -70,6 +70,7 @@ class ServiceConfig:
     tls_cert: str = option("", "PEM certificate of this service; with tls_key turns TLS on")
     tls_key: str = option("", "PEM key of this service")
     tls_ca: str = option("", "PEM authority that peers must be signed by (mutual TLS)")
+    insecure: bool = option(False, "let other hosts reach ports of this service without TLS")
 
 
 def load_config(

@@ -22,6 +22,7 @@ other exceptions reach them as INTERNAL, with their text in the logs only.
 from __future__ import annotations
 
 import math
+import random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "quire"
 _MAX_TEXT = 2000
+_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 
 class QuireError(Exception):
@@ -145,6 +147,13 @@ class ConfigError(QuireError):
 
 class Internal(QuireError):
     """A bug or a broken invariant."""
+
+
+def spread_retry_s(wait_s: float) -> float:
+    """Return a time for `retry_after_s`: at least `wait_s`, within one second and one minute, and up to half longer by
+    chance. So clients that were refused together do not return together."""
+    least_s = min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)
+    return round(least_s * random.uniform(1.0, 1.5), 1)
 
 
 _BY_GRPC: dict[grpc.StatusCode, type[QuireError]] = {

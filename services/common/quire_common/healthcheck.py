@@ -1,7 +1,8 @@
 """`python -m quire_common.healthcheck HOST:PORT`: exit 0 if the server there says SERVING. For containers and probes.
 
 With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files, and QUIRE_HEALTHCHECK_SERVICE the
-service that listens there, whose name the certificate must contain.
+service that listens there, whose name the certificate must contain. For a public certificate, which has another name,
+QUIRE_HEALTHCHECK_SERVER_NAME gives that name.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ class HealthcheckConfig(ServiceConfig):
     """How a probe reaches the service."""
 
     service: str = option("", "the service that listens at the address; under TLS its name is verified")
+    server_name: str = option("", "under TLS, another name to look for in the server's certificate")
 
 
 def check(address: str, config: HealthcheckConfig) -> bool:
     """Whether grpc.health.v1 at `address` (host:port) reports SERVING within two seconds."""
     credentials = channel_credentials(config)
     named = [verified_name(config.service)] if config.service else []
+    if config.server_name:
+        named = [("grpc.ssl_target_name_override", config.server_name)]
     make = grpc.insecure_channel if credentials is None else lambda a: grpc.secure_channel(a, credentials, named)
     with make(address) as channel:
         try:

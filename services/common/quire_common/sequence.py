@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAX_STOP_TOKEN_IDS = BY_NAME["stop_token_ids"].max_items
 MAX_LOGPROBS = 256
 MAX_TEXT_CHARS = 4096
+MAX_WEIGHT = 1000
 # 49 days, the most that the field holds.
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _NUMBERS = NumberCodec(DRAW_NUMBERS)
@@ -46,6 +47,8 @@ class RequestContext:
     priority: int = 0
     traceparent: str = ""
     tracestate: str = ""
+    weight: int = 1
+    """The tenant's share, against those of others; 1 to MAX_WEIGHT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None
     message.priority = context.priority
     message.traceparent = context.traceparent
     message.tracestate = context.tracestate
+    if context.weight != 1:
+        message.tenant_weight = context.weight
 
 
 def context_from_pb(message: pb.RequestContext) -> RequestContext:
@@ -134,6 +139,7 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
         message.priority,
         message.traceparent,
         message.tracestate,
+        min(max(message.tenant_weight, 1), MAX_WEIGHT),
     )
     for name in ("request_id", "tenant", "traceparent", "tracestate"):
         _check_text(name, getattr(context, name))

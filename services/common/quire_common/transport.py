@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from quire_common.config import ServiceConfig
-from quire_common.errors import ConfigError
 from quire_common.identity.callers import CallerCheck, caller_check, server_name
+from quire_common.identity.tls_files import TlsFiles, read_pem, read_server_files
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -79,13 +78,18 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
-    """Return TLS credentials if the config has a certificate (mutual if it has an authority too), else None. Raises
+def tls_files(config: ServiceConfig) -> TlsFiles:
+    """Return the files by which the service shows itself to the other services, as server and as client."""
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
+    """Return TLS credentials if there is a certificate (mutual if there is an authority too), else None. Raises
     ConfigError for a file that cannot be read."""
-    if not config.tls_cert and not config.tls_key:
+    if not files.any_pair:
         return None
-    pair = (_read(config.tls_key, "tls_key"), _read(config.tls_cert, "tls_cert"))
-    authority = _read(config.tls_ca, "tls_ca") if config.tls_ca else None
+    content = read_server_files(files)
+    pair, authority = (content.key, content.cert), content.ca
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
@@ -101,22 +105,12 @@ def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None
     else None. Raises ConfigError for a file that cannot be read."""
     if not config.tls_ca:
         return None
-    key = _read(config.tls_key, "tls_key") if config.tls_key else None
-    certificate = _read(config.tls_cert, "tls_cert") if config.tls_cert else None
-    return grpc.ssl_channel_credentials(_read(config.tls_ca, "tls_ca"), key, certificate)
+    key = read_pem(config.tls_key, "tls_key") if config.tls_key else None
+    certificate = read_pem(config.tls_cert, "tls_cert") if config.tls_cert else None
+    return grpc.ssl_channel_credentials(read_pem(config.tls_ca, "tls_ca"), key, certificate)
 
 
 def verified_name(service: str) -> tuple[str, str]:
     """Return the channel option by which gRPC looks for the service's name in the server's certificate, and not for the
     host that is dialled: discovery gives addresses of containers, which no certificate contains."""
     return "grpc.ssl_target_name_override", server_name(service)
-
-
-def _read(path: str, what: str) -> bytes:
-    """Read a PEM file. Raises ConfigError."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            "TLS_FILE", f"Cannot read {what} {path!r}: {error.strerror}.", "Give tls_cert and tls_key as PEM files."
-        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quire_common.serving.server import run_aio, service_main
-from quire_router.config import RouterConfig
+from quire_router.config import RouterConfig, public_tls
 from quire_router.front.grpc.grpc_limits import grpc_limits
 from quire_router.server import RouterService
 
@@ -16,7 +16,11 @@ def main() -> int:
         "router",
         RouterConfig,
         lambda config: run_aio(
-            config, lambda bound: RouterService(config, bound), metrics_port=False, limits=grpc_limits(config)
+            config,
+            lambda bound: RouterService(config, bound),
+            metrics_port=False,
+            limits=grpc_limits(config),
+            public_tls=public_tls(config),
         ),
     )
 

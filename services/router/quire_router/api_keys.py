@@ -37,8 +37,8 @@ class ApiKeys:
 
     @property
     def limited(self) -> bool:
-        """Whether the default limits, or those of any key, are set."""
-        return bool(self._everybody.limits) or any(principal.limits for _, principal in self._entries)
+        """Whether requests or tokens per minute are limited, by default or of any key."""
+        return self._everybody.limits.per_minute or any(principal.limits.per_minute for _, principal in self._entries)
 
     def __bool__(self) -> bool:
         return bool(self._entries)

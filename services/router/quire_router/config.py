@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_common.config import ServiceConfig, option
+from quire_common.config import ServiceConfig, option, split_address
+from quire_common.identity.exposure import require_private
+from quire_common.identity.tls_files import TlsFiles
 from quire_router.placement.registry import PLACEMENTS
 from quire_router.principal import MOST_PER_MINUTE
 
@@ -22,8 +24,8 @@ class RouterConfig(ServiceConfig):
         at_most=64,
     )
     http_worker: int = option(0, "which of them this is; the first sets it for the others", at_least=0, at_most=63)
-    ssl_certfile: str = option("", "PEM certificate of the HTTP server")
-    ssl_keyfile: str = option("", "PEM key of the HTTP server")
+    ssl_certfile: str = option("", "PEM certificate of the public ports, HTTP and gRPC; default for gRPC: --tls-cert")
+    ssl_keyfile: str = option("", "PEM key of the public ports")
     metrics_listen: str = option("", "host:port of metrics and administration over HTTP; empty: none")
     api_key: tuple[str, ...] = option((), "API keys, comma separated; none: no authentication", secret=True)
     api_key_file: str = option("", "YAML file of keys with digests, scopes and limits, or one API key per line")
@@ -122,3 +124,20 @@ class RouterConfig(ServiceConfig):
     allow_credentials: bool = option(False, "let such pages send cookies and client certificates")
     metrics_on_main: bool = option(False, "serve /metrics on the HTTP port too; always so while no API key is set")
     share_prefix_across_keys: bool = option(False, "let requests of different API keys share cached prefix pages")
+
+
+def public_tls(config: RouterConfig) -> TlsFiles:
+    """Return the certificate of the public gRPC port. Clients show none there: they are strangers to the authority of
+    the services."""
+    if config.ssl_certfile or config.ssl_keyfile:
+        return TlsFiles(config.ssl_certfile, config.ssl_keyfile)
+    return TlsFiles(config.tls_cert, config.tls_key)
+
+
+def refuse_plain_ports(config: RouterConfig) -> None:
+    """Raise ConfigError where an HTTP port would be open to other hosts without TLS."""
+    secured, fix = bool(config.ssl_certfile), "Give --ssl-certfile and --ssl-keyfile"
+    require_private(config, config.host, "host", secured=secured, fix=fix)
+    if config.metrics_listen:
+        host, _ = split_address(config.metrics_listen, "--metrics-listen")
+        require_private(config, host, "metrics_listen", secured=secured, fix=fix)

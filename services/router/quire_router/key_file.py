@@ -6,6 +6,7 @@
         scopes: [inference]
         requests_per_minute: 600
         tokens_per_minute: 100000
+        weight: 2
 
 Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
 """
@@ -21,9 +22,10 @@ from typing import Any
 import yaml
 
 from quire_common.errors import ConfigError
+from quire_common.sequence import MAX_WEIGHT
 from quire_router.principal import DEFAULT_SCOPES, MOST_PER_MINUTE, SCOPES, KeyLimits, Principal
 
-_FIELDS = ("name", "sha256", "scopes", "requests_per_minute", "tokens_per_minute")
+_FIELDS = ("name", "sha256", "scopes", *KeyLimits.__dataclass_fields__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 # What begins the YAML form.
@@ -31,6 +33,12 @@ _MAPPING = re.compile(r"keys\s*:")
 # What no plain key has: a line of YAML that was taken for a key would let in whoever guesses it.
 _NO_PLAIN_KEY = re.compile('[-{\\["\ufeff]|.*[\\s:]')
 _MOST_KEYS = 10_000
+# The least and greatest value of each limit.
+_BOUNDS = {
+    "requests_per_minute": (0, MOST_PER_MINUTE),
+    "tokens_per_minute": (0, MOST_PER_MINUTE),
+    "weight": (1, MAX_WEIGHT),
+}
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,13 @@ def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -
     scopes = entry.get("scopes", sorted(DEFAULT_SCOPES))
     if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):
         raise bad("scopes is no list of known scopes", f"Choose from {', '.join(SCOPES)}.")
-    limits = {field: entry.get(field, getattr(default_limits, field)) for field in _FIELDS[-2:]}
+    limits = {field: entry.get(field, getattr(default_limits, field)) for field in _BOUNDS}
     for field, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise bad(f"{field} is no whole number", "Give a number per minute; 0: no limit.")
-        if value > MOST_PER_MINUTE:
-            raise bad(f"{field} is above {MOST_PER_MINUTE}", "Leave it out where there is to be no limit.")
+        least, most = _BOUNDS[field]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise bad(f"{field} is no whole number", f"Give a number from {least} to {most}.")
+        if not least <= value <= most:
+            raise bad(f"{field} is not between {least} and {most}", "Give such a number, or leave the field out.")
     tenant = hashlib.sha256(b"tenant-name:" + name.encode()).hexdigest()[:16]
     return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits))
 

@@ -14,12 +14,15 @@ MOST_PER_MINUTE = 10**12
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Per minute; 0: no limit."""
+    """0: no limit. `weight` is the key's share of each engine, against the shares of others."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    weight: int = 1
 
-    def __bool__(self) -> bool:
+    @property
+    def per_minute(self) -> bool:
+        """Whether requests or tokens per minute are limited."""
         return bool(self.requests_per_minute or self.tokens_per_minute)
 
 

@@ -11,6 +11,7 @@ from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.api_keys import load_api_keys
+from quire_router.config import refuse_plain_ports
 from quire_router.front.grpc.smg.parts import SmgParts
 from quire_router.front.http.admin import AdminPort
 from quire_router.front.http.cors import make_cors
@@ -119,6 +120,7 @@ class RouterService:
             self._responses,
             with_metrics=with_metrics,
         )
+        refuse_plain_ports(config)
         if config.http_workers > 1 and not config.http_worker:
             check_port(config.host, config.port, "port")
         edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes, cors=make_cors(config))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
     from quire_router.front.parameters.request_limits import Limits
     from quire_router.limits.rate_limits import RateLimits
+    from quire_router.principal import Principal
     from quire_router.requests.beam_search import BeamSearch
     from quire_router.requests.catalog import Catalog
     from quire_router.requests.generation import Generation
@@ -66,7 +67,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         principal = self._keys.authenticate(metadata.get("authorization", ""))
         await self._rates.admit(principal)
         job = parse_generate(request, self._limits)
-        caller = self._caller(request, metadata, principal.tenant, context.time_remaining())
+        caller = self._caller(request, metadata, principal, context.time_remaining())
         if job.beams:
             for response in _whole_responses(*await self._beams.run(job, caller, arrived_ns)):
                 yield response
@@ -88,7 +89,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return ib.ListModelsResponse(models=[model_to_pb(replace(entry.model, name=entry.name)) for entry in served])
 
     def _caller(
-        self, request: ib.GenerateRequest, metadata: dict[str, str], tenant: str, remaining_s: float | None
+        self, request: ib.GenerateRequest, metadata: dict[str, str], principal: Principal, remaining_s: float | None
     ) -> Caller:
         """Make the caller of a request, from its fields and metadata; the shortest timeout counts. Binds the request id
         to the log."""
@@ -100,10 +101,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         limits_s = [self._timeout_s, request.timeout_ms / 1000, remaining_s or 0.0]
         return Caller(
             request_id=request_id,
-            tenant=tenant,
+            tenant=principal.tenant,
             traceparent=trace.get("traceparent", ""),
             tracestate=trace.get("tracestate", ""),
             priority=request.priority,
+            limits=principal.limits,
             timeout_s=min((limit for limit in limits_s if limit > 0), default=0.0),
         )
 

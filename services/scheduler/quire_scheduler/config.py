@@ -17,8 +17,15 @@ class SchedulerConfig(ServiceConfig):
     """The brain of one engine replica: queue, KV pages and grants for one worker."""
 
     worker: str = option("", "host:port of this replica's worker")
-    scheduling_policy: str = option("fcfs", "who runs next", choices=tuple(sorted(POLICIES)))
+    scheduling_policy: str = option(
+        "fair", "who runs next: by tenants' shares, arrival or priority", choices=tuple(sorted(POLICIES))
+    )
     max_waiting: int = option(1024, "requests that may wait; more are refused with 429", at_least=1)
+    max_queue_wait_s: float = option(
+        0.0,
+        "longest expected wait for a slot; requests that would wait longer are refused with 429; 0: no bound",
+        at_least=0,
+    )
     max_num_seqs: int = option(0, "sequences that decode at once; 0: as many as the worker can", at_least=0)
     max_model_len: int = option(
         0, "longest prompt and output together; 0: the model's, as far as pages last", at_least=0

@@ -40,7 +40,7 @@ class SchedulerService:
             split_address(config.kvstore, "--kvstore")
         self._kvstore = KvstoreClient(config) if config.kvstore else None
         self._engine = Engine(config, self._kvstore, bound.instance)
-        self.kv_events = make_event_pump(config.kv_events_config, self._engine)
+        self.kv_events = make_event_pump(config, self._engine)
         self._link = WorkerLink(config, self._engine, bound.set_serving)
         self._servicer = SchedulerServicer(self._engine, bound.instance)
         self._tasks: list[asyncio.Task[None]] = []

@@ -22,7 +22,7 @@ from quire_common.config import ServiceConfig
 from quire_common.errors import PermissionDenied, from_rpc_error
 from quire_common.identity.callers import CALLERS, IDENTITIES, PEER, PUBLIC, WORKER, identity_of, identity_uri
 from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
-from quire_common.transport import callers_of, server_credentials
+from quire_common.transport import callers_of, server_credentials, tls_files
 from tests.certificates import Authority, TlsFiles
 
 STRANGER = "stranger"
@@ -87,7 +87,7 @@ def config_of(files: TlsFiles) -> ServiceConfig:
 
 @contextlib.contextmanager
 def sync_server(server: str, config: ServiceConfig) -> Iterator[tuple[AnyMethod, str]]:
-    handler, credentials = AnyMethod(aio=False), server_credentials(config)
+    handler, credentials = AnyMethod(aio=False), server_credentials(tls_files(config))
     assert credentials is not None
     interceptors = sync_server_interceptors(callers=callers_of(config, server))
     with futures.ThreadPoolExecutor(2) as pool:
@@ -161,7 +161,7 @@ async def test_every_identity_gets_its_own_rpcs_and_no_other_of_asyncio_servers(
     for server, rows in CALLERS.items():
         name = certificate_of(server)
         config = config_of(authority.files("server", name))
-        handler, credentials = AnyMethod(aio=True), server_credentials(config)
+        handler, credentials = AnyMethod(aio=True), server_credentials(tls_files(config))
         assert credentials is not None
         running = grpc.aio.server(interceptors=aio_server_interceptors(callers=callers_of(config, server)))
         running.add_generic_rpc_handlers((handler,))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from quire_common.config import ServiceConfig
 from quire_common.errors import ConfigError
 from quire_common.telemetry import metrics
+from quire_common.transport import tls_files
+from tests.certificates import Authority, TlsFiles
 
 
 def test_the_same_name_is_the_same_metric() -> None:
@@ -38,3 +45,50 @@ def test_the_endpoint_serves_and_closes() -> None:
     assert caught.value.code == "PORT_IN_USE" and server.address in caught.value.message
     server.close()
     metrics.serve_metrics(server.address).close()
+
+
+def read(address: str, authority: Authority, files: TlsFiles | None) -> tuple[int, str]:
+    """Status and body of a scrape over TLS, with the certificate of these files."""
+    context = ssl.create_default_context(cafile=authority.ca)
+    if files is not None:
+        context.load_cert_chain(files.cert, files.key)
+    try:
+        with urllib.request.urlopen(f"https://{address}/metrics", timeout=30, context=context) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_with_an_authority_only_readers_of_metrics_get_them(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.files("worker", "worker")
+    metrics.counter("quire_test_secured_total", "Events.").inc()
+    config = ServiceConfig(tls_cert=own.cert, tls_key=own.key, tls_ca=own.ca)
+    server = metrics.serve_metrics("127.0.0.1:0", tls_files(config))
+    try:
+        host, _, port = server.address.rpartition(":")
+        with socket.create_connection((host, int(port))):  # a handshake that never ends holds up nobody
+            for identity, status in (("metrics", 200), ("operator", 200), ("router", 403), ("", 403)):
+                got, body = read(server.address, authority, authority.files("caller", identity))
+                assert got == status, identity
+                assert ("quire_test_secured_total" in body) is (status == 200)
+                assert ("CALLER_NOT_ALLOWED" in body) is (status == 403)
+            with pytest.raises((urllib.error.URLError, OSError)):
+                read(server.address, authority, None)
+            with pytest.raises((urllib.error.URLError, OSError)):
+                urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30)
+    finally:
+        server.close()
+
+
+def test_a_certificate_alone_encrypts_and_checks_nobody(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.files("worker", "worker")
+    server = metrics.serve_metrics("127.0.0.1:0", tls_files(ServiceConfig(tls_cert=own.cert, tls_key=own.key)))
+    try:
+        assert read(server.address, authority, None)[0] == 200
+    finally:
+        server.close()
+    with pytest.raises(ConfigError) as caught:
+        metrics.serve_metrics("127.0.0.1:0", tls_files(ServiceConfig(tls_cert="/nothing", tls_key=own.key)))
+    assert caught.value.code == "TLS_FILE"

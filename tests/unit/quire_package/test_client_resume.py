@@ -71,6 +71,17 @@ def test_what_never_began_fails_at_once_and_patience_ends(fake: Fake) -> None:
     assert 3 <= len(router.requests) - 1 < 12
 
 
+@pytest.mark.parametrize("code", ["NO_HEALTHY_REPLICA", "NO_TOKENIZER", "DRAINING"])
+def test_a_router_that_has_just_started_is_asked_again(fake: Fake, code: str) -> None:
+    """It knows no replica yet, and soon will."""
+    router, address = fake
+    router.breaks, router.breaks_with = [3, 0, 0], code
+    with Client(address) as client:
+        output = client.complete("hi", SamplingParams(max_tokens=8, seed=5))
+    assert output.outputs[0].text == "".join(f"{i} " for i in range(8))
+    assert len(router.requests) == 4
+
+
 def test_an_error_of_the_request_is_not_tried_again(fake: Fake) -> None:
     router, address = fake
     with Client(address) as client, pytest.raises(Unavailable, match="ENGINE_LOST"):

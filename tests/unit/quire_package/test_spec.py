@@ -14,7 +14,8 @@ from quire_scheduler.service.kv_events.events_config import parse_kv_events_conf
 def options(spec: StackSpec, member: str) -> dict[str, str]:
     ports = {name: 7000 + number for number, name in enumerate((*spec.members, "http"))}
     flags = [word for word in spec.command(member, ports) if word.startswith("--")]
-    return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+    words = (flag.removeprefix("--").partition("=") for flag in flags)
+    return {name: value for name, _, value in words}
 
 
 def test_replicas_with_roles_are_named_for_them() -> None:
@@ -56,6 +57,7 @@ def test_members_listen_and_are_looked_for_at_their_own_addresses() -> None:
     assert router["schedulers"] == options(spec, "scheduler")["listen"]
     assert options(spec, "scheduler")["worker"].startswith("198.18.0.4:")
     assert router["kvstores"].startswith("127.0.0.1:")
+    assert "insecure" in router and "insecure" not in options(spec, "kvstore"), "a private network alone needs no TLS"
     assert spec.reached_at("http") == "198.18.0.2"
     assert StackSpec.from_json(spec.to_json()) == spec
 

@@ -49,7 +49,7 @@ def test_handles_are_unique_and_carry_the_offsets_bit() -> None:
 
 @pytest.mark.parametrize(("delay_s", "told"), [(0.0, b"1"), (0.001, b"1"), (1.0, b"1"), (1.2, b"2"), (30.4, b"31")])
 def test_retry_after_is_rounded_up(delay_s: float, told: bytes) -> None:
-    assert error_headers(Overloaded("FULL", "m", "f", retry_after_s=delay_s)) == [(b"retry-after", told)]
+    assert error_headers(Overloaded("FULL", "m", "f", retry_after_s=delay_s))[0] == (b"retry-after", told)
 
 
 @pytest.mark.parametrize(("length", "fits"), [("2", True), ("0" * 5000 + "2", True), ("9" * 5000, False), ("0", True)])
@@ -85,6 +85,26 @@ async def test_admission_refuses_over_its_limit_and_while_closing() -> None:
     stuck = Admission(3)
     stuck.enter(1)
     await stuck.close(0.01)  # gives up
+
+
+async def test_admission_says_when_places_should_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("quire_router.requests.admission.time.monotonic", lambda: clock[0])
+    admission = Admission(100)
+    for _ in range(100):
+        admission.enter(1)
+    for _ in range(20):
+        clock[0] += 0.5
+        admission.leave(1)
+        admission.enter(1)
+    told = set()
+    for _ in range(50):
+        with pytest.raises(Overloaded) as caught:
+            admission.enter(1)
+        told.add(caught.value.retry_after_s)
+    # A tenth of the places and its own, at two a second.
+    assert 5.4 <= min(told) <= max(told) <= 8.3
+    assert len(told) > 5, "refused clients must not return together"
 
 
 def test_prompt_and_answer_must_fit_the_context() -> None:

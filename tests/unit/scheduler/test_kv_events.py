@@ -234,4 +234,4 @@ async def test_resync_yields_to_the_event_loop() -> None:
 
 
 async def test_without_the_option_there_is_no_pump() -> None:
-    assert make_event_pump("", cast("Any", Engine())) is None
+    assert make_event_pump(SchedulerConfig(), cast("Any", Engine())) is None

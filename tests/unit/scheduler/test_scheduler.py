@@ -101,11 +101,11 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_flooding_tenant_refuses_only_itself() -> None:
-    rig = Rig(SchedulerConfig(max_waiting=10, scheduling_policy="fair"))
-    for handle in range(5):
+    rig = Rig(SchedulerConfig(max_waiting=10))
+    for handle in range(9):
         rig.submit(handle, a_sequence(4), tenant="flood")
     assert refused(rig, a_sequence(4), tenant="flood").code == "TENANT_QUEUE_FULL"
-    rig.submit(8, a_sequence(4), tenant="other")
+    rig.submit(9, a_sequence(4), tenant="other")
     rig.run()
 
 
@@ -178,7 +178,7 @@ def test_fair_shares_tokens_between_tenants() -> None:
 
 
 def test_fcfs_does_not_share_between_tenants() -> None:
-    rig = Rig(max_num_seqs=4, num_pages=400, page_size=4)
+    rig = Rig(SchedulerConfig(scheduling_policy="fcfs"), max_num_seqs=4, num_pages=400, page_size=4)
     for handle in range(30):
         rig.submit(handle, a_sequence(8, 20), tenant="many")
     rig.submit(100, a_sequence(8, 20), tenant="few")

@@ -21,7 +21,11 @@ WORKER: Final = "worker"
 KVSTORE: Final = "kvstore"
 # A person or a script that administers the stack. No service has this identity.
 OPERATOR: Final = "operator"
-IDENTITIES: Final = (ROUTER, TOKENIZER, SCHEDULER, WORKER, KVSTORE, OPERATOR)
+# A program that collects metrics.
+METRICS: Final = "metrics"
+IDENTITIES: Final = (ROUTER, TOKENIZER, SCHEDULER, WORKER, KVSTORE, OPERATOR, METRICS)
+# Over HTTP, on the port of `--metrics-listen`.
+METRICS_READERS: Final = frozenset({METRICS, OPERATOR})
 # The port on which a worker serves pages to other workers. Its certificate is the worker's.
 PEER: Final = "peer"
 

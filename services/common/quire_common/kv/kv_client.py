@@ -100,10 +100,12 @@ class KvClient:
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
 
-    def attach(self, lease: bytes, context: common_pb2.RequestContext | None = None) -> LeaseAccess:
+    def attach(
+        self, lease: bytes, context: common_pb2.RequestContext | None = None, timeout_s: float | None = None
+    ) -> LeaseAccess:
         """How a lookup's pages travel beside gRPC; raises NotFound."""
         request = kvstore_pb2.AttachRequest(context=context, lease=lease)
-        return _access(lease, self._call(self._stub.Attach, request, context))
+        return _access(lease, self._call(self._stub.Attach, request, context, timeout_s))
 
     def data_endpoints(self) -> LeaseAccess:
         """Which ways there are, without a lease."""

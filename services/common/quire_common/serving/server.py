@@ -31,6 +31,7 @@ from quire_common.config import ServiceConfig, explain_config, load_config, spli
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.identity.exposure import require_private
 from quire_common.serving.aio_health import AioHealth
 from quire_common.serving.heaps import bound_heaps
 from quire_common.serving.settled import settle
@@ -38,12 +39,13 @@ from quire_common.telemetry.interceptors import CallGate, aio_server_interceptor
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
-from quire_common.transport import SERVER_OPTIONS, PortLimits, callers_of, server_credentials
+from quire_common.transport import SERVER_OPTIONS, PortLimits, callers_of, server_credentials, tls_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quire_common.identity.callers import CallerCheck
+    from quire_common.identity.tls_files import TlsFiles
 
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
@@ -152,11 +154,12 @@ def run_aio(
     *,
     metrics_port: bool = True,
     limits: PortLimits | None = None,
+    public_tls: TlsFiles | None = None,
 ) -> int:
     """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
-    `--metrics-listen`. `limits` are those of a port that strangers reach."""
+    `--metrics-listen`. `limits` are those of a port that strangers reach, and `public_tls` is its certificate."""
     bound_heaps()
-    return uvloop.run(_serve_aio(config, make_service, metrics_port, limits))
+    return uvloop.run(_serve_aio(config, make_service, metrics_port, limits, public_tls or tls_files(config)))
 
 
 def public_server(limits: PortLimits | None, gate: CallGate, callers: CallerCheck | None = None) -> grpc.aio.Server:
@@ -175,6 +178,7 @@ async def _serve_aio(
     make_service: Callable[[BoundServer], AioService],
     metrics_port: bool,
     limits: PortLimits | None,
+    tls: TlsFiles,
 ) -> int:
     """Run the service from binding its port to its end, and return the exit code. It starts, is announced, and serves
     until a signal or `BoundServer.fail`; then it leaves and drains, but not after a failure, and is closed."""
@@ -195,7 +199,7 @@ async def _serve_aio(
     gate = CallGate()
     server = public_server(limits, gate, callers_of(config, name))
     try:
-        bound = _bind(server, config, name, fail)
+        bound = _bind(server, config, tls, name, fail)
         set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         checker = AioHealth()
@@ -269,7 +273,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     interceptors = sync_server_interceptors(callers=callers_of(config, name))
     server = grpc.server(pool, None, interceptors, SERVER_OPTIONS, maximum_concurrent_rpcs=limit)
     try:
-        bound = _bind(server, config, name, fail)
+        bound = _bind(server, config, tls_files(config), name, fail)
         set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         service = make_service(bound)
@@ -343,12 +347,17 @@ def _start_sync(
 
 
 def _bind(
-    server: grpc.aio.Server | grpc.Server, config: ServiceConfig, name: str, fail: Callable[[QuireError], None]
+    server: grpc.aio.Server | grpc.Server,
+    config: ServiceConfig,
+    tls: TlsFiles,
+    name: str,
+    fail: Callable[[QuireError], None],
 ) -> BoundServer:
     """Bind the address of --listen, and return what the service may know of it. Raises ConfigError where the port is
-    taken."""
+    taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
-    credentials = server_credentials(config)
+    require_private(config, host, "listen", secured=tls.any_pair)
+    credentials = server_credentials(tls)
     try:
         if credentials is None:
             bound_port = server.add_insecure_port(config.listen)
@@ -388,8 +397,11 @@ async def _announce(config: ServiceConfig, name: str, bound: BoundServer) -> Dis
 
 
 def _serve_metrics(config: ServiceConfig) -> None:
-    if config.metrics_listen:
-        serve_metrics(config.metrics_listen)
+    if not config.metrics_listen:
+        return
+    tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
+    require_private(config, host, "metrics_listen", secured=tls.any_pair)
+    serve_metrics(config.metrics_listen, tls if tls.any_pair else None)
 
 
 def _service_name(config: ServiceConfig) -> str:

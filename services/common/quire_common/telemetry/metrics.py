@@ -1,7 +1,7 @@
 """Metrics: a thin layer on prometheus_client with one registry per process and names that start with `quire_`.
 
 Asking twice for a metric gives the same one. Labels must have few values: never request ids, addresses of clients or
-anything that a request can choose. Knows nothing of authentication: the endpoint has a port of its own.
+anything that a request can choose. The endpoint has a port of its own.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, start_http_server
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quire_common.config import split_address
 from quire_common.errors import ConfigError
+from quire_common.telemetry.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics import MetricWrapperBase
+
+    from quire_common.identity.tls_files import TlsFiles
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -55,31 +57,15 @@ def render() -> bytes:
     return generate_latest(registry)
 
 
-class MetricsServer:
-    """The endpoint of `serve_metrics`."""
-
-    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
-        self._server = server
-        self._thread = thread
-        self.address = f"{server.server_address[0]!s}:{server.server_port}"
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve_metrics(address: str) -> MetricsServer:
-    """Serve `/metrics` on `host:port` (0: a free port). Raises ConfigError PORT_IN_USE."""
+def serve_metrics(address: str, tls: TlsFiles | None = None) -> MetricsServer:
+    """Serve `/metrics` on `host:port` (0: a free port), with TLS if there are files for it. Raises ConfigError."""
     host, port = split_address(address, "metrics_listen")
     try:
-        server, thread = start_http_server(port, host, registry)
+        return MetricsServer(host, port, registry, tls)
     except OSError as error:
         raise ConfigError(
             "PORT_IN_USE", f"Cannot serve metrics on {address}: {error.strerror}.", "Choose another metrics_listen."
         ) from error
-    return MetricsServer(server, thread)
 
 
 def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:

@@ -66,7 +66,7 @@ class RateLimits:
         """Take one request of the tenant and return what is left then. The buckets in Redis decide or, while Redis does
         not answer, the local ones. Raises RateLimited."""
         limits = principal.limits
-        if not limits:
+        if not limits.per_minute:
             return UNLIMITED
         buckets = self._buckets(principal)
         admitted = None

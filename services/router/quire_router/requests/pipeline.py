@@ -293,6 +293,7 @@ class Pipeline:
             tenant=caller.tenant,
             deadline_s=arrived_ns / 1e9 + caller.timeout_s if caller.timeout_s > 0 else math.inf,
             priority=caller.priority,
+            weight=caller.limits.weight,
             traceparent=headers.get("traceparent", caller.traceparent),
             tracestate=headers.get("tracestate", caller.tracestate),
         )

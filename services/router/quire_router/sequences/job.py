@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.sequence import Sampling
+from quire_router.principal import KeyLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the tenant of the API key, ids, the trace, and when to give up."""
+    """Who asks: the tenant and the limits of the API key, ids, the trace, and when to give up."""
 
     request_id: str
     tenant: str = ""
@@ -65,6 +66,7 @@ class Caller:
     tracestate: str = ""
     priority: int = 0
     timeout_s: float = 0.0
+    limits: KeyLimits = field(default_factory=KeyLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class Admission:
         left = max(self._pages_left(hit.pages, pools.free_beside(hit.tables)), held)
         if least <= left:
             replica.holdings.moved_on()
+            replica.expected_wait.note_pages(lacking=False)
             return max(min(wanted, left), held)
         self._note_stuck(least - left, request, now)
         return 0
@@ -177,6 +178,7 @@ class Admission:
     def _note_stuck(self, lacking: int, head: Request, now: float) -> None:
         """Note that the queue's head lacks `lacking` pages. Where no slot is held, `holdings` may then take pages back
         from pulls and transfers."""
+        self._replica.expected_wait.note_pages(lacking=True)
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
         else:
@@ -215,6 +217,7 @@ class Admission:
         capacity = len(request.tables[0]) * replica.page_size
         slot = replica.slots.take_slot(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
+        replica.rates.start(request.known_len, request.cached_tokens)
         ticket = replica.transfers.begin_transfer(request, now) if request.prefill_only else None
         if not request.admitted:
             request.admit()

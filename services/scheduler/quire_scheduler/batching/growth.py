@@ -118,7 +118,7 @@ class Growth:
             self._slot, self._count = np.concatenate([self._slot, slot]), np.concatenate([self._count, count])
             slots.capacity[slot] += count * replica.page_size
             for request, pages in zip(requests, counts, strict=True):
-                replica.waiting.policy.charge(request.context.tenant, pages * replica.page_size)
+                replica.waiting.policy.charge(request.context, pages * replica.page_size)
         return active[short[~fits]]
 
     def _reclaim(self, active: NDArray[np.intp], lacking: int, now: float) -> bool:

@@ -142,7 +142,7 @@ class Lifecycle:
                     self._vacated(request, fence, suspect)
                 request.timing.stopped(now, len(request.output))
                 request.move_to(State.FINISHED)
-                replica.rates.finish()
+                replica.rates.finish(request.timing.slot_s)
             case State.PREEMPTED:
                 request.move_to(State.FINISHED)
             case _:

@@ -56,8 +56,7 @@ class OutputProcessor:
             self._handle_errors(report.error, fence, now)
         if replica.kv.offload.early:
             self._name_full_pages()
-        if replica.kv.enabled:
-            replica.kv.cost.steps(report)
+        replica.kv.cost.steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
         prefill = sum(report.step_prefill_tokens.tolist())
         replica.stats.stepped(steps, len(report.token), prefill)

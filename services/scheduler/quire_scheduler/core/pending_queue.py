@@ -12,6 +12,7 @@ from quire_scheduler.core.invariant import require
 from quire_scheduler.core.request import Request, State
 
 if TYPE_CHECKING:
+    from quire_common.sequence import RequestContext
     from quire_scheduler.core.queue_policy import QueuePolicy
 
 _SWEEP = 64
@@ -44,6 +45,9 @@ class PendingQueue:
         # ASIDE, by uid: requests that were never in the policy, and requests that were READY or PULLING.
         self._parked: dict[int, Request] = {}
         self._set_aside: dict[int, Request] = {}
+        # By uid, of all requests inside: prompt and output tokens when they came; and their sum.
+        self._tokens: dict[int, int] = {}
+        self.known_tokens = 0
 
     def __len__(self) -> int:
         beside = len(self._holding) + len(self._parked) + len(self._set_aside)
@@ -57,9 +61,19 @@ class PendingQueue:
             slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
         return len(self._lookups) - slow + self._num_ready
 
+    def requests_ahead(self, context: RequestContext) -> float:
+        """Return about how many requests would go before a new one of this tenant and priority. Those that are parked
+        delay no other."""
+        return len(self) - len(self.policy) - len(self._parked) + self.policy.requests_ahead(context)
+
+    def tokens_of(self, uid: int) -> int:
+        """Return the tokens that the request counts among `known_tokens`; 0 where it is not inside."""
+        return self._tokens.get(uid, 0)
+
     def enter(self, request: Request, *, aside: bool) -> None:
         """Add a new request: to the queue policy or, with `aside`, to the parked ones, for which no other request waits
         until `recall`."""
+        self._count_tokens(request)
         if aside:
             request.move_to(State.ASIDE)
             self._parked[request.uid] = request
@@ -70,6 +84,7 @@ class PendingQueue:
         """Return a request that is ASIDE: one that was parked enters the policy, one that was set aside is READY again
         with the order key that it had."""
         if self._parked.pop(request.uid, None):
+            self._count_tokens(request)  # a handover may have brought one
             request.move_to(State.QUEUED)
             self.policy.push(request)
         else:
@@ -108,6 +123,7 @@ class PendingQueue:
         """Put the request among those that may start as soon as there is room: READY, or PULLED if it was PULLING. A
         preempted request keeps its order key, a pulled one its pages."""
         self._holding.pop(request.uid, None)
+        self._count_tokens(request)
         request.move_to(State.PULLED if request.state is State.PULLING else State.READY)
         heapq.heappush(self._ready, (request.order_key, request))
         self._num_ready += 1
@@ -122,6 +138,7 @@ class PendingQueue:
         """Remove and return the head, whose state becomes STARTED."""
         request = heapq.heappop(self._ready)[1]
         self._num_ready -= 1
+        self._forget_tokens(request)
         request.move_to(State.STARTED)
         return request
 
@@ -150,6 +167,7 @@ class PendingQueue:
         """Remove a request that ends from the place where it waits, and set its state to FINISHED. Called while its
         state still names that place."""
         state = request.state
+        self._forget_tokens(request)
         request.move_to(State.FINISHED)
         match state:
             case State.QUEUED:
@@ -183,6 +201,17 @@ class PendingQueue:
         aside = [*self._parked.values(), *self._set_aside.values()]
         require(all(request.state is State.ASIDE for request in aside), "a request is aside and elsewhere")
         require(len(self.policy) >= 0, "the queue was miscounted")
+        require(len(self._tokens) == len(self), "the tokens of a request are counted that is not inside")
+        require(self.known_tokens == sum(self._tokens.values()), "waiting tokens were miscounted")
+
+    def _count_tokens(self, request: Request) -> None:
+        """Count the request's tokens as they are now, instead of those that were counted before."""
+        self._forget_tokens(request)
+        self._tokens[request.uid] = request.known_len
+        self.known_tokens += request.known_len
+
+    def _forget_tokens(self, request: Request) -> None:
+        self.known_tokens -= self._tokens.pop(request.uid, 0)
 
     def _remove_ready(self, request: Request) -> None:
         """Remove the request, usually the head, at once: it may come back and must not be found twice."""

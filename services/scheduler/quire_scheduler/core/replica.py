@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_scheduler.batching.grant_policy import most_rows
 from quire_scheduler.batching.slot_table import SlotTable
 from quire_scheduler.core.deadlines import Deadlines
+from quire_scheduler.core.expected_wait import ExpectedWait
 from quire_scheduler.core.invariant import require
 from quire_scheduler.core.outputs import OutputBuffer
 from quire_scheduler.core.pending_queue import PendingQueue
@@ -70,7 +72,9 @@ class Replica:
             elsewhere=kvstore and config.enable_prefix_caching,
         )
         self.holdings = Holdings(self.pools, self.pulls, self.transfers, config.transfer_lease_s)
-        self.admission = RequestChecks(config, hello, self.pools, self.waiting, self.rates)
+        rows = most_rows(config, hello)
+        self.expected_wait = ExpectedWait(rows, self.slots, self.waiting, self.rates, self.kv.cost)
+        self.admission = RequestChecks(config, hello, self.pools, self.waiting, self.expected_wait)
         self.deadlines = Deadlines()
         # By (session, handle): requests that have not ended.
         self.requests: dict[tuple[int, int], Request] = {}
@@ -89,8 +93,10 @@ class Replica:
         self.stats.granted()
 
     def waiting_tokens(self) -> int:
-        """Tokens to prefill before all who wait for a slot can decode."""
-        return sum(request.known_len for request in self.requests.values() if self._waits_for_prefill(request))
+        """Tokens to prefill before all who wait for a slot can decode, as far as can be said. Requests whose pages
+        another engine computes are left out."""
+        elsewhere = self.handovers.awaited() | self.pulls.pulling()
+        return self.waiting.known_tokens - sum(map(self.waiting.tokens_of, elsewhere))
 
     def check_integrity(self) -> None:
         """Check every part by itself, and all of them against each other. Raises AssertionError on any difference."""
@@ -106,15 +112,13 @@ class Replica:
         self.cache.check_integrity(self.requests.values(), self.slots.stopping())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the pending queue was miscounted")
+        computed = [r for r in waiting if not self.handovers.is_awaited(r) and not self.pulls.has_pull(r)]
+        require(self.waiting_tokens() == sum(r.known_len for r in computed), "waiting tokens were miscounted")
         for request in self.requests.values():
             has_place = request.slot >= 0 or request.holds
             require(has_place == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
-
-    def _waits_for_prefill(self, request: Request) -> bool:
-        """Whether a request without a slot needs all of its known tokens computed here, as far as can be said."""
-        return request.waits and not self.handovers.is_awaited(request) and not self.pulls.has_pull(request)
 
     def _evicted(self, group: int, pages: Sequence[int]) -> None:
         """Kept pages are about to be used anew."""

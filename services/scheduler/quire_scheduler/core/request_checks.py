@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.errors import DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
+from quire_common.errors import DeadlineExceeded, InvalidArgument, Overloaded, Unavailable, spread_retry_s
 
 if TYPE_CHECKING:
     from quire_common.credit import WorkerHello
     from quire_common.sequence import RequestContext, Sequence
     from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.expected_wait import ExpectedWait
     from quire_scheduler.core.pending_queue import PendingQueue
     from quire_scheduler.core.request import Request
-    from quire_scheduler.core.stats import Rates
     from quire_scheduler.kv.page_pools import PagePools
 
-_MIN_RETRY_S = 1.0
-_MAX_RETRY_S = 60.0
+# A place in a full queue should be free once this share of those who wait was served.
+_PLACE_SHARE = 0.1
 
 
 class RequestChecks:
     """The bounds of one replica. `max_len` is the longest prompt and output together."""
 
     def __init__(
-        self, config: SchedulerConfig, hello: WorkerHello, pools: PagePools, waiting: PendingQueue, rates: Rates
+        self,
+        config: SchedulerConfig,
+        hello: WorkerHello,
+        pools: PagePools,
+        waiting: PendingQueue,
+        expected_wait: ExpectedWait,
     ) -> None:
         self._max_waiting = config.max_waiting
+        self._max_wait_s = config.max_queue_wait_s or math.inf
         self._vocab_size = hello.model.vocab_size
         self._waiting = waiting
-        self._rates = rates
+        self._expected_wait = expected_wait
         of_model = min(hello.model.max_model_len, config.max_model_len or hello.model.max_model_len)
         of_pages = pools.capacity * pools.page_size
         self.max_len = min(of_model, of_pages)
@@ -44,16 +51,24 @@ class RequestChecks:
 
     def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
         """Raise the QuireError that refuses the request: it can never run here, has passed its deadline, the queue is
-        full or the replica drains. Returns if it may wait. `deadline_s` is on the clock of `now`."""
+        full, it would wait too long, or the replica drains. Returns if it may wait. `deadline_s` is on the clock of
+        `now`."""
         if self.draining:
             raise draining_error()
         self._check_sequence(sequence)
         if deadline_s <= now:
             raise deadline_error()
-        if len(self._waiting) >= self._max_waiting:
-            raise self._overloaded("QUEUE_FULL", f"{len(self._waiting)} requests wait already, which is the most.")
-        if not self._waiting.policy.room(context.tenant, self._max_waiting):
-            raise self._overloaded("TENANT_QUEUE_FULL", "Too many requests of this tenant wait already.")
+        wait_s = self._expected_wait.wait_s(context)
+        free = self._max_waiting - len(self._waiting)
+        if free <= 0:
+            message = f"{len(self._waiting)} requests wait already, which is the most."
+            raise _overloaded("QUEUE_FULL", message, wait_s * _PLACE_SHARE)
+        if not self._waiting.policy.room(context, free):
+            message = "Too many requests of this tenant wait already."
+            raise _overloaded("TENANT_QUEUE_FULL", message, wait_s * _PLACE_SHARE)
+        if not len(sequence.output_ids):
+            # One that ran before has waited already, and would lose its tokens.
+            self._check_wait(wait_s, deadline_s - now)
 
     def check_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Raise InvalidArgument if the request could not go on after these tokens, which another engine drew."""
@@ -106,15 +121,21 @@ class RequestChecks:
             param="prompt",
         )
 
-    def _overloaded(self, code: str, message: str) -> Overloaded:
-        return Overloaded(code, message, "Retry later, or add replicas.", retry_after_s=self.retry_after_s())
+    def _check_wait(self, wait_s: float, left_s: float) -> None:
+        """Raise Overloaded where the expected wait is longer than the longest that is allowed, or than the time that is
+        `left_s` until the request's deadline."""
+        if wait_s >= left_s:
+            message = f"The request would wait about {wait_s:.1f} s, and its deadline is in {left_s:.1f} s."
+            raise _overloaded("DEADLINE_TOO_NEAR", message, wait_s - left_s)
+        if wait_s > self._max_wait_s:
+            message = f"The request would wait about {wait_s:.1f} s; {self._max_wait_s:g} s are allowed."
+            raise _overloaded("QUEUE_WAIT_TOO_LONG", message, wait_s - self._max_wait_s)
 
-    def retry_after_s(self) -> float:
-        """Return in how many seconds a place should be free: the time to serve a tenth of those who wait, at the recent
-        rate and within bounds."""
-        rate = self._rates.finishes_per_s
-        wait = len(self._waiting) / rate / 10 if rate else _MIN_RETRY_S
-        return float(round(min(max(wait, _MIN_RETRY_S), _MAX_RETRY_S), 1))
+
+def _overloaded(code: str, message: str, wait_s: float) -> Overloaded:
+    """Return the error of a request that may be tried again in about `wait_s`."""
+    fix = "Retry after the given time, or add replicas."
+    return Overloaded(code, message, fix, retry_after_s=spread_retry_s(wait_s))
 
 
 def draining_error() -> Unavailable:

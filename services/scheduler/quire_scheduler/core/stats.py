@@ -148,8 +148,14 @@ class Stats:
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
 
+# Of means over requests, what was measured before counts as much with each new one: some 64 requests.
+_KEEP = 63 / 64
+_LEAST = 10.0
+
+
 class Rates:
-    """Tokens per second and step time, as exponential means over about the last `horizon_s` seconds of work."""
+    """Tokens per second and step time, as exponential means over about the last `horizon_s` seconds of work; and what
+    requests need, as exponential means over the last ones."""
 
     def __init__(self, horizon_s: float = 5.0) -> None:
         self._horizon_s = horizon_s
@@ -158,7 +164,12 @@ class Rates:
         self._decode = 0.0
         self._prefill = 0.0
         self._steps = 0.0
-        self._finishes = 0.0
+        # Of recent requests that left their slots: how many, and their seconds in slots.
+        self._left = 0.0
+        self._left_s = 0.0
+        # Of recent starts: known tokens, and those of them to be computed.
+        self._started = 0.0
+        self._computed = 0.0
 
     def idle(self) -> None:
         """Nothing runs: the time until the next Report is no step's."""
@@ -175,12 +186,17 @@ class Rates:
             self._decode = self._decode * keep + decode_tokens
             self._prefill = self._prefill * keep + prefill_tokens
             self._steps = self._steps * keep + steps
-            self._finishes *= keep
         self._last_s = now
 
-    def finish(self) -> None:
-        """A request left its slot."""
-        self._finishes += 1.0
+    def finish(self, slot_s: float) -> None:
+        """A request left its slot for good, after so many seconds in slots."""
+        self._left = self._left * _KEEP + 1.0
+        self._left_s = self._left_s * _KEEP + slot_s
+
+    def start(self, known_tokens: int, cached_tokens: int) -> None:
+        """A request took a slot; the KV of `cached_tokens` of its tokens need not be computed."""
+        self._started = self._started * _KEEP + known_tokens
+        self._computed = self._computed * _KEEP + max(known_tokens - cached_tokens, 0)
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -193,9 +209,14 @@ class Rates:
         return self._per_s(self._prefill)
 
     @property
-    def finishes_per_s(self) -> float:
-        """Requests that left their slots."""
-        return self._per_s(self._finishes)
+    def slot_s(self) -> float:
+        """Mean time that a request spends in slots; 0.0 before so many have left that it is a mean."""
+        return self._left_s / self._left if self._left >= _LEAST else 0.0
+
+    @property
+    def computed_share(self) -> float:
+        """Share of the tokens of starting requests whose KV is computed: the rest is cached. 1.0 before the first."""
+        return self._computed / self._started if self._started else 1.0
 
     @property
     def step_ms(self) -> float:

@@ -62,6 +62,11 @@ class Timing:
         """How long pages were on their way from another engine."""
         return self._spent.get("pull", _NOTHING)[0]
 
+    @property
+    def slot_s(self) -> float:
+        """How long the request held slots, until it last left one."""
+        return self._spent.get("prefill", _NOTHING)[0] + self._spent.get("decode", _NOTHING)[0]
+
     def started(self, now: float) -> None:
         """Took a slot."""
         self._add("queue", now - self.waiting_since_s, 1)

@@ -41,6 +41,10 @@ class HandoverRecords:
         """Whether a ticket or tokens are to come from another engine."""
         return request.uid in self._lack_token or request.uid in self._lack_ticket
 
+    def awaited(self) -> set[int]:
+        """Uids of the requests for which a ticket or tokens are to come."""
+        return self._lack_token | self._lack_ticket
+
     def had_ticket(self, request: Request) -> bool:
         """Whether a ticket came, of use or not, or none will come any more."""
         return request.uid in self._ticketed

@@ -153,6 +153,10 @@ class Pulls:
         """The request may pull these pages when it is its turn."""
         self._pulls[request.uid] = Pull(ticket)
 
+    def pulling(self) -> set[int]:
+        """Uids of the requests that wait for pages that another engine has, or hold such pages without a slot."""
+        return set(self._pulls)
+
     def has_pull(self, request: Request) -> bool:
         """Whether the request waits for pages that another engine has, or holds such pages without a slot."""
         return request.uid in self._pulls

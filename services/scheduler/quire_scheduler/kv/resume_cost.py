@@ -100,6 +100,10 @@ class ResumeCost:
         """The kvstore answered."""
         self._lookup.add(1, us / 1e6)
 
+    def prefill_s(self, tokens: float) -> float:
+        """How long it takes to compute so many tokens of prompts; 0.0 before anything was computed."""
+        return self._prefill.seconds(tokens) or 0.0
+
     def compute_s(self, pages: int) -> float | None:
         """How long it takes to compute so many pages of a prompt; None before anything was computed."""
         return self._prefill.seconds(pages * self._page_size)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 
 log = get_logger(__name__)
+# A load begins with this small call. A request waits for the load, so a kvstore that hangs must be found out soon.
+ATTACH_S = 2.0
 
 
 class KvConnector(Protocol):
@@ -104,5 +106,5 @@ class KvStoreConnector:
         needs more, or if the store is too old to say."""
         if self._transports.direct:
             with contextlib.suppress(Unsupported):  # a kvstore of before
-                return self._client.attach(move.lease, context_to_pb(move.context))
+                return self._client.attach(move.lease, context_to_pb(move.context), ATTACH_S)
         return LeaseAccess(move.lease)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\"']+")
 _MAX_AGE_S = b"600"
-_EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", *LIMIT_HEADERS))
+_EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", b"retry-after-ms", *LIMIT_HEADERS))
 
 
 class Cors:

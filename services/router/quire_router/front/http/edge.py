@@ -129,13 +129,13 @@ class Edge:
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        """Authenticate the request and note its tenant in the exchange. One that counts takes a request
-        from the rate limit of a limited key, and its answer gets the limit headers. Raises Unauthenticated,
+        """Authenticate the request and note its key's tenant and limits in the exchange. One that counts takes a
+        request from the rate limit of a limited key, and its answer gets the limit headers. Raises Unauthenticated,
         PermissionDenied, RateLimited."""
         needed = METRICS if scope["path"] == METRICS_PATH else self._scope
         principal = self._keys.authenticate(exchange.authorization, needed)
-        exchange.identify(principal.tenant)
-        if principal.limits and needed == INFERENCE and _counts(scope["method"], scope["path"]):
+        exchange.identify(principal)
+        if principal.limits.per_minute and needed == INFERENCE and _counts(scope["method"], scope["path"]):
             try:
                 levels = await self._limits.admit(principal)
             except RateLimited as error:

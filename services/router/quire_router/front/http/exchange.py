@@ -9,11 +9,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quire_router.principal import KeyLimits
+
 if TYPE_CHECKING:
     from starlette.types import Scope, Send
 
     from quire_common.errors import QuireError
     from quire_router.front.http.body_budget import BodyLease
+    from quire_router.principal import Principal
 
 SCOPE_KEY = "quire.exchange"
 
@@ -31,14 +34,16 @@ class Exchange:
     arrived_ns: int
     # What the client sent to prove itself: for endpoints that are open, but say more to those who have a key.
     authorization: str = field(default="", repr=False)
+    # Of the caller's key.
+    limits: KeyLimits = field(default_factory=KeyLimits)
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     # The part of the body memory that the exchange's body holds.
     body: BodyLease | None = None
 
-    def identify(self, tenant: str) -> None:
-        """Note the tenant of the caller's key."""
-        self.tenant = tenant
+    def identify(self, principal: Principal) -> None:
+        """Note the tenant and the limits of the caller's key."""
+        self.tenant, self.limits = principal.tenant, principal.limits
 
     def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send these with every answer too."""
@@ -65,11 +70,12 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; and
-    `www-authenticate` for 401."""
+    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; beside it
+    `retry-after-ms`, which OpenAI's clients prefer; and `www-authenticate` for 401."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+        headers.append((b"retry-after-ms", str(math.ceil(max(1.0, error.retry_after_s) * 1000)).encode()))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

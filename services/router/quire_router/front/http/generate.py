@@ -82,6 +82,7 @@ class Serving:
             traceparent=exchange.traceparent,
             tracestate=exchange.tracestate,
             priority=parsed.priority,
+            limits=exchange.limits,
             timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
         )
 

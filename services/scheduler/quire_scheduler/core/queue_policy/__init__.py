@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from quire_scheduler.core.queue_policy.base import QueuePolicy
 from quire_scheduler.core.queue_policy.fair import FairQueue
-from quire_scheduler.core.queue_policy.ordered import OrderedQueue, arrival_key, priority_key
+from quire_scheduler.core.queue_policy.ordered import OrderedQueue, one_level, priority_level
 
 POLICIES: dict[str, Callable[[], QueuePolicy]] = {
-    "fcfs": lambda: OrderedQueue(arrival_key),
-    "priority": lambda: OrderedQueue(priority_key),
+    "fcfs": lambda: OrderedQueue(one_level),
+    "priority": lambda: OrderedQueue(priority_level),
     "fair": FairQueue,
 }
 

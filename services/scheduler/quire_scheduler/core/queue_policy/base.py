@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from quire_common.sequence import RequestContext
     from quire_scheduler.core.request import Request
 
 
@@ -27,11 +28,15 @@ class QueuePolicy(Protocol):
     def discard(self, request: Request) -> None:
         """A request that was pushed and not popped is gone."""
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Output tokens were computed for a tenant; coarse, as pages are granted."""
+    def charge(self, context: RequestContext, tokens: int) -> None:
+        """Output tokens were computed for a request of the tenant; coarse, as pages are granted."""
 
-    def room(self, tenant: str, max_waiting: int) -> bool:
-        """Whether one more request of the tenant may wait, by the policy's own rule; the total is bounded elsewhere."""
+    def room(self, context: RequestContext, free: int) -> bool:
+        """Whether one more request of the tenant may wait, by the policy's own rule, while `free` places are left to
+        all."""
+
+    def requests_ahead(self, context: RequestContext) -> float:
+        """About how many of those inside would be handed out before a new request of this tenant and priority."""
 
     def __len__(self) -> int:
         """Requests inside that still wait."""

@@ -10,42 +10,48 @@ from quire_scheduler.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.sequence import RequestContext
+
 _ARRIVALS = 2**40
 _MAX_PRIORITY = 2**22
 _SWEEP = 64
 
 
-def arrival_key(request: Request) -> int:
-    """Earlier goes first."""
-    return request.uid
+def one_level(context: RequestContext) -> int:
+    """All requests are alike: earlier goes first."""
+    return 0
 
 
-def priority_key(request: Request) -> int:
-    """Lower priority values go first, as in vLLM; then the earlier. Clamped so that the key fits 64 bits."""
-    priority = min(max(request.context.priority, -_MAX_PRIORITY), _MAX_PRIORITY)
-    return priority * _ARRIVALS + request.uid
+def priority_level(context: RequestContext) -> int:
+    """Lower priority values go first, as in vLLM. Clamped so that the order key fits 64 bits."""
+    return min(max(context.priority, -_MAX_PRIORITY), _MAX_PRIORITY)
 
 
 class OrderedQueue:
-    """A heap by a key."""
+    """A heap by `level`, the lowest first, and by arrival within a level."""
 
-    def __init__(self, key: Callable[[Request], int]) -> None:
-        self._key = key
+    def __init__(self, level: Callable[[RequestContext], int]) -> None:
+        self._level = level
         self._heap: list[tuple[int, Request]] = []
         self._length = 0
+        # How many wait, by level.
+        self._waiting: dict[int, int] = {}
 
     def push(self, request: Request) -> None:
-        request.take_order_key(self._key(request))
+        level = self._level(request.context)
+        request.take_order_key(level * _ARRIVALS + request.uid)
         heapq.heappush(self._heap, (request.order_key, request))
         self._length += 1
+        self._waiting[level] = self._waiting.get(level, 0) + 1
 
     def pop(self) -> Request | None:
         """Remove and return the request with the lowest key that is still QUEUED; None when empty."""
         self._skip_gone()
         if not self._heap:
             return None
-        self._length -= 1
-        return heapq.heappop(self._heap)[1]
+        request = heapq.heappop(self._heap)[1]
+        self._count_out(request)
+        return request
 
     def next_key(self) -> int | None:
         self._skip_gone()
@@ -54,20 +60,32 @@ class OrderedQueue:
     def discard(self, request: Request) -> None:
         """Note that a request inside has left. The heap is swept when most of it is gone, so that aborts cannot grow
         it."""
-        self._length -= 1
+        self._count_out(request)
         if len(self._heap) > 2 * self._length + _SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]
             heapq.heapify(self._heap)
 
-    def charge(self, tenant: str, tokens: int) -> None:
+    def charge(self, context: RequestContext, tokens: int) -> None:
         """Tenants are alike here."""
 
-    def room(self, tenant: str, max_waiting: int) -> bool:
+    def room(self, context: RequestContext, free: int) -> bool:
         """Tenants are alike here."""
         return True
 
+    def requests_ahead(self, context: RequestContext) -> float:
+        """Return how many requests have the same level or a lower one."""
+        level = self._level(context)
+        return sum(count for other, count in self._waiting.items() if other <= level)
+
     def __len__(self) -> int:
         return self._length
+
+    def _count_out(self, request: Request) -> None:
+        level = self._level(request.context)
+        self._length -= 1
+        self._waiting[level] -= 1
+        if not self._waiting[level]:
+            del self._waiting[level]
 
     def _skip_gone(self) -> None:
         while self._heap and self._heap[0][1].state is not State.QUEUED:

@@ -10,11 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from quire_common.errors import ConfigError, FailedPrecondition
+from quire_common.identity.exposure import require_private
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
 from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
 
 if TYPE_CHECKING:
+    from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.core.scheduler import Scheduler
     from quire_scheduler.service.engine import Engine
     from quire_scheduler.service.kv_events.event_wire import EventWire
@@ -93,11 +95,13 @@ class EventPump:
         metrics.kv_event_batches.inc()
 
 
-def make_event_pump(text: str, engine: Engine) -> EventPump | None:
+def make_event_pump(options: SchedulerConfig, engine: Engine) -> EventPump | None:
     """Return the event pump that --kv-events-config asks for; None where it asks for none. Raises ConfigError."""
-    config = parse_kv_events_config(text)
+    config = parse_kv_events_config(options.kv_events_config)
     if not config.enabled:
         return None
+    for host in config.listens_on:  # ZeroMQ's ports have no TLS
+        require_private(options, host, "kv_events_config", secured=False, fix="Publish through a proxy that has TLS")
     try:
         # An extra of the distribution: most schedulers do without.
         from quire_scheduler.service.kv_events.event_wire import EventWire

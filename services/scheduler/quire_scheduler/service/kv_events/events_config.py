@@ -5,6 +5,7 @@ is bound to this machine alone: events carry prompts in plain, to whoever connec
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ _OPTION = "kv_events_config"
 _PUBLISHERS = ("null", "zmq")
 # ZeroMQ counts in int32, and a queue for replays is four times as long as what is kept.
 MOST_QUEUED = 2**28
+_TCP_HOST = re.compile(r"tcp://(.*):[^:]*$")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class KvEventsConfig:
             return self.bind
         anywhere = "*" in self.endpoint or "::" in self.endpoint
         return anywhere or self.endpoint.startswith(("ipc://", "inproc://")) or self.endpoint == KvEventsConfig.endpoint
+
+    @property
+    def listens_on(self) -> list[str]:
+        """The hosts on which TCP ports are opened."""
+        bound = [self.endpoint] if self.binds else []
+        found = map(_TCP_HOST.match, [*bound, *([self.replay_endpoint] if self.replay_endpoint else [])])
+        return [each[1].strip("[]") for each in found if each]
 
 
 _FIELDS = {field.name: field.type for field in fields(KvEventsConfig)}

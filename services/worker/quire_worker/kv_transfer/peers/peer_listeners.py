@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quire_common.config import split_address
 from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
+from quire_common.identity.exposure import require_private
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id, neighbourhood
@@ -116,6 +117,8 @@ class PeerListeners:
 
     def _reserve_grpc(self, config: WorkerConfig) -> None:
         """Reserve the port for the agent processes' gRPC server, by a socket that never listens, and advertise it."""
+        host = _place(config, "peer_grpc_listen")[0]
+        require_private(config, host, "peer_grpc_listen", secured=bool(config.tls_cert))
         self._reserved = _bound(config, "peer_grpc_listen", _reserved)
         host, port = self._reserved.getsockname()[:2]
         self.grpc_listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -138,19 +141,26 @@ class PeerListeners:
 def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
     """Make a socket on the address that option `name` gives; `auto`: a free port on the host of --listen. Raises
     ConfigError PORT_IN_USE if that fails."""
-    flag, told = "--" + name.replace("_", "-"), getattr(config, name)
-    host, port = split_address(config.listen, "--listen")[0], 0
-    if told != AUTO:
-        host, port = split_address(told, flag)
+    host, port = _place(config, name)
     try:
         return make(host, port, socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
             "PORT_IN_USE",
             f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
-            f"Choose another with {flag} (auto picks a free one, off is none).",
+            f"Choose another with {_flag(name)} (auto picks a free one, off is none).",
             param=name,
         ) from error
+
+
+def _place(config: WorkerConfig, name: str) -> tuple[str, int]:
+    """The host and the port (0: any) that option `name` gives."""
+    told = getattr(config, name)
+    return split_address(told, _flag(name)) if told != AUTO else (split_address(config.listen, "--listen")[0], 0)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _listening(host: str, port: int, family: socket.AddressFamily) -> socket.socket:

@@ -16,7 +16,7 @@ from quire_common.identity.callers import PEER
 from quire_common.kv_data.connection import DataConnection
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.telemetry.logs import get_logger
-from quire_common.transport import SERVER_OPTIONS, callers_of, server_credentials
+from quire_common.transport import SERVER_OPTIONS, callers_of, server_credentials, tls_files
 from quire_worker.kv_transfer.peers.peer_access import GRPC
 from quire_worker.kv_transfer.peers.peer_port import FRAME_S, MAX_SESSIONS
 from quire_worker.kv_transfer.peers.tunnel_stream import read_pieces, shut, tunnel_ends, write_pieces
@@ -71,7 +71,7 @@ def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
     and peers use other transports or compute the pages."""
     config = setup.service_config()
     try:
-        credentials = server_credentials(config)
+        credentials = server_credentials(tls_files(config))
     except QuireError as error:
         log.error("no pages go over gRPC", code=error.code, error=error.message, fix=error.fix)
         return

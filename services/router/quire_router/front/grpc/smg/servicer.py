@@ -71,6 +71,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         caller = Caller(
             request_id,
             principal.tenant,
+            limits=principal.limits,
             traceparent=str(trace.get("traceparent", "")),
             tracestate=str(trace.get("tracestate", "")),
             timeout_s=min((s for s in limits_s if s > 0), default=0.0),

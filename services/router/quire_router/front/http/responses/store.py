@@ -5,6 +5,7 @@ A response is its tenant's alone. What is kept goes after `ttl_s`, in memory als
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
 
 log = get_logger(__name__)
+MOST_WAIT_S = 0.04
+_CLOSE_S = 1.0
 
 
 class ResponseStore(Protocol):
@@ -105,7 +108,8 @@ class MemoryStore:
 
 
 class RedisStore:
-    """One value per response, with a lifetime."""
+    """One value per response, with a lifetime. Writes of one response are made in their order. What is being written
+    is waited for by those who read it here."""
 
     shared = True
 
@@ -113,9 +117,13 @@ class RedisStore:
         self._max_bytes = max_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
+        # By key, the last write under way; and the bytes that all of them hold.
+        self._writes: dict[str, asyncio.Task[None]] = {}
+        self._writing_bytes = 0
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """Return the value; None where none is kept (any more). Raises Unavailable where Redis does not answer."""
+        await self._written(_key(tenant, response_id))
         try:
             found: bytes | None = await self._redis.get(_key(tenant, response_id))
         except (RedisError, OSError) as error:
@@ -123,26 +131,56 @@ class RedisStore:
         return found
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """Keep a value for its lifetime. One that is too large is counted, not kept; a failure of Redis is logged and
-        counted."""
+        """Keep a value for its lifetime. Redis is waited for for MOST_WAIT_S, since a client waits for its answer
+        meanwhile; a slower write goes on. A value that is too large is counted, not kept, and so is one for which
+        writes under way leave no room; a failure of Redis is logged and counted."""
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
-        try:
-            await self._redis.set(_key(tenant, response_id), value, px=self._ttl_ms, nx=not replace)
-        except (RedisError, OSError) as error:
-            metrics.responses_dropped.labels("redis").inc()
-            log.warning("a response was not kept", reason=type(error).__name__)
+        if self._writing_bytes + len(value) > self._max_bytes:
+            metrics.responses_dropped.labels("no_room").inc()
+            return
+        key = _key(tenant, response_id)
+        self._writing_bytes += len(value)
+        write = asyncio.create_task(self._write(key, value, self._writes.get(key), replace=replace))
+        self._writes[key] = write
+        await asyncio.wait({write}, timeout=MOST_WAIT_S)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a value; returns whether there was one. Raises Unavailable where Redis does not answer."""
+        await self._written(_key(tenant, response_id))
         try:
             return bool(await self._redis.delete(_key(tenant, response_id)))
         except (RedisError, OSError) as error:
             raise _gone() from error
 
     async def close(self) -> None:
+        """Give writes under way up to a second, then close the connections."""
+        if writes := set(self._writes.values()):
+            _, late = await asyncio.wait(writes, timeout=_CLOSE_S)
+            for write in late:
+                write.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self._redis.aclose()
+
+    async def _write(self, key: str, value: bytes, before: asyncio.Task[None] | None, *, replace: bool) -> None:
+        """Write a value after the write `before` of the same key."""
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            await self._redis.set(key, value, px=self._ttl_ms, nx=not replace)
+        except (RedisError, OSError) as error:
+            metrics.responses_dropped.labels("redis").inc()
+            log.warning("a response was not kept", reason=type(error).__name__)
+        finally:
+            self._writing_bytes -= len(value)
+            if self._writes.get(key) is asyncio.current_task():
+                del self._writes[key]
+
+    async def _written(self, key: str) -> None:
+        """Wait for the writes of this key that are under way."""
+        if write := self._writes.get(key):
+            await asyncio.wait({write})
 
 
 def make_store(config: RouterConfig) -> ResponseStore | None:

@@ -1,0 +1,61 @@
+"""`quire certs`: certificates for mutual TLS between the services and for the public ports, for development."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+HELP = "make an authority and the certificates of all services"
+# As in quire_common.identity.callers, which this package does not import.
+IDENTITIES = ("router", "tokenizer", "scheduler", "worker", "kvstore", "operator", "metrics")
+URI = "spiffe://quire/{}"
+DNS = "{}.quire.internal"
+_HERE = ("localhost", "127.0.0.1", "::1")
+_AUTHORITY_DAYS = 3650
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: where the files go, and what the public certificate says."""
+    parser.add_argument("folder", help="where the PEM files are written; an authority that is there is used again")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name or address of the public certificate, beside this host's; may be repeated",
+    )
+    parser.add_argument("--days", type=int, default=90, metavar="N", help="life of certificates (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the authority of the services (`ca.pem`), one certificate for each identity, and a public certificate with
+    an authority of its own (`public-ca.pem`). Raises InvalidArgument, FailedPrecondition."""
+    from quire.errors import FailedPrecondition, InvalidArgument
+
+    try:
+        from quire.cli.credentials.authority import Authority
+    except ImportError as error:
+        raise FailedPrecondition(
+            "CRYPTOGRAPHY_MISSING", "`quire certs` needs the package cryptography.", "pip install 'quire[certs]'"
+        ) from error
+    if not 1 <= args.days <= _AUTHORITY_DAYS:
+        raise InvalidArgument("BAD_VALUE", f"--days is {args.days}.", f"Give 1 to {_AUTHORITY_DAYS}.", param="days")
+    folder = Path(args.folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        services = Authority.in_folder(folder, "ca", _AUTHORITY_DAYS)
+        for identity in IDENTITIES:
+            services.issue_identity(identity, URI.format(identity), DNS.format(identity), args.days)
+        hosts = dict.fromkeys((*_HERE, socket.gethostname(), *args.host))
+        Authority.in_folder(folder, "public-ca", _AUTHORITY_DAYS).issue_public("public", list(hosts), args.days)
+    except OSError as error:
+        raise InvalidArgument(
+            "FOLDER_UNWRITABLE", f"Cannot write to {folder}: {error.strerror}.", "Name another folder."
+        ) from error
+    print(f"Certificates for {args.days} days are in {folder}:\n")
+    print(f"  ca.pem, public-ca.pem   the authorities\n  {', '.join(f'{name}.pem' for name in IDENTITIES)}")
+    print("  public.pem              of the router's public ports\n")
+    print(f"  quire_worker --tls-cert {folder}/worker.pem --tls-key {folder}/worker.key --tls-ca {folder}/ca.pem")
+    print("  quire_router ... " + f"--ssl-certfile {folder}/public.pem --ssl-keyfile {folder}/public.key")
+    return 0

@@ -1,0 +1,82 @@
+"""Certificates of a local stack: the files of a folder that `quire certs` made, as flags of services and for dialling
+them. The supervisor and its commands dial as the identity `operator`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+SERVER_NAME = "{}.quire.internal"
+PUBLIC_CA = "public-ca.pem"
+# A name in the public certificate, by which programs of this host verify it.
+PUBLIC_NAME = "localhost"
+_CA = "ca.pem"
+_OPERATOR = "operator"
+
+
+def check_folder(folder: str, services: Sequence[str]) -> None:
+    """Raise InvalidArgument where the folder lacks a file that a stack of these services needs."""
+    pairs = [f"{name}.{kind}" for name in (*services, _OPERATOR, "public") for kind in ("pem", "key")]
+    missing = [name for name in (_CA, PUBLIC_CA, *pairs) if not (Path(folder) / name).is_file()]
+    if missing:
+        raise InvalidArgument(
+            "TLS_FOLDER",
+            f"The folder {folder} has no {missing[0]}.",
+            f"`quire certs {folder}` makes all certificates of a stack.",
+            param="tls_folder",
+        )
+
+
+def service_flags(folder: str, service: str) -> dict[str, str]:
+    """Return the flags that give a service its certificate, and the router the public one too."""
+    flags = {"tls-cert": f"{service}.pem", "tls-key": f"{service}.key", "tls-ca": _CA}
+    if service == "router":
+        flags |= {"ssl-certfile": "public.pem", "ssl-keyfile": "public.key"}
+    return {flag: str(Path(folder).absolute() / name) for flag, name in flags.items()}
+
+
+def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
+    """Open a channel to a service: as the operator, over TLS, if there is a folder. Raises NotFound."""
+    import grpc
+
+    if not folder:
+        return grpc.insecure_channel(address)
+    return grpc.secure_channel(address, _credentials(folder), [_verified(service)])
+
+
+def aio_channel(
+    address: str, service: str, folder: str, options: Sequence[tuple[str, int | str]] = ()
+) -> grpc.aio.Channel:
+    """The same for asyncio, with further options."""
+    import grpc
+
+    if not folder:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, _credentials(folder), [*options, _verified(service)])
+
+
+def _credentials(folder: str) -> grpc.ChannelCredentials:
+    """Return the operator's credentials. Raises NotFound for a file that cannot be read."""
+    import grpc
+
+    try:
+        ca, key, cert = ((Path(folder) / name).read_bytes() for name in (_CA, f"{_OPERATOR}.key", f"{_OPERATOR}.pem"))
+    except OSError as error:
+        raise NotFound(
+            "TLS_FILE",
+            f"Cannot read {error.filename}: {error.strerror}.",
+            "`quire certs` makes the certificates of a stack.",
+        ) from error
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _verified(service: str) -> tuple[str, str]:
+    """The channel option by which the service's own name is looked for in its certificate."""
+    return "grpc.ssl_target_name_override", SERVER_NAME.format(service)

