@@ -93,10 +93,10 @@ def test_the_port_of_pages_over_grpc_is_refused_too(tmp_path: Path) -> None:
 
 
 def test_only_this_host_reaches_loopback_addresses() -> None:
-    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"):
         assert is_loopback(host)
         require_private(ServiceConfig(), host, "listen", secured=False)
-    for host in ("0.0.0.0", "::", "10.0.0.1", "*", "", "example.org", "localhost.example.org"):
+    for host in ("0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "*", "", "example.org", "localhost.example.org"):
         assert not is_loopback(host)
         with pytest.raises(ConfigError):
             require_private(ServiceConfig(), host, "listen", secured=False)

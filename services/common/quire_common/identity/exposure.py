@@ -27,8 +27,10 @@ def require_private(config: ServiceConfig, host: str, option: str, *, secured: b
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches ports there: a loopback address, or `localhost`."""
+    """Return whether the host is a loopback address, IPv4 mapped into IPv6 included, or `localhost`."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -7,7 +7,6 @@ anything, and no web page.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
 import orjson
@@ -17,6 +16,7 @@ from starlette.routing import Route, Router
 
 from quire_common.config import split_address
 from quire_common.errors import PermissionDenied, Unsupported
+from quire_common.identity.exposure import is_loopback
 from quire_router.front.http.edge import METRICS_PATH, Edge
 from quire_router.front.http.server import HttpServer
 from quire_router.principal import ADMIN
@@ -126,7 +126,7 @@ def _guarded(
                 raise PermissionDenied(
                     "ADMIN_NEEDS_KEY", "Web pages may not administrate a router without keys.", _GIVE_A_KEY
                 )
-            if request.client is None or not _is_loopback(request.client.host):
+            if request.client is None or not is_loopback(request.client.host):
                 raise PermissionDenied(
                     "ADMIN_NEEDS_KEY",
                     "Without keys, a router is administrated from its own machine alone.",
@@ -135,16 +135,6 @@ def _guarded(
         return await endpoint(request)
 
     return guarded
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether this is a loopback address, IPv4 mapped into IPv6 included. A host that is no IP address is none."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 async def _not_served(request: Request) -> Response:
