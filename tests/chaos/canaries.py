@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from quire_worker.paced.answer import paced_tokens
 from quire_worker.paced.facts import read_facts
 
 _FIRST_ID = 300
-# Of the beginning that several canaries share, so that they share pages too; and of the mark.
+# Lengths in tokens: of the beginning that several canaries share, and with it pages; and of the mark.
 _SHARED, _MARK = (0, 16, 64, 200), 12
 _TOKENS = (8, 40)
 # Answers that a crossed one is compared with, to tell whose it is.
@@ -41,7 +42,7 @@ class Canaries:
 
     def __init__(self, address: str, streams: int, seed: int) -> None:
         self.answered = 0
-        # What clients saw, and answers that are not their request's own.
+        # Errors that clients saw, and answers that belong to another request.
         self.errors: list[str] = []
         self.crossed: list[str] = []
         self._address, self._streams = address, streams
@@ -49,7 +50,7 @@ class Canaries:
         self._facts = read_facts(str(find_model(None)))
         shared = max(_SHARED)
         self._beginnings = [tuple(self._tokens(shared)) for _ in range(3)]
-        self._made: list[Canary] = []
+        self._made: deque[Canary] = deque(maxlen=_REMEMBERED)
         self._count = 0
 
     async def run(self) -> None:
@@ -73,7 +74,7 @@ class Canaries:
         answer = paced_tokens(list(prompt), Stop(count, ignore_eos=True), sampling, facts=self._facts).tokens
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
         canary = Canary(number, prompt, params, tuple(answer))
-        self._made = [*self._made[-_REMEMBERED:], canary]
+        self._made.append(canary)
         return canary
 
     def judge(self, canary: Canary, prompt: list[int], tokens: list[int]) -> None:

@@ -6,11 +6,12 @@ import argparse
 import socket
 from pathlib import Path
 
+from quire.local.service_tls import SERVER_NAME
+
 HELP = "make an authority and the certificates of all services"
-# As in quire_common.identity.callers, which this package does not import.
+# This package does not import quire_common.identity.callers, which has the same list.
 IDENTITIES = ("router", "tokenizer", "scheduler", "worker", "kvstore", "operator", "metrics")
 URI = "spiffe://quire/{}"
-DNS = "{}.quire.internal"
 _HERE = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         services = Authority.in_folder(folder, "ca", _AUTHORITY_DAYS)
         for identity in IDENTITIES:
-            services.issue_identity(identity, URI.format(identity), DNS.format(identity), args.days)
+            services.issue_identity(identity, URI.format(identity), SERVER_NAME.format(identity), args.days)
         hosts = dict.fromkeys((*_HERE, socket.gethostname(), *args.host))
         Authority.in_folder(folder, "public-ca", _AUTHORITY_DAYS).issue_public("public", list(hosts), args.days)
     except OSError as error:

@@ -23,6 +23,15 @@ def paced_rig(step_us: int = 0, **options: object) -> Rig:
     return Rig(config, worker=worker)
 
 
+def measured_rig(answer: int = 40, **options: object) -> Rig:
+    """A paced rig that has served 16 requests with so many output tokens, so that times are known; it is idle."""
+    rig = paced_rig(**options)  # type: ignore[arg-type]  # as given by the test
+    for handle in range(16):
+        rig.submit(handle, a_sequence(4, answer))
+    rig.run()
+    return rig
+
+
 def wait_s(rig: Rig, **context: object) -> float:
     return rig.core._replica.expected_wait.wait_s(RequestContext("r", **context))  # type: ignore[arg-type]  # as given
 
@@ -45,10 +54,7 @@ def test_nothing_is_refused_before_anything_was_measured() -> None:
 
 
 def test_requests_that_would_wait_too_long_are_refused_at_once() -> None:
-    rig = paced_rig(max_queue_wait_s=0.2)
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig(max_queue_wait_s=0.2)
     error = submit_until_refused(rig, 100, a_sequence(4, 40))
     assert error.code == "QUEUE_WAIT_TOO_LONG" and error.http_status == 429
     # Four rows, some 42 ms each: 95 a second, so that 0.2 s are about 19 requests beside the running ones.
@@ -59,10 +65,7 @@ def test_requests_that_would_wait_too_long_are_refused_at_once() -> None:
 
 
 def test_the_time_to_retry_is_when_the_wait_is_short_enough_and_varies() -> None:
-    rig = paced_rig(max_queue_wait_s=0.2)
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 400))
-    rig.run()
+    rig = measured_rig(answer=400, max_queue_wait_s=0.2)
     submit_until_refused(rig, 100, a_sequence(4, 400))
     refusals = []
     for handle in range(1000, 1200):
@@ -75,10 +78,7 @@ def test_the_time_to_retry_is_when_the_wait_is_short_enough_and_varies() -> None
 
 
 def test_a_deadline_that_cannot_be_met_is_refused() -> None:
-    rig = paced_rig()
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig()
     for handle in range(100, 200):
         rig.submit(handle, a_sequence(4, 40))
     rig.step()
@@ -91,10 +91,7 @@ def test_a_deadline_that_cannot_be_met_is_refused() -> None:
 
 
 def test_a_request_that_ran_before_is_not_refused_for_its_wait() -> None:
-    rig = paced_rig(max_queue_wait_s=0.05)
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig(max_queue_wait_s=0.05)
     submit_until_refused(rig, 100, a_sequence(4, 40))
     rig.submit(900, a_sequence(4, 40, output_ids=np.array([5], np.int32)))
     rig.run()
@@ -122,20 +119,14 @@ def test_prompts_count_by_the_speed_of_the_worker_and_cached_ones_do_not() -> No
 
 
 def test_free_slots_mean_no_wait() -> None:
-    rig = paced_rig()
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig()
     assert wait_s(rig) == 0.0
     rig.submit(50, a_sequence(4, 40))
     assert wait_s(rig) == 0.0
 
 
 def test_a_higher_priority_waits_for_fewer() -> None:
-    rig = paced_rig(scheduling_policy="priority")
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig(scheduling_policy="priority")
     for handle in range(100, 200):
         rig.submit(handle, a_sequence(4, 40), priority=5)
     rig.step()
@@ -145,10 +136,7 @@ def test_a_higher_priority_waits_for_fewer() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_queue_of_others_is_ahead_by_the_policy(policy: str) -> None:
-    rig = paced_rig(scheduling_policy=policy)
-    for handle in range(16):
-        rig.submit(handle, a_sequence(4, 40))
-    rig.run()
+    rig = measured_rig(scheduling_policy=policy)
     for handle in range(100, 200):
         rig.submit(handle, a_sequence(4, 40), tenant="flood")
     rig.step()

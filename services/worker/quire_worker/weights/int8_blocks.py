@@ -15,6 +15,7 @@ import torch
 from quire_common.errors import ConfigError
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.ops.weight import StoredRows
+from quire_worker.weights.rounding import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from quire_worker.model.parameters import ParameterSpec
     from quire_worker.weights.parameter_store import ParameterStore
 
-_FLOATS: Final = ("F32", "F16", "BF16")
 _KIND: Final = KIND_NAMED["Q8_0"]
 _LARGEST: Final = 127
 _ROWS: Final = 1024
@@ -36,7 +36,7 @@ def int8_specs(specs: Iterable[ParameterSpec], kinds: Mapping[tuple[str, int], B
     found = []
     for spec in specs:
         kind = kinds.get((spec.role, spec.layer))
-        if kind is not None and kind.name in _FLOATS and spec.shape[1] % _KIND.values == 0:
+        if kind is not None and kind.name in FLOATS and spec.shape[1] % _KIND.values == 0:
             found.append(spec)
     return found
 

@@ -16,7 +16,8 @@ from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.parameter_store import ParameterStore
 
-_FLOATS: Final = ("F32", "F16", "BF16")
+FLOATS: Final = ("F32", "F16", "BF16")
+"""Kinds that are numbers, not quantized blocks."""
 _KINDS: Final = MappingProxyType({"bfloat16": KIND_NAMED["BF16"], "float16": KIND_NAMED["F16"]})
 _ROWS = 1024
 
@@ -27,7 +28,7 @@ def rounded_kinds(kinds: Mapping[tuple[str, int], BlockKind], dtype: str) -> dic
     wanted = _KINDS.get(dtype)
     if wanted is None:
         return {}
-    return {key: wanted for key, kind in kinds.items() if kind.name in _FLOATS and kind != wanted}
+    return {key: wanted for key, kind in kinds.items() if kind.name in FLOATS and kind != wanted}
 
 
 def check_rounded(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None:
