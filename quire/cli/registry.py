@@ -28,7 +28,7 @@ NAMES = (
     "key",
     "certs",
 )
-# Those that are in a folder of their own.
+# Commands whose modules are in a subfolder.
 _FOLDERS = {"key": "credentials", "certs": "credentials"}
 
 

@@ -89,9 +89,9 @@ class Roster:
         if service == "worker":
             loading = asyncio.create_task(follow_load(address, partial(self._loading, name), folder))
         try:
-            if (
-                service != "router" or not self._tls
-            ):  # under TLS, the router's HTTP says the same without a check of names
+            # The public certificate of a router may lack this address. Its HTTP port says the same, and is asked
+            # without a check of names.
+            if service != "router" or not self._tls:
                 await wait_serving(address, service, folder)
             if service == "router":
                 self._progress(name, "connecting")

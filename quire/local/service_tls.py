@@ -54,7 +54,7 @@ def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
 def aio_channel(
     address: str, service: str, folder: str, options: Sequence[tuple[str, int | str]] = ()
 ) -> grpc.aio.Channel:
-    """The same for asyncio, with further options."""
+    """Open an asyncio channel to a service, as `sync_channel` does, with these further options. Raises NotFound."""
     import grpc
 
     if not folder:
@@ -78,5 +78,5 @@ def _credentials(folder: str) -> grpc.ChannelCredentials:
 
 
 def _verified(service: str) -> tuple[str, str]:
-    """The channel option by which the service's own name is looked for in its certificate."""
+    """Return the channel option that makes gRPC look for the service's own name in its certificate."""
     return "grpc.ssl_target_name_override", SERVER_NAME.format(service)

@@ -64,7 +64,7 @@ class StackSpec:
     # Addresses of members in network namespaces of their own; the others are on this machine's.
     hosts: Mapping[str, str] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
-    # What `quire certs` wrote: services talk under mutual TLS then, and the public ports have TLS. Empty: no TLS.
+    # The folder that `quire certs` wrote. With it, services use mutual TLS and the public ports TLS; empty: no TLS.
     tls_folder: str = ""
     # Ends when the process that started it does.
     owned: bool = True

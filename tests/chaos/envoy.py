@@ -102,7 +102,7 @@ def config(port: int, admin_port: int, router_ports: Sequence[int], retries: int
 
 @dataclass(frozen=True)
 class Envoy:
-    """Where clients and administrators reach it."""
+    """The addresses of Envoy for clients and for administrators."""
 
     url: str
     admin: str

@@ -45,7 +45,7 @@ def secured(authority: Authority, *flags: str) -> Iterator[tuple[int, str]]:
 
 
 def health(address: str, ca: str, name: str, files: TlsFiles | None = None) -> int:
-    """What health says to a client that trusts `ca`, and has no certificate unless there are `files`."""
+    """Return the health that a client sees which trusts `ca`, and shows a certificate only if there are `files`."""
     pair = (Path(files.key).read_bytes(), Path(files.cert).read_bytes()) if files else (None, None)
     credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes(), *pair)
     with grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", name)]) as channel:

@@ -24,7 +24,7 @@ LIMIT_S = 120.0
 
 
 def stdout(*command: str) -> str:
-    """What `quire` prints, in a process of its own."""
+    """Run `quire` in a process of its own, and return what it prints."""
     whole = [sys.executable, "-m", "quire", *command, "--name", NAME]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr

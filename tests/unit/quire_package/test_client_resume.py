@@ -73,7 +73,7 @@ def test_what_never_began_fails_at_once_and_patience_ends(fake: Fake) -> None:
 
 @pytest.mark.parametrize("code", ["NO_HEALTHY_REPLICA", "NO_TOKENIZER", "DRAINING"])
 def test_a_router_that_has_just_started_is_asked_again(fake: Fake, code: str) -> None:
-    """It knows no replica yet, and soon will."""
+    """The router knows no replica yet, and soon will."""
     router, address = fake
     router.breaks, router.breaks_with = [3, 0, 0], code
     with Client(address) as client:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire_common.identity.tls_files import TlsFiles
 
 _CONNECTION_S = 10.0
-# Of a request: why its client may not read metrics; empty if it may.
+# The key in a request's environ that says why its client may not read metrics; empty if it may.
 _REFUSAL = "quire.refusal"
 log = get_logger(__name__)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class ExpectedWait:
-    """Of one replica, with `rows` rows. O(1) in the number of those who wait, but for their distinct priorities."""
+    """Expects waits at one replica, which runs `rows` sequences at once. An answer costs O(1) in the number of waiting
+    requests, but O(n) in their distinct priorities."""
 
     def __init__(self, rows: int, slots: SlotTable, waiting: PendingQueue, rates: Rates, cost: ResumeCost) -> None:
         self._rows = rows

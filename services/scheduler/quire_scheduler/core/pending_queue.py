@@ -45,7 +45,7 @@ class PendingQueue:
         # ASIDE, by uid: requests that were never in the policy, and requests that were READY or PULLING.
         self._parked: dict[int, Request] = {}
         self._set_aside: dict[int, Request] = {}
-        # By uid, of all requests inside: prompt and output tokens when they came; and their sum.
+        # Prompt and output tokens of all requests inside, by uid, as they were on arrival; and their sum.
         self._tokens: dict[int, int] = {}
         self.known_tokens = 0
 

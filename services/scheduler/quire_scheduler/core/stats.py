@@ -148,8 +148,9 @@ class Stats:
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
 
-# Of means over requests, what was measured before counts as much with each new one: some 64 requests.
+# A mean over requests covers the last 64 or so: each new request keeps this share of what was measured before.
 _KEEP = 63 / 64
+# So many requests make a mean.
 _LEAST = 10.0
 
 
@@ -164,10 +165,10 @@ class Rates:
         self._decode = 0.0
         self._prefill = 0.0
         self._steps = 0.0
-        # Of recent requests that left their slots: how many, and their seconds in slots.
+        # How many requests left their slots lately, and their seconds in slots.
         self._left = 0.0
         self._left_s = 0.0
-        # Of recent starts: known tokens, and those of them to be computed.
+        # Known tokens of the requests that started lately, and how many of these had to be computed.
         self._started = 0.0
         self._computed = 0.0
 

@@ -34,7 +34,7 @@ class Exchange:
     arrived_ns: int
     # What the client sent to prove itself: for endpoints that are open, but say more to those who have a key.
     authorization: str = field(default="", repr=False)
-    # Of the caller's key.
+    # The limits of the caller's key.
     limits: KeyLimits = field(default_factory=KeyLimits)
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)

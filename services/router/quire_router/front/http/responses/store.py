@@ -108,8 +108,8 @@ class MemoryStore:
 
 
 class RedisStore:
-    """One value per response, with a lifetime. Writes of one response are made in their order. What is being written
-    is waited for by those who read it here."""
+    """One value per response, with a lifetime. Redis gets the writes of one response in their order. A read waits for
+    the writes of its response that this router has begun."""
 
     shared = True
 
@@ -117,7 +117,7 @@ class RedisStore:
         self._max_bytes = max_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
-        # By key, the last write under way; and the bytes that all of them hold.
+        # The last write under way of each key; and the bytes that all writes under way hold.
         self._writes: dict[str, asyncio.Task[None]] = {}
         self._writing_bytes = 0
 
@@ -131,9 +131,9 @@ class RedisStore:
         return found
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """Keep a value for its lifetime. Redis is waited for for MOST_WAIT_S, since a client waits for its answer
-        meanwhile; a slower write goes on. A value that is too large is counted, not kept, and so is one for which
-        writes under way leave no room; a failure of Redis is logged and counted."""
+        """Keep a value for its lifetime. The call returns after MOST_WAIT_S at most, because a client waits for its
+        answer; a slower write goes on. A value is counted, not kept, if it is too large or if writes under way leave no
+        room for it. A failure of Redis is logged and counted."""
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
