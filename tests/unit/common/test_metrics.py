@@ -72,7 +72,8 @@ def test_with_an_authority_only_readers_of_metrics_get_them(tmp_path: Path) -> N
                 got, body = read(server.address, authority, authority.files("caller", identity))
                 assert got == status, identity
                 assert ("quire_test_secured_total" in body) is (status == 200)
-                assert body.startswith("CALLER_NOT_ALLOWED") is (status == 403)  # a metric may have this code as a label
+                # The code alone could be a label of a metric.
+                assert body.startswith("CALLER_NOT_ALLOWED") is (status == 403)
             with pytest.raises((urllib.error.URLError, OSError)):
                 read(server.address, authority, None)
             with pytest.raises((urllib.error.URLError, OSError)):
