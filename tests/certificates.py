@@ -53,8 +53,9 @@ class Authority:
         self.ca = str(folder / f"{name}.pem")
         self._write(self.ca, certificate)
 
-    def files(self, name: str, identity: str = "", dns: Sequence[str] = ()) -> TlsFiles:
-        """A new certificate, with the URI and the DNS name of `identity` if that is given, and the names `dns`."""
+    def files(self, name: str, identity: str = "", dns: Sequence[str] = (), life_s: float = 3600.0) -> TlsFiles:
+        """A new certificate, with the URI and the DNS name of `identity` if that is given, and the names `dns`. Files
+        that are there are replaced, each at once."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(HOST))]
@@ -63,12 +64,14 @@ class Authority:
             names += [x509.UniformResourceIdentifier(identity_uri(identity)), x509.DNSName(server_name(identity))]
         here = x509.SubjectAlternativeName(names)
         cert, key_file = str(self._folder / f"{name}.pem"), self._folder / f"{name}.key"
-        self._write(cert, self._builder(subject, key).add_extension(here, critical=False))
         form = serialization.PrivateFormat.PKCS8
-        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        replace(key_file, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        self._write(cert, self._builder(subject, key, life_s).add_extension(here, critical=False))
         return TlsFiles(cert, str(key_file), self.ca)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, life_s: float = 3600.0
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -77,7 +80,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _HOUR)
-            .not_valid_after(now + _HOUR)
+            .not_valid_after(now + datetime.timedelta(seconds=life_s))
             # Python 3.13 requires these of every certificate (VERIFY_X509_STRICT).
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -85,4 +88,11 @@ class Authority:
 
     def _write(self, path: str, certificate: x509.CertificateBuilder) -> None:
         signed = certificate.sign(self._key, hashes.SHA256())
-        Path(path).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        replace(Path(path), signed.public_bytes(serialization.Encoding.PEM))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put a file in the place of the one of this name."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)

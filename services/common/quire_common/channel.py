@@ -1,4 +1,4 @@
-"""Channels to peers: one place for options, TLS and client interceptors."""
+"""Channels to peers: one place for options, TLS and client interceptors. Certificates follow their files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import grpc
 
 from quire_common.config import ServiceConfig
+from quire_common.identity.watched_channel import WatchedAioChannel, WatchedChannel
 from quire_common.telemetry.interceptors import aio_client_interceptors, sync_client_interceptors
-from quire_common.transport import CHANNEL_OPTIONS, channel_credentials, verified_name
+from quire_common.transport import CHANNEL_OPTIONS, verified_name, watched_credentials
 
 
 def aio_channel(
@@ -18,19 +19,26 @@ def aio_channel(
     `service` is the server's: under TLS, its certificate must contain the DNS name of that service. `own`: gRPC options
     beside those that all channels have."""
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
-    credentials = channel_credentials(config)
+    credentials = watched_credentials(config)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors(address))
     options.append(verified_name(service))
-    return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors(address))
+
+    def secure(credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors(address))
+
+    return WatchedAioChannel(credentials, secure)
 
 
 def sync_channel(address: str, config: ServiceConfig, service: str) -> grpc.Channel:
     """Open a channel for code on threads, with TLS if the config has it, and with the client interceptors. `service` is
     the server's, as in `aio_channel`."""
-    credentials = channel_credentials(config)
+    credentials = watched_credentials(config)
     if credentials is None:
         channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
     else:
-        channel = grpc.secure_channel(address, credentials, [*CHANNEL_OPTIONS, verified_name(service)])
+        channel = WatchedChannel(
+            credentials,
+            lambda newest: grpc.secure_channel(address, newest, [*CHANNEL_OPTIONS, verified_name(service)]),
+        )
     return grpc.intercept_channel(channel, *sync_client_interceptors(address))

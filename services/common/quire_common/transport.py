@@ -8,7 +8,8 @@ import grpc
 
 from quire_common.config import ServiceConfig
 from quire_common.identity.callers import CallerCheck, caller_check, server_name
-from quire_common.identity.tls_files import TlsFiles, read_pem, read_server_files
+from quire_common.identity.tls_files import TlsContent, TlsFiles, read_tls_files
+from quire_common.identity.watched_files import WatchedFiles
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -83,14 +84,32 @@ def tls_files(config: ServiceConfig) -> TlsFiles:
     return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
-    """Return TLS credentials if there is a certificate (mutual if there is an authority too), else None. Raises
-    ConfigError for a file that cannot be read."""
+def server_credentials(files: TlsFiles, what: str = "TLS") -> grpc.ServerCredentials | None:
+    """Return TLS credentials if there is a certificate (mutual if there is an authority too), else None. They follow
+    the files, which logs and metrics call `what`. Raises ConfigError for files that cannot be loaded."""
     if not files.any_pair:
         return None
-    content = read_server_files(files)
-    pair, authority = (content.key, content.cert), content.ca
-    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+    watched = WatchedFiles(what, files.paths, lambda: read_tls_files(files))
+    used = 0
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        """Return what has changed since the last call; gRPC calls this before each handshake."""
+        nonlocal used
+        generation = watched.generation
+        if generation == used:
+            return None
+        used = generation
+        return _server_configuration(watched.value)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _server_configuration(watched.value),
+        newest,  # type: ignore[arg-type]  # the published types do not know that None means no change
+        require_client_authentication=bool(files.ca),
+    )
+
+
+def _server_configuration(content: TlsContent) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(content.key or b"", content.cert or b"")], content.ca)
 
 
 def callers_of(config: ServiceConfig, server: str) -> CallerCheck | None:
@@ -100,14 +119,24 @@ def callers_of(config: ServiceConfig, server: str) -> CallerCheck | None:
     return caller_check(server) if mutual else None
 
 
-def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None:
+def watched_credentials(config: ServiceConfig) -> WatchedFiles[grpc.ChannelCredentials] | None:
     """Return TLS credentials towards peers if the config names an authority, with our certificate where there is one,
-    else None. Raises ConfigError for a file that cannot be read."""
-    if not config.tls_ca:
+    else None. Raises ConfigError for files that cannot be loaded."""
+    files = tls_files(config)
+    if not files.ca:
         return None
-    key = read_pem(config.tls_key, "tls_key") if config.tls_key else None
-    certificate = read_pem(config.tls_cert, "tls_cert") if config.tls_cert else None
-    return grpc.ssl_channel_credentials(read_pem(config.tls_ca, "tls_ca"), key, certificate)
+    return WatchedFiles("peer TLS", files.paths, lambda: _channel_credentials(files))
+
+
+def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None:
+    """Return what `watched_credentials` would of the files as they are now, for a channel of one call."""
+    files = tls_files(config)
+    return _channel_credentials(files) if files.ca else None
+
+
+def _channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    content = read_tls_files(files)
+    return grpc.ssl_channel_credentials(content.ca, content.key, content.cert)
 
 
 def verified_name(service: str) -> tuple[str, str]:

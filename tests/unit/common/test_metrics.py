@@ -12,6 +12,7 @@ import pytest
 
 from quire_common.config import ServiceConfig
 from quire_common.errors import ConfigError
+from quire_common.identity.watched_context import WatchedContext
 from quire_common.telemetry import metrics
 from quire_common.transport import tls_files
 from tests.certificates import Authority, TlsFiles
@@ -47,6 +48,10 @@ def test_the_endpoint_serves_and_closes() -> None:
     metrics.serve_metrics(server.address).close()
 
 
+def context_of(config: ServiceConfig) -> ssl.SSLContext:
+    return WatchedContext("metrics", tls_files(config))
+
+
 def read(address: str, authority: Authority, files: TlsFiles | None) -> tuple[int, str]:
     """Status and body of a scrape over TLS, with the certificate of these files."""
     context = ssl.create_default_context(cafile=authority.ca)
@@ -64,7 +69,7 @@ def test_with_an_authority_only_readers_of_metrics_get_them(tmp_path: Path) -> N
     own = authority.files("worker", "worker")
     metrics.counter("quire_test_secured_total", "Events.").inc()
     config = ServiceConfig(tls_cert=own.cert, tls_key=own.key, tls_ca=own.ca)
-    server = metrics.serve_metrics("127.0.0.1:0", tls_files(config))
+    server = metrics.serve_metrics("127.0.0.1:0", context_of(config))
     try:
         host, _, port = server.address.rpartition(":")
         with socket.create_connection((host, int(port))):  # a handshake that never ends holds up nobody
@@ -85,11 +90,11 @@ def test_with_an_authority_only_readers_of_metrics_get_them(tmp_path: Path) -> N
 def test_a_certificate_alone_encrypts_and_checks_nobody(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own = authority.files("worker", "worker")
-    server = metrics.serve_metrics("127.0.0.1:0", tls_files(ServiceConfig(tls_cert=own.cert, tls_key=own.key)))
+    server = metrics.serve_metrics("127.0.0.1:0", context_of(ServiceConfig(tls_cert=own.cert, tls_key=own.key)))
     try:
         assert read(server.address, authority, None)[0] == 200
     finally:
         server.close()
     with pytest.raises(ConfigError) as caught:
-        metrics.serve_metrics("127.0.0.1:0", tls_files(ServiceConfig(tls_cert="/nothing", tls_key=own.key)))
+        metrics.serve_metrics("127.0.0.1:0", context_of(ServiceConfig(tls_cert="/nothing", tls_key=own.key)))
     assert caught.value.code == "TLS_FILE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +19,62 @@ class TlsFiles:
 
     @property
     def any_pair(self) -> bool:
-        """Whether a certificate or a key is named. One without the other is an error of `read_server_files`."""
+        """Whether a certificate or a key is named. One without the other is an error of `read_tls_files`."""
         return bool(self.cert or self.key)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that are named."""
+        return tuple(path for path in (self.cert, self.key, self.ca) if path)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsContent:
-    """What the files of a server contain. `ca` None: clients show no certificates."""
+    """What the files contain. None: no such file is named."""
 
-    cert: bytes
-    key: bytes
+    cert: bytes | None
+    key: bytes | None
     ca: bytes | None
 
 
-def read_server_files(files: TlsFiles) -> TlsContent:
-    """Read the files of a server. Raises ConfigError for a file that cannot be read."""
-    key, cert = read_pem(files.key, "the TLS key"), read_pem(files.cert, "the TLS certificate")
-    return TlsContent(cert, key, read_pem(files.ca, "the TLS authority") if files.ca else None)
+def read_tls_files(files: TlsFiles) -> TlsContent:
+    """Read the files. Raises ConfigError for a file that cannot be read or is no PEM, a certificate without its key,
+    and a key that is another certificate's."""
+    server_context(files)
+    return TlsContent(
+        _read_pem(files.cert, "the TLS certificate") if files.any_pair else None,
+        _read_pem(files.key, "the TLS key") if files.any_pair else None,
+        _read_pem(files.ca, "the TLS authority") if files.ca else None,
+    )
 
 
-def read_pem(path: str, what: str) -> bytes:
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context of a server with these files; with an authority, clients must show certificates. Raises
+    ConfigError as `read_tls_files` does."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if files.any_pair:
+        _read_pem(files.cert, "the TLS certificate"), _read_pem(files.key, "the TLS key")
+        try:
+            context.load_cert_chain(files.cert, files.key, password="")  # or OpenSSL would ask on the terminal
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "TLS_FILE",
+                f"{files.cert!r} and {files.key!r} are not a certificate and its key.",
+                "Give both as PEM files, the key without a passphrase.",
+            ) from error
+    if files.ca:
+        _read_pem(files.ca, "the TLS authority")
+        try:
+            context.load_verify_locations(files.ca)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "TLS_FILE", f"{files.ca!r} has no certificate of an authority.", "Give it as a PEM file."
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _read_pem(path: str, what: str) -> bytes:
     """Read a PEM file. Raises ConfigError that names `what`."""
     try:
         return Path(path).read_bytes()

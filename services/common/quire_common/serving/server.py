@@ -32,6 +32,7 @@ from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.identity.exposure import require_private
+from quire_common.identity.watched_context import WatchedContext
 from quire_common.serving.aio_health import AioHealth
 from quire_common.serving.heaps import bound_heaps
 from quire_common.serving.settled import settle
@@ -401,7 +402,7 @@ def _serve_metrics(config: ServiceConfig) -> None:
         return
     tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
     require_private(config, host, "metrics_listen", secured=tls.any_pair)
-    serve_metrics(config.metrics_listen, tls if tls.any_pair else None)
+    serve_metrics(config.metrics_listen, WatchedContext("metrics TLS", tls) if tls.any_pair else None)
 
 
 def _service_name(config: ServiceConfig) -> str:

@@ -17,11 +17,11 @@ from quire_common.errors import ConfigError
 from quire_common.telemetry.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from prometheus_client.metrics import MetricWrapperBase
 
-    from quire_common.identity.tls_files import TlsFiles
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -57,11 +57,11 @@ def render() -> bytes:
     return generate_latest(registry)
 
 
-def serve_metrics(address: str, tls: TlsFiles | None = None) -> MetricsServer:
-    """Serve `/metrics` on `host:port` (0: a free port), with TLS if there are files for it. Raises ConfigError."""
+def serve_metrics(address: str, context: ssl.SSLContext | None = None) -> MetricsServer:
+    """Serve `/metrics` on `host:port` (0: a free port), over TLS if there is a context. Raises ConfigError."""
     host, port = split_address(address, "metrics_listen")
     try:
-        return MetricsServer(host, port, registry, tls)
+        return MetricsServer(host, port, registry, context)
     except OSError as error:
         raise ConfigError(
             "PORT_IN_USE", f"Cannot serve metrics on {address}: {error.strerror}.", "Choose another metrics_listen."

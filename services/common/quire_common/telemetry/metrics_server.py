@@ -12,7 +12,6 @@ from wsgiref.simple_server import WSGIRequestHandler
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from quire_common.errors import ConfigError
 from quire_common.identity.callers import METRICS_READERS, identity_of
 from quire_common.telemetry.logs import get_logger
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from prometheus_client import CollectorRegistry
-
-    from quire_common.identity.tls_files import TlsFiles
 
 _CONNECTION_S = 10.0
 # The key in a request's environ that says why its client may not read metrics; empty if it may.
@@ -34,9 +31,9 @@ class MetricsServer:
     """Serves from the start until `close`. With an authority, clients need a certificate whose identity may read
     metrics."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, tls: TlsFiles | None) -> None:
-        """Raises OSError for a port that is taken, and ConfigError for TLS files that cannot be loaded."""
-        self._server = _Server((host, port), _Handler, server_context(tls) if tls is not None else None)
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, context: ssl.SSLContext | None) -> None:
+        """Raises OSError for a port that is taken."""
+        self._server = _Server((host, port), _Handler, context)
         self._server.set_app(_guarded(make_wsgi_app(registry)))
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -47,22 +44,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Make the context of a server with these files; with an authority, clients must show certificates. Raises
-    ConfigError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(files.cert, files.key)
-        if files.ca:
-            context.load_verify_locations(files.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "TLS_FILE", "Cannot load the TLS files of the metrics port.", "Give the certificate and its key as PEM."
-        ) from error
-    return context
 
 
 class _Handler(WSGIRequestHandler):

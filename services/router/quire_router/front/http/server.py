@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from quire_common.errors import ConfigError
+from quire_common.identity.tls_files import TlsFiles
+from quire_common.identity.watched_context import WatchedContext
 from quire_router.front.http.protocol import BoundedProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    import ssl
+    from collections.abc import Callable, Collection, Iterator
 
     from starlette.types import ASGIApp
 
@@ -59,6 +62,7 @@ class HttpServer:
         self.port: int = bound
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         self.scheme = "https" if ssl_certfile else "http"
+        self._tls = TlsFiles(ssl_certfile, ssl_keyfile)
         # A class of its own, since what it holds is of this server alone.
         self._protocol: type[BoundedProtocol] = type(
             "Protocol", (BoundedProtocol,), {"max_connections": max_connections}
@@ -78,8 +82,7 @@ class HttpServer:
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                ssl_certfile=ssl_certfile or None,
-                ssl_keyfile=ssl_keyfile or None,
+                ssl_context_factory=self._context if ssl_certfile else None,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -92,15 +95,9 @@ class HttpServer:
     async def start(self) -> None:
         """Start serving; return when connections are accepted. Raises ConfigError for TLS files that are incomplete or
         cannot be loaded."""
-        config = self._server.config
-        if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
+        if bool(self._tls.cert) != bool(self._tls.key):
             raise ConfigError("TLS_FILE", "Of ssl_certfile and ssl_keyfile only one is set.", "Give both as PEM files.")
-        try:
-            config.load()
-        except OSError as error:
-            raise ConfigError(
-                "TLS_FILE", "Cannot load ssl_certfile and ssl_keyfile.", "Give both as PEM files."
-            ) from error
+        self._server.config.load()
         self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.005)  # uvicorn has no event for this
@@ -118,6 +115,10 @@ class HttpServer:
         """Close the connections that wait for a request. Connections with an open answer close after it."""
         for connection in list(self.connections):
             connection.shutdown()
+
+    def _context(self, _config: uvicorn.Config, _default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        """Make the context for uvicorn. Raises ConfigError."""
+        return WatchedContext("public TLS of HTTP", self._tls)
 
     async def close(self) -> None:
         """Stop accepting, give open answers a second, return when all connections are closed."""
