@@ -28,12 +28,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire_common.config import ServiceConfig, explain_config, load_config, split_address
-from quire_common.discovery.endpoint import Discovery, Endpoint
-from quire_common.discovery.factory import make_discovery
+from quire_common.discovery.endpoint import Discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.identity.exposure import require_private
 from quire_common.identity.watched_context import WatchedContext
 from quire_common.serving.aio_health import AioHealth
+from quire_common.serving.announcement import PASSIVE, ThreadAnnouncement, announce
 from quire_common.serving.heaps import bound_heaps
 from quire_common.serving.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
@@ -54,9 +54,6 @@ _EXPLAIN = "--explain-config"
 _GRACE_S = 1.0
 _SIGNAL_POLL_S = 0.5
 _WAITING_PER_THREAD = 8
-# Ways of discovery that need no registration.
-_PASSIVE = ("static", "dns")
-_ANY_HOST = ("0.0.0.0", "::")
 log = get_logger(__name__)
 
 
@@ -220,7 +217,7 @@ async def _serve_aio(
             starting.result()  # raises what start raised
             settle()
             await checker.ready()
-            discovery = await _announce(config, name, bound)
+            discovery = await announce(config, name, bound.instance, bound.address)
             log.info("ready", address=bound.address)
         else:
             starting.cancel()
@@ -268,6 +265,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         signal.signal(signal_number, lambda *_: (hurried if stopped.is_set() else stopped).set())
     service: SyncService | None = None
     starting: threading.Thread | None = None
+    announcement = contextlib.ExitStack()
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
     # Calls beyond the threads wait in gRPC's own queue; beyond this they are refused at once (RESOURCE_EXHAUSTED).
     limit = max_workers * _WAITING_PER_THREAD
@@ -287,13 +285,25 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         server.start()
         _serve_metrics(config)
         log.info("listening", address=bound.address)
-        starting = threading.Thread(
-            target=_start_sync, args=(service, fail, stopped, checker, names), name="start", daemon=True
-        )
+
+        def become_ready(service: SyncService) -> None:
+            service.start()
+            settle()
+            if stopped.is_set():
+                return
+            for each in names:
+                checker.set(each, health_pb2.HealthCheckResponse.SERVING)
+            announced = ThreadAnnouncement(config, name, bound.instance, bound.address)
+            announcement.callback(announced.close)
+            log.info("ready")
+
+        starting = threading.Thread(target=_start_sync, args=(become_ready, service, fail), name="start", daemon=True)
         starting.start()
         _wait_signal(stopped)
         log.info("stopping")
         checker.enter_graceful_shutdown()
+        if not starting.is_alive():
+            announcement.close()
         if not starting.is_alive() and not failures:
             bound.leave()
             _wait_signal(hurried, config.drain_delay_s)
@@ -326,25 +336,15 @@ def _wait_signal(event: threading.Event, limit_s: float = math.inf) -> None:
 
 
 def _start_sync(
-    service: SyncService,
-    fail: Callable[[QuireError], None],
-    stopped: threading.Event,
-    checker: health.HealthServicer,
-    names: Sequence[str],
+    become_ready: Callable[[SyncService], None], service: SyncService, fail: Callable[[QuireError], None]
 ) -> None:
-    """Start the service, and then report it as SERVING. Runs in a thread; an error goes to `fail`."""
+    """Start the service. Runs in a thread; an error goes to `fail`."""
     try:
-        service.start()
+        become_ready(service)
     except Exception as error:
         if not isinstance(error, QuireError):
             log.exception("start failed")
         fail(as_quire_error(error))
-        return
-    settle()
-    if not stopped.is_set():
-        for name in names:
-            checker.set(name, health_pb2.HealthCheckResponse.SERVING)
-        log.info("ready")
 
 
 def _bind(
@@ -375,26 +375,8 @@ def _bind(
         )
     address = f"{host}:{bound_port}"
     advertised = config.advertise or address
-    default = f"{name}-{bound_port}" if config.discovery in _PASSIVE else f"{name}-{advertised}"
+    default = f"{name}-{bound_port}" if config.discovery in PASSIVE else f"{name}-{advertised}"
     return BoundServer(address, config.instance or default, fail)
-
-
-async def _announce(config: ServiceConfig, name: str, bound: BoundServer) -> Discovery | None:
-    """Register the service where discovery is a registry; closing the result withdraws it. None where discovery needs
-    no registration. Raises ConfigError."""
-    if config.discovery in _PASSIVE:
-        return None
-    address = config.advertise or bound.address
-    if split_address(address, "--advertise")[0] in _ANY_HOST:
-        raise ConfigError(
-            "ADVERTISE_MISSING",
-            f"Peers cannot dial {address}, which means every address of this host.",
-            "Give --advertise host:port.",
-            param="advertise",
-        )
-    discovery = make_discovery(config.discovery, {})
-    await discovery.register(Endpoint(bound.instance, name, address))
-    return discovery
 
 
 def _serve_metrics(config: ServiceConfig) -> None:

@@ -1,0 +1,62 @@
+"""Where discovery is a registry, a service that is ready puts its address there, and takes it out when it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from quire_common.config import ServiceConfig, split_address
+from quire_common.discovery.endpoint import Discovery, Endpoint
+from quire_common.discovery.factory import make_discovery
+from quire_common.errors import ConfigError
+
+# Ways of discovery that need no registration.
+PASSIVE = ("static", "dns")
+_ANY_HOST = ("0.0.0.0", "::")
+_CLOSE_LIMIT_S = 10.0
+
+
+async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
+    """Register the service where discovery is a registry; closing the result withdraws it. None where discovery needs
+    no registration. Raises ConfigError."""
+    if config.discovery in PASSIVE:
+        return None
+    advertised = config.advertise or address
+    if split_address(advertised, "--advertise")[0] in _ANY_HOST:
+        raise ConfigError(
+            "ADVERTISE_MISSING",
+            f"Peers cannot dial {advertised}, which means every address of this host.",
+            "Give --advertise host:port.",
+            param="advertise",
+        )
+    discovery = make_discovery(config.discovery, {})
+    await discovery.register(Endpoint(instance, service, advertised))
+    return discovery
+
+
+class ThreadAnnouncement:
+    """The same for a service without an event loop: a thread of its own keeps the registration alive until `close`.
+    Raises ConfigError."""
+
+    def __init__(self, config: ServiceConfig, service: str, instance: str, address: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._discovery = self._loop.run_until_complete(announce(config, service, instance, address))
+        except BaseException:
+            self._loop.close()
+            raise
+        self._thread: threading.Thread | None = None
+        if self._discovery is not None:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="announcement", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Withdraw the registration, and end the thread."""
+        if self._discovery is not None and self._thread is not None:
+            closing = asyncio.run_coroutine_threadsafe(self._discovery.close(), self._loop)
+            try:
+                closing.result(_CLOSE_LIMIT_S)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+        self._loop.close()
