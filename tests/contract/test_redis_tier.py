@@ -10,7 +10,8 @@ import pytest
 from redis import Redis
 
 from quire_common.errors import ConfigError
-from quire_kvstore.tiers.redis_backend import PREFIX, RedisBackend, redis_key
+from quire_kvstore.tiers.redis_address import redis_address
+from quire_kvstore.tiers.redis_backend import PREFIX, redis_key
 from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.kvstore.pages import FRAMED_BYTES, chain, framed, length, part, put
@@ -199,4 +200,4 @@ def test_a_page_that_is_damaged_on_the_disk_comes_from_redis(redis_server: Redis
 
 def test_bad_redis_url_is_refused_with_a_fix() -> None:
     with pytest.raises(ConfigError, match="redis_url"):
-        RedisBackend("memcached://somewhere", 1, 1.0, 1.0, 1)
+        redis_address("memcached://somewhere")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+import yaml
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.errors import PermissionDenied
+from quire_common.identity.watched_files import POLL_S
 from quire_router.front.http.open_paths import OPEN_PATHS
 from quire_router.limits.rate_limits import RateLimits
+from tests.certificates import replace
 from tests.fakes.router_rig import RouterRig, router_rig
 
 INFERENCE, METRICS, ADMIN = "key-of-a-client", "key-of-a-scraper", "key-of-an-operator"
@@ -38,6 +43,42 @@ def key_file(tmp_path: Path) -> str:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+def keys_file(path: Path, *keys: str, **fields: Any) -> None:
+    """Write a key file of one client, alice, who has all these keys."""
+    entries = [{"name": "alice", "sha256": hashlib.sha256(key.encode()).hexdigest(), **fields} for key in keys]
+    replace(path, yaml.safe_dump({"keys": entries}).encode())
+
+
+async def test_a_key_is_rotated_with_an_overlap_and_no_request_fails(tmp_path: Path) -> None:
+    """At first the old key alone, then both, then the new one alone. Meanwhile the client changes its key."""
+    file = tmp_path / "keys.yaml"
+    keys_file(file, "old")
+    async with router_rig(api_key_file=str(file)) as rig:
+
+        async def status(key: str) -> int:
+            body = {"model": "fake", "prompt": "a", "max_tokens": 1}
+            return (await rig.http.post("/v1/completions", json=body, headers=bearer(key))).status_code
+
+        async def becomes(key: str, wanted: int, other: str) -> None:
+            """Wait until the key has this status; the other one is let in all the while."""
+            deadline = time.monotonic() + 30
+            while await status(key) != wanted:
+                assert await status(other) == 200 and time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+
+        assert (await status("old"), await status("new")) == (200, 401)
+        keys_file(file, "old", "new")
+        await becomes("new", 200, other="old")
+        assert await status("old") == 200
+        keys_file(file, "new")
+        await becomes("old", 401, other="new")
+        file.write_text("keys: [")
+        await asyncio.sleep(3 * POLL_S)
+        assert (await status("new"), await status("old")) == (200, 401), "a bad file changes nothing"
+        call = rig.inference.ListModels(ib.ListModelsRequest(), metadata=(("authorization", "Bearer new"),))
+        assert (await call).models
 
 
 async def test_weight_of_the_key_goes_to_the_scheduler(tmp_path: Path) -> None:

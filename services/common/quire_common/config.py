@@ -42,9 +42,18 @@ def option(
     at_least: float | None = None,
     at_most: float | None = None,
     secret: bool = False,
+    file_of: str = "",
 ) -> Any:
-    """Make a dataclass field that has what its flag needs: help, choices, bounds. A secret is never printed."""
-    metadata = {"help": help_text, "choices": choices, "min": at_least, "max": at_most, "secret": secret}
+    """Make a dataclass field that has what its flag needs: help, choices, bounds. A secret is never printed. A field
+    that is the `file_of` another names a file with the other's value, which then has no flag on the command line."""
+    metadata = {
+        "help": help_text,
+        "choices": choices,
+        "min": at_least,
+        "max": at_most,
+        "secret": secret,
+        "file_of": file_of,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -60,6 +69,11 @@ class ServiceConfig:
     metrics_listen: str = option("", "host:port of the Prometheus endpoint; empty: none")
     otlp_traces_endpoint: str = option("", "OTLP/gRPC endpoint for traces, such as http://127.0.0.1:4317; empty: none")
     discovery: str = option("static", "where peers are found: static, dns or redis://host:port/db")
+    discovery_file: str = option(
+        "",
+        "file with the value of --discovery; its user and password may change while the service runs",
+        file_of="discovery",
+    )
     drain_delay_s: float = option(
         0.0,
         "after SIGTERM, how long this service still takes new work, while it already says that it is not ready; longer "
@@ -132,7 +146,39 @@ def _collect(
         if raw is not None:
             flag = "--" + name.replace("_", "-")
             values[name] = _convert(raw, hints[name], fields[name], flag), flag
+    _read_secret_files(values, fields, hints)
     return values
+
+
+def _read_secret_files(
+    values: dict[str, tuple[Any, str]], fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
+) -> None:
+    """Give each option whose file is named the content of the file. Raises ConfigError, also where both are given."""
+    for name, field in fields.items():
+        path, source = values.get(name, ("", ""))
+        secret = field.metadata.get("file_of")
+        if not secret or not path:
+            continue
+        if secret in values:
+            raise ConfigError(
+                "SECRET_TWICE",
+                f"{source} and {values[secret][1]} both say the same option.",
+                "Give one of them.",
+                param=name,
+            )
+        values[secret] = _convert(read_secret(path), hints[secret], fields[secret], source), source
+
+
+def read_secret(path: str) -> str:
+    """Return the content of a secret's file, without white space at its ends. Raises ConfigError for a file that cannot
+    be read or is empty."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("SECRET_FILE", f"Cannot read the file {path!r}.", "Give a file of UTF-8 text.") from error
+    if not text:
+        raise ConfigError("EMPTY_SECRET", f"The file {path!r} is empty.", "Write the value to it.")
+    return text
 
 
 def describe(config: object) -> dict[str, Any]:

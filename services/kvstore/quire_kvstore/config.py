@@ -54,6 +54,9 @@ class KvstoreConfig(ServiceConfig):
     disk_retry_s: float = option(2.0, "how long a disk that refused a write is left alone", at_least=0.01)
 
     redis_url: str = option("", "redis://host:port/db of the Redis tier; empty: none", secret=True)
+    redis_url_file: str = option(
+        "", "file with the value of --redis-url, read again for new connections when it changes", file_of="redis_url"
+    )
     redis_ttl_s: int = option(
         86_400, "life of a page in Redis since it was last put or read", at_least=1, at_most=10 * 365 * 86_400
     )

@@ -12,11 +12,12 @@ import hmac
 from typing import TYPE_CHECKING
 
 from quire_common.errors import PermissionDenied, Unauthenticated
-from quire_router.key_file import load_key_file
+from quire_common.identity.watched_files import WatchedFiles
+from quire_router.key_file import KeyFile, load_key_file
 from quire_router.principal import DEFAULT_SCOPES, INFERENCE, KeyLimits, Principal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _SCHEME = "bearer "
 
@@ -34,6 +35,15 @@ class ApiKeys:
         plain = ((digest, _plain_principal(digest, limits)) for digest in map(_digest, keys))
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
+        self._file: WatchedFiles[ApiKeys] | None = None
+
+    def follow(self, file: WatchedFiles[ApiKeys]) -> None:
+        """Keep the watch on the file that calls `replace`."""
+        self._file = file
+
+    def replace(self, newest: ApiKeys) -> None:
+        """Accept the keys that `newest` accepts, and no others. Callable from any thread."""
+        self._entries = newest._entries
 
     @property
     def limited(self) -> bool:
@@ -77,14 +87,26 @@ class ApiKeys:
         return found
 
 
-def load_api_keys(inline: Iterable[str], file: str, default_limits: KeyLimits | None = None) -> ApiKeys:
-    """Load the keys of the flag and of the key file, if there is one. Raises ConfigError for a file that cannot be read
-    or has no key."""
-    limits = default_limits or KeyLimits()
-    if not file:
-        return ApiKeys(inline, (), limits)
-    content = load_key_file(file, limits)
-    return ApiKeys([*inline, *content.plain], content.named, limits)
+def load_api_keys(
+    inline: Iterable[str],
+    file: str,
+    default_limits: KeyLimits | None = None,
+    check: Callable[[ApiKeys], None] = lambda keys: None,
+) -> ApiKeys:
+    """Load the keys of the flag and of the key file, if there is one. Keys of the file change when it does. Raises
+    ConfigError for a file that cannot be read or has no key, and what `check` raises of the keys."""
+    limits, inline = default_limits or KeyLimits(), tuple(inline)
+
+    def load() -> ApiKeys:
+        content = load_key_file(file, limits) if file else KeyFile()
+        keys = ApiKeys([*inline, *content.plain], content.named, limits)
+        check(keys)
+        return keys
+
+    keys = load()
+    if file:
+        keys.follow(WatchedFiles("API keys", [file], load, keys.replace))
+    return keys
 
 
 def _bearer_token(authorization: str) -> str:

@@ -28,7 +28,9 @@ class RouterConfig(ServiceConfig):
     ssl_keyfile: str = option("", "PEM key of the public ports")
     metrics_listen: str = option("", "host:port of metrics and administration over HTTP; empty: none")
     api_key: tuple[str, ...] = option((), "API keys, comma separated; none: no authentication", secret=True)
-    api_key_file: str = option("", "YAML file of keys with digests, scopes and limits, or one API key per line")
+    api_key_file: str = option(
+        "", "YAML file of keys with digests, scopes and limits, or one API key per line; read again when it changes"
+    )
     requests_per_minute: int = option(0, "limit of a key that has none of its own; 0: none", at_least=0)
     tokens_per_minute: int = option(
         0, "the same of prompt and generated tokens together", at_least=0, at_most=MOST_PER_MINUTE
@@ -37,6 +39,9 @@ class RouterConfig(ServiceConfig):
         "",
         "redis://host:port/db in which routers share rate limits and responses; empty: each has its own",
         secret=True,
+    )
+    redis_file: str = option(
+        "", "file with the value of --redis; its user and password may change while the router runs", file_of="redis"
     )
     served_model_name: tuple[str, ...] = option((), "names that clients may ask for; default: the model's own")
     schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")

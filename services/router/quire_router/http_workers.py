@@ -31,14 +31,7 @@ _HURRY_S = 0.2
 class HttpWorkers:
     """Does nothing where there is one process alone. In one of the others, it watches the first."""
 
-    def __init__(self, config: RouterConfig, instance: str, port: int, *, limited: bool) -> None:
-        if config.http_workers > 1 and limited and not config.redis:
-            raise ConfigError(
-                "LIMITS_NEED_REDIS",
-                f"{config.http_workers} processes cannot count requests and tokens together without a Redis.",
-                "Give --redis, or one process.",
-                param="http_workers",
-            )
+    def __init__(self, config: RouterConfig, instance: str, port: int) -> None:
         self._config = config
         self._instance = instance
         self._port = port
@@ -108,6 +101,17 @@ class HttpWorkers:
             host, port = split_address(self._config.metrics_listen, "metrics_listen")
             own["metrics-listen"] = f"{host}:{port + number if port else 0}"
         return [sys.executable, "-m", "quire_router", *sys.argv[1:], *(f"--{key}={text}" for key, text in own.items())]
+
+
+def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
+    """Raise ConfigError where keys are limited (`limited`) and several processes each count for themselves."""
+    if config.http_workers > 1 and limited and not config.redis:
+        raise ConfigError(
+            "LIMITS_NEED_REDIS",
+            f"{config.http_workers} processes cannot count requests and tokens together without a Redis.",
+            "Give --redis, or one process.",
+            param="http_workers",
+        )
 
 
 def _check_parent() -> None:

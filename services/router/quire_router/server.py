@@ -21,7 +21,7 @@ from quire_router.front.http.routes import make_routes
 from quire_router.front.http.server import HttpServer, check_port
 from quire_router.front.http.status import StatusRoutes
 from quire_router.front.parameters.request_limits import Limits
-from quire_router.http_workers import HttpWorkers
+from quire_router.http_workers import HttpWorkers, check_shared_limits
 from quire_router.kv_transfer.ticket_manager import TicketManager
 from quire_router.kv_transfer.transfers import Transfers
 from quire_router.limits.rate_limits import RateLimits
@@ -71,10 +71,13 @@ class RouterService:
         self._config = config
         self._set_serving = bound.set_serving
         self._keys = load_api_keys(
-            config.api_key, config.api_key_file, KeyLimits(config.requests_per_minute, config.tokens_per_minute)
+            config.api_key,
+            config.api_key_file,
+            KeyLimits(config.requests_per_minute, config.tokens_per_minute),
+            check=lambda keys: check_shared_limits(config, limited=keys.limited),
         )
         bound.guard_calls(self._check_call)
-        self._rates = RateLimits(SharedBuckets(config.redis) if config.redis else None)
+        self._rates = RateLimits(SharedBuckets(config.redis, config.redis_file) if config.redis else None)
         self._changed = asyncio.Event()
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
@@ -134,10 +137,10 @@ class RouterService:
             shared=config.http_workers > 1,
             max_connections=config.max_connections,
         )
-        self._workers = HttpWorkers(config, bound.instance, self.http.port, limited=self._keys.limited)
+        self._workers = HttpWorkers(config, bound.instance, self.http.port)
         self.admin = AdminPort(config, self._keys, self._rates, self.admission, self._status, self._on_change)
         static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers, "kvstore": config.kvstores}
-        self._discovery = make_discovery(config.discovery, static)
+        self._discovery = make_discovery(config.discovery, static, config.discovery_file)
         self._tasks: list[asyncio.Task[None]] = []
         bound.when_leaving(self._leave)  # last: a router that could not be made must not be kept alive by this
 

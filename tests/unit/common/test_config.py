@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 from quire_common.config import ServiceConfig, describe, explain_config, load_config, option, split_address
 from quire_common.errors import ConfigError
+from quire_kvstore.config import KvstoreConfig
+from quire_router.config import RouterConfig
+from quire_scheduler.config import SchedulerConfig
+from quire_tokenizer.config import TokenizerConfig
+from quire_worker.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -130,3 +135,48 @@ def test_bad_addresses(address: str) -> None:
 @given(st.integers(0, 65535))
 def test_addresses(port: int) -> None:
     assert split_address(f"[::1]:{port}", "--listen") == ("::1", port)
+
+
+@dataclass(frozen=True)
+class SecretConfig(ServiceConfig):
+    """A service with a secret."""
+
+    password: str = option("", "the password", secret=True)
+    password_file: str = option("", "file with the password", file_of="password")
+
+
+def test_a_secret_comes_from_its_file_and_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("  hunter2\n")
+    for argv, environ in (
+        (["--password-file", str(file)], {}),
+        ([], {"QUIRE_SECRET_PASSWORD_FILE": str(file)}),
+    ):
+        config = load_config(SecretConfig, "secret", argv, environ)
+        assert (config.password, config.password_file) == ("hunter2", str(file))
+        assert "hunter2" not in str(explain_config(SecretConfig, "secret", argv, environ))
+
+
+def test_a_secrets_file_must_be_readable_full_and_the_only_source(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2")
+    for argv, code in (
+        (["--password-file", str(tmp_path / "none")], "SECRET_FILE"),
+        (["--password-file", str(file), "--password", "other"], "SECRET_TWICE"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(SecretConfig, "secret", argv, {})
+        assert caught.value.code == code and "hunter2" not in str(caught.value)
+    file.write_text(" \n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(SecretConfig, "secret", ["--password-file", str(file)], {})
+    assert caught.value.code == "EMPTY_SECRET"
+
+
+def test_every_secret_of_every_service_has_a_file_form() -> None:
+    configs = (RouterConfig, SchedulerConfig, TokenizerConfig, WorkerConfig, KvstoreConfig)
+    for config in configs:
+        named = {field.name: field for field in fields(config)}
+        for name, field in named.items():
+            if field.metadata.get("secret") or name == "discovery":
+                assert f"{name}_file" in named, (config, name)

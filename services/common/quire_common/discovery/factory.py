@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Static = Mapping[str, Sequence[str]]
 
 
-def make_discovery(spec: str, static: Static) -> Discovery:
-    """Make what `spec` names: `static` or `dns`, with the entries of `static` by service, or a Redis URL. Raises
-    ConfigError."""
+def make_discovery(spec: str, static: Static, spec_file: str = "") -> Discovery:
+    """Make what `spec` names: `static` or `dns`, with the entries of `static` by service, or a Redis URL, which came
+    from `spec_file` if that is given. Raises ConfigError."""
     make = _KINDS.get(spec.partition(":")[0])
     if make is None:
         raise ConfigError(
@@ -27,25 +27,25 @@ def make_discovery(spec: str, static: Static) -> Discovery:
             "Supported: static, dns, redis://host:port/db, rediss://host:port/db.",
             param="discovery",
         )
-    return make(spec, static)
+    return make(spec, static, spec_file)
 
 
-def _static(spec: str, static: Static) -> Discovery:
+def _static(spec: str, static: Static, spec_file: str) -> Discovery:
     return StaticDiscovery(static)
 
 
-def _dns(spec: str, static: Static) -> Discovery:
+def _dns(spec: str, static: Static, spec_file: str) -> Discovery:
     return DnsDiscovery(static)
 
 
-def _redis(spec: str, static: Static) -> Discovery:
+def _redis(spec: str, static: Static, spec_file: str) -> Discovery:
     # Imported on demand: it takes 0.2 s, and most processes do without.
     from quire_common.discovery.redis_discovery import RedisDiscovery, RedisSettings
 
-    return RedisDiscovery(RedisSettings.parse(spec))
+    return RedisDiscovery(RedisSettings.parse(spec, spec_file))
 
 
-_KINDS: dict[str, Callable[[str, Static], Discovery]] = {
+_KINDS: dict[str, Callable[[str, Static, str], Discovery]] = {
     "static": _static,
     "dns": _dns,
     "redis": _redis,

@@ -15,10 +15,9 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -27,6 +26,7 @@ from quire_common.cancellation import raise_if_cancelled
 from quire_common.discovery.closing import Closing
 from quire_common.discovery.endpoint import Endpoint
 from quire_common.discovery.membership import Membership
+from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 
@@ -48,11 +48,12 @@ class RedisSettings:
     """`redis://[user:password@]host:port/db[?ttl_s=10&poll_s=1]`; rediss for TLS."""
 
     url: str
+    url_file: str = ""
     ttl_s: float = 10.0
     poll_s: float = 1.0
 
     @classmethod
-    def parse(cls, spec: str) -> RedisSettings:
+    def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
         """Parse the URL of --discovery, and take our own options out of it. Raises ConfigError."""
         parts = urlsplit(spec)
         options = dict(parse_qsl(parts.query))
@@ -69,7 +70,7 @@ class RedisSettings:
                 "Write redis://host:6379/0?ttl_s=10&poll_s=1.",
                 param="discovery",
             )
-        return cls(urlunsplit(parts._replace(query=urlencode(options))), ttl_s, poll_s)
+        return cls(urlunsplit(parts._replace(query=urlencode(options))), spec_file, ttl_s, poll_s)
 
 
 class RedisDiscovery:
@@ -80,8 +81,9 @@ class RedisDiscovery:
         self._where = urlsplit(settings.url).hostname
         self._closing = Closing()
         self._heartbeats: dict[str, tuple[Endpoint, asyncio.Task[None]]] = {}
-        self._redis: Any = Redis.from_url(  # untyped in part
+        self._redis = open_redis(
             settings.url,
+            settings.url_file,
             decode_responses=True,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,

@@ -29,7 +29,7 @@ async def announce(config: ServiceConfig, service: str, instance: str, address: 
             "Give --advertise host:port.",
             param="advertise",
         )
-    discovery = make_discovery(config.discovery, {})
+    discovery = make_discovery(config.discovery, {}, config.discovery_file)
     await discovery.register(Endpoint(instance, service, advertised))
     return discovery
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire_kvstore.tiers.disk_backend import DiskBackend
+from quire_kvstore.tiers.redis_address import redis_address
 from quire_kvstore.tiers.redis_backend import RedisBackend
 from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
 
@@ -39,7 +40,7 @@ def _redis(config: KvstoreConfig) -> Tier | None:
     if not config.redis_url:
         return None
     backend = RedisBackend(
-        config.redis_url,
+        redis_address(config.redis_url, config.redis_url_file),
         config.redis_ttl_s,
         config.redis_timeout_ms / 1000,
         config.redis_retry_s,

@@ -11,9 +11,15 @@ import socket
 import ssl
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from quire_common.config import read_secret
 from quire_common.errors import ConfigError
+from quire_common.identity.watched_files import WatchedFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PORT = 6379
 
@@ -76,6 +82,15 @@ class RedisAddress:
             connection.close()
             raise
         return connection
+
+
+def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
+    """Return where the Redis is now: by the URL, or by the file that the URL came from. Raises ConfigError."""
+    if not url_file:
+        address = RedisAddress.parse(url)
+        return lambda: address
+    watched = WatchedFiles("Redis URL", [url_file], lambda: RedisAddress.parse(read_secret(url_file)))
+    return lambda: watched.value
 
 
 def _parse(url: str) -> RedisAddress:

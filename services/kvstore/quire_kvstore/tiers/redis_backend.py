@@ -19,14 +19,14 @@ from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.backend import TierCounts
-from quire_kvstore.tiers.redis_address import RedisAddress
 from quire_kvstore.tiers.redis_connection import ErrorReply, RedisConnection, RedisConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quire_common.pages import PageKey
     from quire_kvstore.tiers.backend import AllocateBuffer, Deliver, PageJob, PagesFound, PagesRemoved
+    from quire_kvstore.tiers.redis_address import RedisAddress
     from quire_kvstore.tiers.redis_connection import Argument, Reply
 
 log = get_logger(__name__)
@@ -53,11 +53,13 @@ class RedisBackend:
     used_bytes = 0
     capacity_bytes = 0
 
-    def __init__(self, url: str, ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int) -> None:
+    def __init__(
+        self, address: Callable[[], RedisAddress], ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int
+    ) -> None:
         self.counts = TierCounts()
         self._on_pages_removed: PagesRemoved = lambda keys: None
         self._on_pages_found: PagesFound = lambda: None
-        self._address = RedisAddress.parse(url)
+        self._address = address
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
         self._max_value_bytes = HEADER_BYTES + max_page_bytes
@@ -107,7 +109,7 @@ class RedisBackend:
             self._on_lost(error)
         else:
             self._breaker.succeeded()
-            log.info("redis answers", redis=str(self._address))
+            log.info("redis answers", redis=str(self._address()))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """Ask for the lengths of all values first, and deliver None for pages that are missing or have a wrong length;
@@ -219,7 +221,7 @@ class RedisBackend:
         errors = [answer for answer in answers if isinstance(answer, ErrorReply)]
         if errors:
             self.counts.add(errors=len(errors))
-            log.warning("redis refuses", redis=str(self._address), reason=str(errors[0]), count=len(errors))
+            log.warning("redis refuses", redis=str(self._address()), reason=str(errors[0]), count=len(errors))
 
     def _connection(self) -> RedisConnection:
         """Return the calling thread's connection; a new one if it has none, or one from before the last outage. Raises
@@ -228,7 +230,7 @@ class RedisBackend:
         if connection is None or self._local.generation != self._generation:
             self._disconnect()
             self._local.generation = self._generation
-            connection = self._local.connection = RedisConnection(self._address, self._timeout_s)
+            connection = self._local.connection = RedisConnection(self._address(), self._timeout_s)
             with self._lock:
                 self._connections.add(connection)
         return connection
@@ -246,4 +248,4 @@ class RedisBackend:
         self._disconnect()
         self.counts.add(errors=1)
         if self._breaker.failed():
-            log.warning("redis is away, its pages are misses", redis=str(self._address), reason=str(error))
+            log.warning("redis is away, its pages are misses", redis=str(self._address()), reason=str(error))

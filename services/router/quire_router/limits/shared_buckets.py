@@ -9,14 +9,14 @@ A bucket that Redis does not know (its memory was lost) begins at what the askin
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from quire_common.cancellation import raise_if_cancelled
+from quire_common.discovery.redis_client import open_redis
 from quire_router.limits.bucket import Levels
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ return answer
 class SharedBuckets:
     """Calls raise one of FAILURES within a quarter of a second where Redis does not answer."""
 
-    def __init__(self, url: str) -> None:
-        self._redis: Any = Redis.from_url(  # untyped in part
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+    def __init__(self, url: str, url_file: str = "") -> None:
+        self._redis = open_redis(
+            url, url_file, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
         self._id = uuid.uuid4().hex[:12]
         self._script = self._redis.register_script(_SCRIPT)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
@@ -113,10 +113,10 @@ class RedisStore:
 
     shared = True
 
-    def __init__(self, url: str, max_bytes: int, ttl_s: float) -> None:
+    def __init__(self, url: str, max_bytes: int, ttl_s: float, url_file: str = "") -> None:
         self._max_bytes = max_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
-        self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
+        self._redis = open_redis(url, url_file, socket_timeout=2.0, socket_connect_timeout=2.0)
         # The last write under way of each key; and the bytes that all writes under way hold.
         self._writes: dict[str, asyncio.Task[None]] = {}
         self._writing_bytes = 0
@@ -193,7 +193,7 @@ def make_store(config: RouterConfig) -> ResponseStore | None:
         return None
     if not most:
         return None
-    return RedisStore(config.redis, most, ttl_s) if config.redis else MemoryStore(most, ttl_s)
+    return RedisStore(config.redis, most, ttl_s, config.redis_file) if config.redis else MemoryStore(most, ttl_s)
 
 
 def _key(tenant: str, response_id: str) -> str:

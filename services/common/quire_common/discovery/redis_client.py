@@ -1,0 +1,39 @@
+"""Opens asyncio clients of a Redis. User and password follow the file of the URL, if there is one; host and port do
+not."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
+
+from quire_common.config import read_secret
+from quire_common.identity.watched_files import WatchedFiles
+
+
+def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis publishes types in part
+    """Open a client. `url_file` is the file that the URL came from: each new connection logs in as it says then."""
+    parts = urlsplit(url)
+    if not url_file or not parts.password:
+        return Redis.from_url(url, **options)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return Redis.from_url(bare, credential_provider=_FileCredentials(url_file), **options)
+
+
+class _FileCredentials(CredentialProvider):
+    def __init__(self, path: str) -> None:
+        self._watched = WatchedFiles("Redis URL", [path], lambda: _credentials(read_secret(path)))
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        return self._watched.value
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self._watched.value
+
+
+def _credentials(url: str) -> tuple[str] | tuple[str, str]:
+    parts = urlsplit(url)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return (user, password) if user else (password,)
