@@ -5,6 +5,8 @@ Without a GPU a stand-in replays what was launched while a step of padding was "
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +125,40 @@ def test_growing_graphs_stay_in_the_memory_that_was_kept_for_them() -> None:
             torch.empty(mib << 20, dtype=torch.uint8, device=DEVICE)[:1].zero_()
             graphs.append(recorder.end())
         assert torch.cuda.memory_reserved() == kept
+
+
+class _StandInGraph:
+    """A CUDA graph that captures nothing."""
+
+    def capture_begin(self, **_options: object) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        pass
+
+
+class _Cycle:
+    """An object that only the garbage collector frees, as engines and their graphs are."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("end", ["end", "abandon"])
+def test_the_garbage_collector_frees_nothing_during_a_capture(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ON_GPU:
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", _StandInGraph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    recorder = GraphRecorder()
+    with torch.cuda.stream(torch.cuda.Stream()) if ON_GPU else torch.no_grad():  # type: ignore[no-untyped-call]  # torch's
+        recorder.begin()
+        freed = weakref.ref(_Cycle())
+        kept: list[list[int]] = [[] for _ in range(200_000)]  # enough new containers for many collections
+        assert freed() is not None
+        getattr(recorder, end)()
+    assert gc.isenabled()
+    kept += [[] for _ in range(200_000)]
+    assert freed() is None
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])

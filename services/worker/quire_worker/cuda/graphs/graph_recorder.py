@@ -8,6 +8,7 @@ for those whose place in the pool is read and written between two graphs of one 
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Protocol
 
 import torch
@@ -45,15 +46,25 @@ class GraphRecorder:
     def __init__(self, reserve: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
+        self._collects = False
         # Never replayed. The pool lives as long as a graph of it.
         self._first = self._reserve(reserve) if reserve else None
 
     def begin(self) -> None:
-        """Begin to capture this thread's launches on the current stream, with memory of the shared pool."""
+        """Begin to capture this thread's launches on the current stream, with memory of the shared pool.
+
+        Python's garbage collector stands still until the capture ends: a CUDA graph that the collector destroys during
+        a capture makes the capture fail."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
-        # Other threads wait for events meanwhile, so only this one's calls are watched.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._collects = gc.isenabled()
+        gc.disable()
+        try:
+            # Other threads wait for events meanwhile, so only this one's calls are watched.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            self._resume_collector()
+            raise
         self._open = graph
 
     def _reserve(self, size: int) -> torch.cuda.CUDAGraph | None:
@@ -70,7 +81,10 @@ class GraphRecorder:
         graph, self._open = self._open, None
         if graph is None:
             raise RuntimeError("no graph was begun")
-        graph.capture_end()
+        try:
+            graph.capture_end()
+        finally:
+            self._resume_collector()
         return graph
 
     def abandon(self) -> None:
@@ -80,6 +94,12 @@ class GraphRecorder:
             # The error that is told is the launch's own.
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
+            self._resume_collector()
+
+    def _resume_collector(self) -> None:
+        """Let the garbage collector run again, if it ran before the capture."""
+        if self._collects:
+            gc.enable()
 
 
 class _Memory:
