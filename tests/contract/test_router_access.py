@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
-from quire_common.errors import PermissionDenied
+from quire_common.errors import PermissionDenied, from_rpc_error
 from quire_common.identity.watched_files import POLL_S
 from quire_router.front.http.open_paths import OPEN_PATHS
 from quire_router.limits.rate_limits import RateLimits
@@ -303,3 +303,44 @@ async def test_admin_routes_pause_drain_and_resume(key_file: str) -> None:
         unsupported = await admin.post("/sleep")
         assert unsupported.status_code == 400 and unsupported.json()["error"]["code"] == "ADMIN_UNSUPPORTED"
         assert "quire_router_rate_limits_shared" in (await admin.get("/metrics")).text
+
+
+async def test_key_of_some_models_sees_and_asks_for_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    keys_file(file, "limited", models=["small"])
+    async with router_rig(api_key_file=str(file), api_key=("open",), served_model_name=("big", "small")) as rig:
+        seen: dict[str, list[str]] = {}
+        for key in ("open", "limited"):
+            rig.http.headers.update(bearer(key))
+            listed = (await rig.http.get("/v1/models")).json()["data"]
+            seen[key] = [model["id"] for model in listed]
+            metadata = (("authorization", f"Bearer {key}"),)
+            told = await rig.inference.ListModels(ib.ListModelsRequest(), metadata=metadata)
+            assert [model.name for model in told.models] == seen[key]
+        assert seen == {"open": ["big", "small"], "limited": ["small"]}
+        messages = [{"role": "user", "content": "a"}]
+        asked: dict[str, dict[str, Any]] = {
+            "/v1/completions": {"prompt": "a", "max_tokens": 1},
+            "/v1/chat/completions": {"messages": messages, "max_tokens": 1},
+            "/v1/messages": {"messages": messages, "max_tokens": 1},
+            "/v1/messages/count_tokens": {"messages": messages},
+            "/v1/responses": {"input": "a", "max_output_tokens": 1},
+            "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 1}},
+            "/tokenize": {"prompt": "a"},
+            "/detokenize": {"tokens": [1]},
+        }
+        for path, body in asked.items():
+            answers = [await rig.http.post(path, json={"model": model, **body}) for model in ("small", "big", "none")]
+            assert [answer.status_code for answer in answers] == [200, 403, 404], path
+            if path != "/v1/messages":  # Anthropic's errors have no code
+                assert "MODEL_NOT_ALLOWED" in answers[1].text or "may not use the model `big`" in answers[1].text
+            assert "big" not in answers[2].text, "a model that the key may not use is not listed"
+        assert (await rig.http.get("/v1/models/big")).status_code == 403
+        # Without a name the first model that the key may use is meant.
+        unnamed = await rig.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        assert unnamed.json()["model"] == "small"
+        call = rig.inference.Generate(ib.GenerateRequest(text="a", model="big", max_tokens=1), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert from_rpc_error(caught.value).code == "MODEL_NOT_ALLOWED"

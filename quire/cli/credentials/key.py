@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import secrets
 import sys
 
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="whom it stands for; keys of one name share caches and limits")
     parser.add_argument("--header", action="store_true", help="print `keys:` before it, which begins a new file")
     parser.add_argument("--scope", action="append", choices=_SCOPES, help="may be repeated (default: inference)")
+    parser.add_argument("--model", action="append", help="a model that it may use; may be repeated (default: all)")
     parser.add_argument("--requests-per-minute", type=int, metavar="N", help="0: no limit (default: the router's)")
     parser.add_argument("--tokens-per-minute", type=int, metavar="N", help="0: no limit (default: the router's)")
 
@@ -30,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
         f"    sha256: {hashlib.sha256(key.encode()).hexdigest()}",
         f"    scopes: [{', '.join(args.scope or ('inference',))}]",
     ]
+    if args.model:
+        entry.append(f"    models: {json.dumps(args.model)}")
     for limit in ("requests_per_minute", "tokens_per_minute"):
         value = getattr(args, limit)
         if value is not None:

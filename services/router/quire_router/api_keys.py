@@ -7,17 +7,19 @@ gRPC metadata both end here. Files are read by `key_file`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 from typing import TYPE_CHECKING
 
-from quire_common.errors import PermissionDenied, Unauthenticated
+from quire_common.errors import PermissionDenied, QuireError, Unauthenticated
 from quire_common.identity.watched_files import WatchedFiles
+from quire_common.telemetry.audit import ALLOWED, audit, bind_key_name
 from quire_router.key_file import KeyFile, load_key_file
 from quire_router.principal import DEFAULT_SCOPES, INFERENCE, KeyLimits, Principal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _SCHEME = "bearer "
 
@@ -77,6 +79,14 @@ class ApiKeys:
             return False
         return True
 
+    def name_of(self, authorization: str) -> str:
+        """Return the name of the key in these values; empty where it is unknown or has none. Raises nothing."""
+        try:
+            found = self._find(_bearer_token(authorization))
+        except Unauthenticated:
+            return ""
+        return found.name if found is not None else ""
+
     def _find(self, token: str) -> Principal | None:
         """Return the principal of the key `token`, or None. All keys are compared, so that the time does not tell which
         one matches."""
@@ -107,6 +117,23 @@ def load_api_keys(
     if file:
         keys.follow(WatchedFiles("API keys", [file], load, keys.replace))
     return keys
+
+
+@contextlib.contextmanager
+def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> Iterator[None]:
+    """Context of a call of administration: the audit log gets the name of the key and the outcome."""
+    outcome = ALLOWED
+    bind_key_name(keys.name_of(authorization))
+    try:
+        yield
+    except QuireError as error:
+        outcome = error.code
+        raise
+    except BaseException:
+        outcome = "INTERNAL"
+        raise
+    finally:
+        audit(action, outcome, peer=peer)
 
 
 def _bearer_token(authorization: str) -> str:

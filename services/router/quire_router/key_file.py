@@ -7,6 +7,7 @@
         requests_per_minute: 600
         tokens_per_minute: 100000
         weight: 2
+        models: [llama-8b]
 
 Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
 """
@@ -124,8 +125,13 @@ def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -
             raise bad(f"{field} is no whole number", f"Give a number from {least} to {most}.")
         if not least <= value <= most:
             raise bad(f"{field} is not between {least} and {most}", "Give such a number, or leave the field out.")
+    models = entry.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(model, str) and model for model in models):
+        raise bad("models is no list of names", "Write names as in /v1/models, or leave the field out.")
+    if "models" in entry and not models:
+        raise bad("models is empty", "Name a model, or leave the field out to allow all.")
     tenant = hashlib.sha256(b"tenant-name:" + name.encode()).hexdigest()[:16]
-    return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits))
+    return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits, models=tuple(models)))
 
 
 def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:

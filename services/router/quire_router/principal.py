@@ -14,16 +14,22 @@ MOST_PER_MINUTE = 10**12
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """0: no limit. `weight` is the key's share of each engine, against the shares of others."""
+    """0 or empty: no limit. `weight` is the key's share of each engine, against the shares of others."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     weight: int = 1
+    models: tuple[str, ...] = ()
+    """The names of the only models that the key may ask for; empty: all."""
 
     @property
     def per_minute(self) -> bool:
         """Whether requests or tokens per minute are limited."""
         return bool(self.requests_per_minute or self.tokens_per_minute)
+
+    def allow_model(self, name: str) -> bool:
+        """Whether the key may ask for the model of this name."""
+        return not self.models or name in self.models
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire_common.discovery import make_discovery
 from quire_common.errors import ConfigError
+from quire_common.telemetry.audit import bind_key_name
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.api_keys import load_api_keys
@@ -27,7 +28,7 @@ from quire_router.kv_transfer.transfers import Transfers
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.placement.placement_service import PlacementService
-from quire_router.principal import ADMIN, INFERENCE, KeyLimits
+from quire_router.principal import ADMIN, KeyLimits
 from quire_router.replicas.chooser import Chooser
 from quire_router.replicas.fleet import Fleet
 from quire_router.replicas.migration import Migration
@@ -262,8 +263,12 @@ class RouterService:
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
         """Authenticate a gRPC call of any method but health's. Raises Unauthenticated, PermissionDenied."""
-        if not path.startswith(_OPEN_SERVICE):
-            self._keys.authenticate(metadata.get("authorization", ""), ADMIN if path in _ADMIN_CALLS else INFERENCE)
+        authorization = metadata.get("authorization", "")
+        if path in _ADMIN_CALLS:
+            bind_key_name(self._keys.name_of(authorization))
+            self._keys.authenticate(authorization, ADMIN)
+        elif not path.startswith(_OPEN_SERVICE):
+            self._keys.authenticate(authorization)
 
     def _lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Pass a lost sequence on to the migration, which is made later than the fleet that reports it."""

@@ -84,8 +84,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             generation.close()
 
     async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
-        self._keys.authenticate(_metadata(context).get("authorization", ""))
-        served = self._catalog.served()
+        principal = self._keys.authenticate(_metadata(context).get("authorization", ""))
+        served = self._catalog.served(principal.limits)
         return ib.ListModelsResponse(models=[model_to_pb(replace(entry.model, name=entry.name)) for entry in served])
 
     def _caller(

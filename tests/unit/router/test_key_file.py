@@ -65,6 +65,13 @@ def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
         ([{"name": "a", "sha256": digest("k"), "tokens_per_minute": 10**400}], "tokens_per_minute is not between"),
         ([{"name": "a", "sha256": digest("k"), "weight": 0}], "weight is not between 1 and 1000"),
         ([{"name": "a", "sha256": digest("k"), "weight": 1.5}], "weight is no whole number"),
+        ([{"name": "a", "sha256": digest("k"), "models": "m"}], "models is no list of names"),
+        ([{"name": "a", "sha256": digest("k"), "models": [""]}], "models is no list of names"),
+        ([{"name": "a", "sha256": digest("k"), "models": []}], "models is empty"),
+        (
+            [{"name": "a", "sha256": digest(key), "models": [key]} for key in "kl"],
+            "differ in their limits",
+        ),
         ([{"name": "a", "sha256": digest("k")}, {"name": "b", "sha256": digest("k")}], "twice"),
         (
             [{"name": "a", "sha256": digest("k")}, {"name": "a", "sha256": digest("l"), "tokens_per_minute": 1}],

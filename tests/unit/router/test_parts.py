@@ -27,6 +27,7 @@ from quire_router.config import RouterConfig
 from quire_router.front.http.body import read_body
 from quire_router.front.http.body_budget import BodyBudget
 from quire_router.front.http.exchange import error_headers
+from quire_router.principal import KeyLimits
 from quire_router.replicas.session_codec import session_step
 from quire_router.replicas.session_reducer import apply_events, apply_rows
 from quire_router.requests.admission import Admission
@@ -134,13 +135,13 @@ def test_plain_keys_are_authenticated_as_separate_tenants(tmp_path: Path) -> Non
 
 
 def test_models_resolve_by_served_name() -> None:
-    assert Catalog((), lambda: [MODEL]).resolve("").name == "m"
+    assert Catalog((), lambda: [MODEL]).resolve("", KeyLimits()).name == "m"
     named = Catalog(("a", "b"), lambda: [MODEL])
-    assert [served.name for served in named.served()] == ["a", "b"]
+    assert [served.name for served in named.served(KeyLimits())] == ["a", "b"]
     with pytest.raises(NotFound, match="`m` does not exist"):
-        named.resolve("m")
+        named.resolve("m", KeyLimits())
     with pytest.raises(Unavailable):
-        Catalog(("a",), list).resolve("a")
+        Catalog(("a",), list).resolve("a", KeyLimits())
 
 
 def test_backoff_doubles_up_to_its_bound_until_reset() -> None:

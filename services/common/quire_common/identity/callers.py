@@ -29,9 +29,19 @@ METRICS_READERS: Final = frozenset({METRICS, OPERATOR})
 # The port on which a worker serves pages to other workers. Its certificate is the worker's.
 PEER: Final = "peer"
 
+# They change a service, or tell what tenants asked: their calls go to the audit log.
+ADMIN_RPCS: Final = frozenset(
+    {
+        "quire.v1.Scheduler/Drain",
+        "quire.v1.Scheduler/SetRole",
+        "vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
+    }
+)
+
 # Anybody, also without a certificate: the API key decides.
 PUBLIC: Final = frozenset({"anybody"})
 
+CALLER_NOT_ALLOWED: Final = "CALLER_NOT_ALLOWED"
 _TRUST_DOMAIN: Final = "spiffe://quire/"
 _DNS_SUFFIX: Final = ".quire.internal"
 # gRPC's name for the URIs among a certificate's subject alternative names.
@@ -155,4 +165,4 @@ def _refusal(server: str, rpc: str, caller: str | None, allowed: Iterable[str] |
         fix = "Add a row for this RPC to quire_common/identity/callers.py."
     else:
         fix = f"Call with a certificate that has the URI {' or '.join(map(identity_uri, sorted(allowed)))}."
-    return PermissionDenied("CALLER_NOT_ALLOWED", f"{shown} may not call {rpc} of the {server}.", fix)
+    return PermissionDenied(CALLER_NOT_ALLOWED, f"{shown} may not call {rpc} of the {server}.", fix)

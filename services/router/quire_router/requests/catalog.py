@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.errors import NotFound
+from quire_common.errors import NotFound, PermissionDenied
 from quire_router.replicas.fleet import no_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire_common.credit.hello import ModelInfo, SamplingDefaults
+    from quire_router.principal import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +30,51 @@ class Catalog:
         self._names = tuple(names)
         self._models = models
 
-    def served(self) -> list[ServedModel]:
-        """Return all models that can be asked for, under their names; none while no engine has reported a model."""
-        models = self._models()
-        if self._names and models:
-            return [ServedModel(name, models[0]) for name in self._names]
-        return [ServedModel(model.name, model) for model in models]
+    def served(self, limits: KeyLimits) -> list[ServedModel]:
+        """Return all models that a key with these limits may ask for, under their names; none while no engine has
+        reported a model."""
+        return [served for served in self._all() if limits.allow_model(served.name)]
 
-    def sampling_defaults(self, name: str) -> SamplingDefaults:
+    def sampling_defaults(self, name: str, limits: KeyLimits) -> SamplingDefaults:
         """Return the sampling defaults of the model of this name, as `resolve` finds it; none where there is no such
         model."""
-        found = (each.model for each in self.served() if not name or each.name == name)
+        found = (each.model for each in self.served(limits) if not name or each.name == name)
         model = next(found, None)
         return model.sampling_defaults if model is not None else ()
 
-    def resolve(self, name: str) -> ServedModel:
-        """Return the model of this name; '' means the first one. Raises NotFound, or Unavailable while no model is
-        known."""
-        served = self.served()
-        if not served:
+    def resolve(self, name: str, limits: KeyLimits) -> ServedModel:
+        """Return the model of this name; '' means the first one that a key with these limits may ask for. Raises
+        NotFound, PermissionDenied for a model that the key may not ask for, or Unavailable while no model is known."""
+        everything = self._all()
+        if not everything:
             raise no_replica()
+        served = self.served(limits)
+        if (not name and not served) or (name and not limits.allow_model(name) and name in _names(everything)):
+            raise PermissionDenied(
+                "MODEL_NOT_ALLOWED",
+                f"This API key may not use {f'the model `{name}`' if name else 'any model of this server'}.",
+                "Use another key, or add the model to `models` of this one in the key file.",
+                param="model",
+            )
         if not name:
             return served[0]
         for candidate in served:
             if candidate.name == name:
                 return candidate
-        known = ", ".join(candidate.name for candidate in served)
+        known = ", ".join(_names(served))
         raise NotFound(
             "MODEL_NOT_FOUND",
             f"The model `{name[:200]}` does not exist here.",
             f"Ask for one of: {known}; see /v1/models.",
             param="model",
         )
+
+    def _all(self) -> list[ServedModel]:
+        models = self._models()
+        if self._names and models:
+            return [ServedModel(name, models[0]) for name in self._names]
+        return [ServedModel(model.name, model) for model in models]
+
+
+def _names(served: Sequence[ServedModel]) -> list[str]:
+    return [each.name for each in served]

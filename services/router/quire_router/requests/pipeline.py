@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from quire_common.credit.hello import SamplingDefaults
     from quire_router.kv_transfer.ticket_manager import TicketManager
+    from quire_router.principal import KeyLimits
     from quire_router.replicas.migration import Migration
     from quire_router.requests.admission import Admission
     from quire_router.requests.catalog import Catalog, ServedModel
@@ -86,9 +87,10 @@ class Pipeline:
         self._ticket_manager = ticket_manager
         self._share = share_prefix_across_keys
 
-    def sampling_defaults(self, model: str) -> SamplingDefaults:
-        """Return the sampling defaults of the model of this name; none where there is no such model."""
-        return self._catalog.sampling_defaults(model)
+    def sampling_defaults(self, model: str, limits: KeyLimits) -> SamplingDefaults:
+        """Return the sampling defaults of the model of this name; none where a key with these limits has no such
+        model."""
+        return self._catalog.sampling_defaults(model, limits)
 
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
@@ -102,7 +104,7 @@ class Pipeline:
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
         check_request(job)
-        served = self._catalog.resolve(job.model)
+        served = self._catalog.resolve(job.model, caller.limits)
         if not admitted:
             self._enter(job.weight)
         span = start_span("router.step" if admitted else "router.request", job, caller, served)
@@ -198,7 +200,7 @@ class Pipeline:
         replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
         check_sampling(job.sampling)
         check_request(job)
-        served = self._catalog.resolve(job.model)
+        served = self._catalog.resolve(job.model, caller.limits)
         context = RequestContext(caller.request_id, 0, caller.tenant)
         job, prompts, _timing = await self._encode(job, served, context, self.charge)
         limit = served.model.max_model_len

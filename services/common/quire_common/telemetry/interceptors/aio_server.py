@@ -87,7 +87,7 @@ def _unary(behaviour: Any, method: ServerMethod, read: Read | None, callers: Cal
     """Wrap a behaviour that returns one response: check the caller, read and check the request, then run it guarded."""
 
     async def unary(request: Any, context: Any) -> Any:
-        return await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
+        return await _guarded(ServerCall(method, context), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> Any:
         if callers is not None:
@@ -105,7 +105,7 @@ def _streaming(behaviour: Any, method: ServerMethod, read: Read | None, callers:
     generator are written here."""
 
     async def stream(request: Any, context: Any) -> None:
-        await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
+        await _guarded(ServerCall(method, context), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> None:
         if callers is not None:

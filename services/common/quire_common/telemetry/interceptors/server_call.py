@@ -6,17 +6,19 @@ Shared by the aio and the thread-based interceptor; knows nothing of either's ha
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from opentelemetry import context as otel_context
 
 from quire_common.errors import Internal, QuireError, as_quire_error
+from quire_common.identity.callers import ADMIN_RPCS, CALLER_NOT_ALLOWED, identity_of
 from quire_common.telemetry import metrics, tracing
+from quire_common.telemetry.audit import ALLOWED, audit
 from quire_common.telemetry.logs import bind_request_id, get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
 log = get_logger(__name__)
 
@@ -63,13 +65,15 @@ class ServerMethod:
 class ServerCall:
     """Begun when a handler is entered, ended exactly once."""
 
-    __slots__ = ("_method", "_span", "_started", "ended")
+    __slots__ = ("_context", "_method", "_span", "_started", "ended")
 
-    def __init__(self, method: ServerMethod, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+    def __init__(self, method: ServerMethod, context: Any) -> None:
+        """`context` is gRPC's, of the call."""
         self._method = method
+        self._context = context
         self._started = time.perf_counter()
         self.ended = False
-        headers = dict(metadata or ())
+        headers = dict(context.invocation_metadata() or ())
         # Never reset: grpc gives each call a context of its own (a task, or Context.run), which ends with it.
         bind_request_id(headers.get(REQUEST_ID_KEY))
         self._span: tracing.Span | None = None
@@ -100,6 +104,10 @@ class ServerCall:
             return
         self.ended = True
         _handled.labels(self._method.service, self._method.method, code.name).inc()
+        if self._method.name in ADMIN_RPCS or error_code == CALLER_NOT_ALLOWED:
+            outcome = error_code or (ALLOWED if code is grpc.StatusCode.OK else code.name)
+            caller = identity_of(self._context.auth_context() or {})
+            audit(self._method.name, outcome, identity=caller or "", peer=self._context.peer())
         if error_code:
             _refused.labels(self._method.service, self._method.method, error_code).inc()
         if self._method.traced:

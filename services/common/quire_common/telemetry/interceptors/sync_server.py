@@ -103,7 +103,7 @@ def _streaming(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
 def _guard(method: ServerMethod, context: Any) -> Iterator[None]:
     """Context of a handler: the call is ended once, with its status. An exception aborts the call with a typed error,
     unless the handler has aborted it or the client has left."""
-    call = ServerCall(method, context.invocation_metadata())
+    call = ServerCall(method, context)
     try:
         yield
         call.end(status_code(context.code()))

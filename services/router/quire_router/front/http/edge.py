@@ -5,6 +5,7 @@ Authentication is an allow-list: what is not named in OPEN_PATHS needs a key whe
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_error
 from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
+from quire_router.api_keys import audited
 from quire_router.front.http.body import BODY_TOO_LARGE, discard_body
 from quire_router.front.http.body_budget import BODY_MEMORY_FULL
 from quire_router.front.http.cors import NO_CORS, Cors
@@ -29,7 +31,7 @@ from quire_router.front.http.open_paths import OPEN_PATHS
 from quire_router.front.http.request_pacer import RequestPacer
 from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.limits.rate_limits import RateLimited, limit_headers
-from quire_router.principal import INFERENCE, METRICS
+from quire_router.principal import ADMIN, INFERENCE, METRICS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from quire_router.limits.rate_limits import RateLimits
 
 METRICS_PATH = "/metrics"
+_READING = ("GET", "HEAD", "OPTIONS")
 # No rate limit keeps anybody from ending what runs.
 _FREE = re.compile("/v1/responses/[^/]+/cancel")
 # Whatever the method: to read or to delete a kept response asks the store, and the answer may be long.
@@ -77,6 +80,8 @@ class Edge:
         self._scope = scope
         self._cors = cors
         self._pacer = RequestPacer()
+        # What a client may write as a path is no action by itself.
+        self._audited_paths = frozenset(getattr(route, "path", "") for route in getattr(app, "routes", ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request. An error becomes an answer in the shape of the path's API (OpenAI's or Anthropic's),
@@ -115,9 +120,10 @@ class Edge:
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                 await self._preflight(headers, counted_send)
                 return
-            if scope["path"] not in OPEN_PATHS:
-                await self._admit(scope, exchange)
-            await self._app(scope, receive, counted_send)
+            with self._audited(scope, exchange):
+                if scope["path"] not in OPEN_PATHS:
+                    await self._admit(scope, exchange)
+                await self._app(scope, receive, counted_send)
         except Exception as error:
             typed = _as_quire_error(error)
             if status == 0 and typed.http_status != _CLIENT_GONE:
@@ -127,6 +133,14 @@ class Edge:
         finally:
             exchange.release_body()
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
+
+    def _audited(self, scope: Scope, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
+        """Return the context that audits a request which may change something, on the port of administration."""
+        if self._scope != ADMIN or scope["method"] in _READING:
+            return contextlib.nullcontext()
+        route = scope["path"] if scope["path"] in self._audited_paths else "unknown path"
+        peer = str((scope.get("client") or ("",))[0])
+        return audited(self._keys, exchange.authorization, f"{scope['method']} {route}", peer)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
         """Authenticate the request and note its key's tenant and limits in the exchange. One that counts takes a

@@ -53,10 +53,10 @@ class Serving:
         self._timeout_s = config.request_timeout_s
         self._ping_s = config.stream_ping_s
 
-    def limits_for(self, body: Mapping[str, Any]) -> Limits:
+    def limits_for(self, body: Mapping[str, Any], scope: Scope) -> Limits:
         """Return the bounds of a body that has been read, with the defaults of the model that it names."""
         model = body.get("model")
-        defaults = self.pipeline.sampling_defaults(model if isinstance(model, str) else "")
+        defaults = self.pipeline.sampling_defaults(model if isinstance(model, str) else "", exchange_of(scope).limits)
         return replace(self._limits, model_defaults=defaults) if defaults else self._limits
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class GenerateEndpoint:
         Unsupported."""
         heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
         timings = exchange_of(scope).wants_timings
-        limits = self._serving.limits_for(body)
+        limits = self._serving.limits_for(body, scope)
         return await off_loop(lambda: self._parse(body, limits, timings=timings), heavy=heavy)
 
     async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:

@@ -88,13 +88,15 @@ class StatusRoutes:
         """Answer 200 or 503 by readiness, without a body, as vLLM does."""
         return Response(status_code=200 if self.ready else 503)
 
-    async def models(self, _request: Request) -> Response:
-        """Answer with all models that can be asked for, in OpenAI's shape."""
-        return _json({"object": "list", "data": [self._model(served) for served in self._catalog.served()]})
+    async def models(self, request: Request) -> Response:
+        """Answer with all models that the caller may ask for, in OpenAI's shape."""
+        served = self._catalog.served(exchange_of(request.scope).limits)
+        return _json({"object": "list", "data": list(map(self._model, served))})
 
     async def model(self, request: Request) -> Response:
-        """Answer with one model. Raises NotFound."""
-        return _json(self._model(self._catalog.resolve(request.path_params["model"])))
+        """Answer with one model. Raises NotFound, PermissionDenied."""
+        limits = exchange_of(request.scope).limits
+        return _json(self._model(self._catalog.resolve(request.path_params["model"], limits)))
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
         """Return OpenAI's object of a model, with vLLM's additions."""

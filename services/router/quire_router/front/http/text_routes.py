@@ -49,11 +49,11 @@ class TextRoutes:
         context = _context(request)
         if "messages" in body:
             values = check_fields(body, TOKENIZE_CHAT)
-            served = self._catalog.resolve(values["model"])
+            served = self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
             ids = await self._tokenize_chat(chat_prompt(values, body), context)
         else:
             values = check_fields(body, TOKENIZE)
-            served = self._catalog.resolve(values["model"])
+            served = self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
             text = required(values, "prompt")
             with charged(self._serving.pipeline.charge, context.tenant, [TextPrompt(text)]) as settle:
                 (ids,), _us = await self._tokenizer.encode(
@@ -81,7 +81,7 @@ class TextRoutes:
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of token ids, special tokens included. Raises QuireError."""
         values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
-        self._catalog.resolve(values["model"])
+        self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
         tokens = required(values, "tokens")
         prompt = await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens))
         with charged(self._serving.pipeline.charge, exchange_of(request.scope).tenant, [prompt]):
@@ -91,7 +91,7 @@ class TextRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens in an Anthropic message's input. Raises QuireError."""
         model, prompt = parse_count(await self._serving.read(request.scope, request.receive))
-        self._catalog.resolve(model)
+        self._catalog.resolve(model, exchange_of(request.scope).limits)
         return _json({"input_tokens": len(await self._tokenize_chat(prompt, _context(request)))})
 
     async def render_chat(self, request: Request) -> Response:
@@ -109,7 +109,7 @@ class TextRoutes:
         QuireError."""
         body = await self._serving.read(request.scope, request.receive)
         parse = parse_chat if chat else parse_completion
-        parsed = parse(body, self._serving.limits_for(body), timings=False)
+        parsed = parse(body, self._serving.limits_for(body, request.scope), timings=False)
         caller = self._serving.caller(exchange_of(request.scope), parsed)
         rendering = await self._serving.pipeline.render(parsed.job, caller)
         common = {

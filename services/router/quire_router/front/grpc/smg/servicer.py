@@ -22,7 +22,7 @@ from quire_router.front.grpc.smg.request_codec import aborted_ids, parse_generat
 from quire_router.front.grpc.smg.response_codec import SmgFormat
 from quire_router.front.grpc.smg.sent_sequences import SentSequences
 from quire_router.front.request_ids import new_request_id, request_id_from
-from quire_router.principal import ADMIN, INFERENCE
+from quire_router.principal import ADMIN, INFERENCE, KeyLimits
 from quire_router.replicas.fleet import no_replica
 from quire_router.sequences.job import Caller
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quire_router.requests.generation import Generation
 
 _ABORTED = "ABORTED"
+_NO_LIMITS = KeyLimits()
 
 
 def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
@@ -61,7 +62,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
-        max_model_len = self._parts.catalog.resolve("").model.max_model_len
+        max_model_len = self._parts.catalog.resolve("", principal.limits).model.max_model_len
         job = await parse_generate(request, self._parts.limits, max_model_len)
         request_id = request_id_from(request.request_id) or new_request_id()
         bind_request_id(request_id)
@@ -108,8 +109,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
         """Describe the model of the one scheduler. Raises Unavailable while it is not known."""
-        self._authenticate(context)
-        served = self._parts.catalog.resolve("")
+        served = self._parts.catalog.resolve("", self._authenticate(context).limits)
         model = served.model
         return vb.GetModelInfoResponse(
             model_path=model.name,
@@ -128,7 +128,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         """Tell the requests in flight, whether admission is paused, the uptime, and page size and batch size of the
         engine."""
         self._authenticate(context)
-        replica, model = self._replica(), self._parts.catalog.resolve("").model
+        replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
         return vb.GetServerInfoResponse(
             active_requests=self._parts.admission.inside,
             is_paused=not self._parts.admission.open,
@@ -145,7 +145,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         """Return the load that the scheduler reported last, with pages counted as tokens; none for a data-parallel rank
         above 0."""
         self._authenticate(context)
-        load, page_size = self._replica().load, self._parts.catalog.resolve("").model.pages.page_size
+        load, page_size = self._replica().load, self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         used = load.pages - load.free_pages
         rank = vb.SchedulerLoad(
             num_running_reqs=load.running,
@@ -197,7 +197,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
         """Convert frames to batches, each with the scheduler's epoch. All frames of a snapshot make one batch; batches
         without any content are left out."""
-        page_size = self._parts.catalog.resolve("").model.pages.page_size
+        page_size = self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         snapshot: list[pb.PageEvents] = []
         async for frame in frames:
             if not frame.snapshot:

@@ -45,7 +45,7 @@ class ResponseRoutes:
         """Create a response: run it, or start it in the background."""
         exchange = exchange_of(scope)
         body = await self._serving.read(scope, receive)
-        limits = self._serving.limits_for(body)
+        limits = self._serving.limits_for(body, scope)
         asked = parse_response(body, limits)
         del body  # it may be much larger than what was asked, and the request may run for long
         history: list[Any] = []

@@ -1,0 +1,32 @@
+"""The audit log: who made which call of administration, and how that ended. Lines of the logger `quire.audit`, which
+are written at every `--log-level`. No line has a credential, or the content of a request.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+
+from quire_common.telemetry import metrics
+from quire_common.telemetry.logs import get_logger
+
+LOGGER = "quire.audit"
+ALLOWED = "allowed"
+log = get_logger(LOGGER)
+logging.getLogger(LOGGER).setLevel(logging.INFO)
+_calls = metrics.counter(
+    "quire_audited_calls_total", "Calls of administration, and calls by wrong services.", ("action", "outcome")
+)
+_key_name: contextvars.ContextVar[str] = contextvars.ContextVar("audited_key_name", default="")
+
+
+def bind_key_name(name: str) -> None:
+    """Set the name of the API key with which the call of this context is made."""
+    _key_name.set(name)
+
+
+def audit(action: str, outcome: str, *, identity: str = "", peer: str = "") -> None:
+    """Note a call. `action` is an RPC, or a method and a route. `outcome` is `allowed`, or the code of the error.
+    `identity` is that of the caller's certificate, and `peer` the caller's address."""
+    _calls.labels(action, outcome).inc()
+    log.info("audit", action=action, outcome=outcome, identity=identity, api_key_name=_key_name.get(), peer=peer)
