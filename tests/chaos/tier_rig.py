@@ -10,7 +10,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -54,6 +54,16 @@ class TierRig(Rig):
             },
         )
         self._model = model or str(find_model(None))
+        self._first_key = keys[0] if keys else ""
+
+    async def __aenter__(self) -> Self:
+        """A worker that started before the kvstore stores nothing for a second, so the rig first asks until it does."""
+        try:
+            await self.ask_until(prompts("WARM UP", 1), "ram", lambda ram: ram.stored, self._first_key)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
 
     async def ask(self, asked: Sequence[str], key: str = "") -> None:
         """Every answer must be the undisturbed one; then nothing may be held by anybody."""
