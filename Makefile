@@ -106,7 +106,7 @@ $(NIXL): | $(INSTALLED_DEV)
 .PHONY: test-nixl
 test-nixl: install-dev $(NIXL) ## Pages between workers by NIXL, over what UCX has for main memory; fetches it (240 MB) to build/
 	for tls in tcp tcp,shm,self; do \
-	    PYTHONPATH=$(NIXL):$${PYTHONPATH-} UCX_TLS=$$tls UCX_NET_DEVICES=lo $(BIN)/python -m pytest -q tests/contract/test_peer_*.py -k nixl; \
+	    PYTHONPATH=$(NIXL):$${PYTHONPATH-} UCX_TLS=$$tls UCX_NET_DEVICES=lo $(BIN)/python -m pytest -q tests/contract/peers -k nixl; \
 	done
 
 ENVOY := build/envoy

@@ -22,7 +22,7 @@ from quire_common.pages import HEADER_BYTES, PageExtras, PageHeader, PageKey, Pa
 from quire_kvstore.tiers.redis_backend import PREFIX
 from tests.chaos.spoil import spoil_memory
 from tests.chaos.tier_rig import TierRig, prompts, tier
-from tests.contract.kvstore_process import Connection, KvstoreProcess
+from tests.contract.kvstore.kvstore_process import Connection, KvstoreProcess
 from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
 

@@ -15,7 +15,7 @@ from quire.v1 import common_pb2
 from quire_common.kv.kv_client import KvClient
 from quire_common.telemetry import tracing
 from quire_common.telemetry.interceptors import sync_client_interceptors
-from tests.contract.kvstore_process import KvstoreProcess
+from tests.contract.kvstore.kvstore_process import KvstoreProcess
 from tests.otlp_sink import OtlpSink
 from tests.unit.kvstore.pages import BODY_BYTES, body, chain
 

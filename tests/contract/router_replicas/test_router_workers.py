@@ -19,7 +19,7 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 90.0
 
 

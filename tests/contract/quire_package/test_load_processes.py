@@ -11,7 +11,7 @@ from quire.bench.load import PlannedRequest
 from quire.bench.load_processes import run_load
 from quire.bench.target import Target
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 REQUESTS, EVENTS = 512, 257
 EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (EVENTS * len(EVENT))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.router_rig import RouterRig, router_rig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 async def bench(rig: RouterRig, tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from quire.batch.batch_file import BatchFile
 from quire.errors import InvalidArgument, NotFound
 from tests.fakes.router_rig import RouterRig, router_rig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 MESSAGE = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 

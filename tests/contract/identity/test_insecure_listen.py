@@ -19,7 +19,7 @@ from tests.certificates import Authority
 
 LIMIT_S = 60.0
 EVERYWHERE = "--listen=0.0.0.0:0"
-MODEL = str(Path(__file__).resolve().parents[2] / "models" / "demo")
+MODEL = str(Path(__file__).resolve().parents[3] / "models" / "demo")
 # What each service needs to get as far as its ports.
 NEEDS = {
     "router": ["--port=0", "--schedulers=127.0.0.1:1", "--tokenizers=127.0.0.1:1"],

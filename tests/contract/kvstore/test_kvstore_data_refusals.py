@@ -16,9 +16,18 @@ from quire_common.columns import pack_i32
 from quire_common.kv_data.frame import FRAME_BYTES, MAX_PAYLOAD_BYTES, FrameKind, Head
 from quire_common.kv_data.lease_key import handle_of
 from quire_common.pages import HEADER_BYTES
-from tests.contract.data_client import DataClient, dial, ended
-from tests.contract.data_rig import begin, begin_of, eventually_refused, lent, look_up, over_tcp, over_unix, refused
-from tests.contract.test_kvstore_service import A, B, Running, serving
+from tests.contract.kvstore.data_client import DataClient, dial, ended
+from tests.contract.kvstore.data_rig import (
+    begin,
+    begin_of,
+    eventually_refused,
+    lent,
+    look_up,
+    over_tcp,
+    over_unix,
+    refused,
+)
+from tests.contract.kvstore.test_kvstore_service import A, B, Running, serving
 from tests.unit.kvstore.pages import BODY_BYTES, body, config, framed
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quire_common.discovery import Endpoint, make_discovery
-from tests.contract.kvstore_process import KvstoreProcess
+from tests.contract.kvstore.kvstore_process import KvstoreProcess
 from tests.redis_server import RedisServer, redis_server
 
 __all__ = ["redis_server"]

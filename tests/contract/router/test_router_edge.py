@@ -25,7 +25,7 @@ from quire_router.front.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.tiers import deep_after
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEYS = ("first-key", "second-key")
 
 

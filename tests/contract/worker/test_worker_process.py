@@ -128,7 +128,7 @@ SCHEDULER = textwrap.dedent(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_slots_of_a_dead_or_hanging_scheduler_are_freed(worker: str, number: signal.Signals) -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     child = subprocess.Popen(
         [sys.executable, "-c", SCHEDULER, worker],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from quire.v1 import tokenizer_pb2 as pb
-from tests.contract.test_tokenizer_service import LOOPS, Stub, chat, children, serving, wait_for
+from tests.contract.tokenizer.test_tokenizer_service import LOOPS, Stub, chat, children, serving, wait_for
 from tests.unit.tokenizer import folders
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from quire.v1 import kvstore_pb2
 from quire_common.telemetry.metrics import render
-from tests.contract.data_client import DataClient
-from tests.contract.test_kvstore_service import A, B, Running, keys
+from tests.contract.kvstore.data_client import DataClient
+from tests.contract.kvstore.test_kvstore_service import A, B, Running, keys
 from tests.unit.kvstore.pages import BODY_BYTES, part
 
 

@@ -15,9 +15,9 @@ from quire_common.columns import i32, pack_i32
 from quire_common.kv_data import frame
 from quire_common.kv_data.frame import FrameKind
 from quire_common.pages import HEADER_BYTES, check_page
-from tests.contract.data_client import dial
-from tests.contract.data_rig import begin, begin_of, lent, look_up, over_tcp, over_unix
-from tests.contract.test_kvstore_service import A, B, Running, keys, refusal, serving
+from tests.contract.kvstore.data_client import dial
+from tests.contract.kvstore.data_rig import begin, begin_of, lent, look_up, over_tcp, over_unix
+from tests.contract.kvstore.test_kvstore_service import A, B, Running, keys, refusal, serving
 from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, body, config, framed, part
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from quire.v1 import kvstore_pb2
 from quire_common.columns import i32
 from quire_common.pages import check_page
-from tests.contract.test_kvstore_service import Running, begin, frame, refusal, running
+from tests.contract.kvstore.test_kvstore_service import Running, begin, frame, refusal, running
 from tests.unit.kvstore.pages import PLACE_BYTES, chain, framed
 
 __all__ = ["running"]

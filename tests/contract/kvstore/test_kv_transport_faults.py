@@ -25,8 +25,8 @@ from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.kv_connector import ATTACH_S
 from quire_worker.kv_transfer.setup import AgentSetup
-from tests.contract.kv_agent_side import EACH, FAST, agent_side
-from tests.contract.kvstore_process import Connection, KvstoreProcess
+from tests.contract.kvstore.kv_agent_side import EACH, FAST, agent_side
+from tests.contract.kvstore.kvstore_process import Connection, KvstoreProcess
 from tests.tiers import deep_after
 from tests.unit.kvstore.pages import body, chain
 
@@ -41,8 +41,8 @@ RAM = ("--ram-bytes", str(64 << 20))
 # A worker's part of a kvstore's trouble: it pins, begins a put, lends its memory, and is there until it is killed.
 HOLDER = """
 import sys, time
-from tests.contract.kv_agent_side import agent_side
-from tests.contract.test_kv_transport_faults import A, B, PAGE_BYTES
+from tests.contract.kvstore.kv_agent_side import agent_side
+from tests.contract.kvstore.test_kv_transport_faults import A, B, PAGE_BYTES
 def hold(index):
     if index == 2:
         print("holding", flush=True)
@@ -151,7 +151,7 @@ def test_what_a_killed_worker_held_comes_back(choice: str) -> None:
         with agent_side(process.address, "grpc", page_bytes=PAGE_BYTES) as transfer_agent:
             assert transfer_agent.store(A) == 8
         used = own.tier("ram").bytes
-        path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
+        path = os.pathsep.join((str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")))
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER, process.address, choice],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},

@@ -17,7 +17,7 @@ import pytest
 from quire.v1 import kvstore_pb2
 from quire_common.errors import NotFound, QuireError, Unavailable
 from quire_common.pages import check_page
-from tests.contract.kvstore_process import Connection, KvstoreProcess
+from tests.contract.kvstore.kvstore_process import Connection, KvstoreProcess
 from tests.redis_server import RedisServer, redis_server
 from tests.tiers import deep_after
 from tests.unit.kvstore.pages import body, chain, part

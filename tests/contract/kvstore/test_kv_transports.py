@@ -17,8 +17,8 @@ from quire_common.pages import HEADER_BYTES
 from quire_kvstore.arena import Arena
 from quire_worker.kv_transfer.transports.registry import Traffic, names
 from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
-from tests.contract.kv_agent_side import EACH, FAST, PAGE_BYTES, AgentSide, agent_side
-from tests.contract.test_kvstore_service import Running, serving
+from tests.contract.kvstore.kv_agent_side import EACH, FAST, PAGE_BYTES, AgentSide, agent_side
+from tests.contract.kvstore.test_kvstore_service import Running, serving
 from tests.tiers import deep_after
 from tests.unit.kvstore.pages import chain, config
 

@@ -13,7 +13,7 @@ from tests.redis_server import RedisServer, redis_server
 
 __all__ = ["redis_server"]  # a fixture, used by its name
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
+MODEL = Path(__file__).resolve().parents[3] / "models" / "demo"
 LIMIT_S = 60.0
 
 
