@@ -45,6 +45,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.cancelled: list[int] = []
         self.encode_contexts: list[Any] = []
         self.hold_encode: asyncio.Event | None = None
+        self.infos = 0
         self.awake, self.stepping = asyncio.Event(), asyncio.Event()
         self.awake.set()
         self.stepping.set()
@@ -132,6 +133,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         )
 
     async def GetTokenizerInfo(self, request: pb.GetTokenizerInfoRequest, context: Any) -> pb.GetTokenizerInfoResponse:
+        self.infos += 1
         await self.awake.wait()
         return pb.GetTokenizerInfoResponse(
             model="fake",

@@ -5,6 +5,7 @@ What it "pulls" is nothing: `tickets` has what was handed to it, `transfers` wha
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,9 @@ class PdScheduler(FakeScheduler):
         self.released: list[bytes] = []
         self.renewed: list[bytes] = []
         self.pulled: list[int] = []
+        self.tickets_asked = 0
+        self.answers_tickets = asyncio.Event()
+        self.answers_tickets.set()
 
     @property
     def prefills(self) -> list[pb.Submit]:
@@ -165,6 +169,8 @@ class PdScheduler(FakeScheduler):
             del self.kept[handle]
 
     async def GetTicket(self, request: pb.GetTicketRequest, context: Any) -> pb.GetTicketResponse:
+        self.tickets_asked += 1
+        await self.answers_tickets.wait()
         ticket = self.transfers.get(request.transfer_id)
         if ticket is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such transfer")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.pd_rig import pd_rig, sides
 from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, chunks_of, host_of, inside, joined, nothing_left, text, until
+from tests.fakes.router_faults import PROMPT, chunks_of, endpoints, host_of, inside, joined, nothing_left, text, until
 from tests.fakes.router_rig import RouterRig
 
 # As vLLM's proxies write it.
@@ -135,6 +135,20 @@ async def test_unreachable_prefill_engine_does_not_delay_the_request() -> None:
         await host_of(rig, fakes[0]).stop()
         answer = await rig.complete(PROMPT, max_tokens=20, kv_transfer_params=params)
         assert answer.json()["choices"][0]["text"] == text(20)
+
+
+async def test_prompt_is_computed_if_its_prefill_engine_leaves_before_it_answers() -> None:
+    front, _back = fakes = sides()
+    async with pd_rig(fakes, pd_threshold_tokens=1000, replica_timeout_s=20.0) as rig:
+        params = (await prefilled(rig))["kv_transfer_params"]
+        front.answers_tickets.clear()
+        before = await counted(rig, "no_answer")
+        answer = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=20, kv_transfer_params=params))
+        await until(lambda: front.tickets_asked > 0)
+        rig.router.fleet.update([each for each in endpoints(rig) if each.address != host_of(rig, front).address])
+        assert (await answer).json()["choices"][0]["text"] == text(20)
+        assert await counted(rig, "no_answer") == before + 1
+        front.answers_tickets.set()
 
 
 async def test_siblings_pull_once_and_waiting_requests_renew_the_lease() -> None:

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import tokenizer_pb2
+from quire_common.discovery import Endpoint
+from quire_router.text.tokenizer_link import TokenizerLink
 from tests.fakes.awake_clock import AwakeClock
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
@@ -83,6 +86,31 @@ async def test_call_waits_for_a_hanging_tokenizer_at_most_tokenizer_timeout_s() 
                 await pool.call(lambda peer: peer.stub.GetTokenizerInfo(tokenizer_pb2.GetTokenizerInfoRequest()))
             assert clock.passed_s < 3.5
         rig.tokenizers[0].awake.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_call_goes_to_another_tokenizer_if_discovery_drops_one(hangs: bool) -> None:
+    """The channel to the dropped one closes under the call, or under the short call that asks whether it hangs."""
+    async with two(tokenizer_timeout_s=1.0 if hangs else 20.0) as rig:
+        pool, asked = rig.router.pool, list[str]()
+
+        async def make(peer: TokenizerLink) -> str:
+            asked.append(peer.address)
+            if hangs and len(asked) == 1:
+                await asyncio.Event().wait()
+            await peer.stub.GetTokenizerInfo(tokenizer_pb2.GetTokenizerInfoRequest())
+            return peer.address
+
+        for fake in rig.tokenizers:
+            fake.awake.clear()
+        before = sum(fake.infos for fake in rig.tokenizers)
+        call = asyncio.ensure_future(pool.call(make))
+        await until(lambda: sum(fake.infos for fake in rig.tokenizers) > before)
+        (other,) = [number for number, host in enumerate(rig.tokenizer_hosts) if host.address not in asked]
+        rig.tokenizers[other].awake.set()
+        address = rig.tokenizer_hosts[other].address
+        pool.update([Endpoint(address, "tokenizer", address)])
+        assert await call == address
 
 
 async def test_long_tokenization_does_not_count_as_hanging() -> None:

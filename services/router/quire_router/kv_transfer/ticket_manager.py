@@ -7,10 +7,12 @@ computed, since a cache is nobody's error.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from quire_common.cancellation import is_cancelled
 from quire_common.errors import InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
@@ -89,6 +91,10 @@ class TicketManager:
             ticket = await self._ticket(engine, source.transfer_id)
         except grpc.aio.AioRpcError as error:
             return "unknown_transfer" if error.code() is grpc.StatusCode.NOT_FOUND else "no_answer"
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return "no_answer"  # the engine left discovery, and its channel is closed
         except QuireError:
             return "bad_ticket"
         transfer = self._transfers.add(ticket, engine.session, of_session=False)

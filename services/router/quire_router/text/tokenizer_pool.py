@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
 
+from quire_common.cancellation import is_cancelled
 from quire_common.errors import QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_router.text.poison import MOST_LOST, loses_tokenizers
@@ -157,6 +158,10 @@ class TokenizerPool:
             if (typed.grpc_code if isinstance(error, QuireError) else error.code()) not in _GONE:
                 raise as_public(typed) from error
             raise _Lost(typed.message, worked=connected and typed.code in _NOT_SAID) from error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise _Lost("it left discovery, and its channel is closed", worked=False) from None
         if not answered:
             raise _Lost("it hangs", worked=True)
         return cast(T, answer)
