@@ -54,6 +54,11 @@ class RouterProcess:
                 assert self.process.poll() is None and time.monotonic() < deadline, self.log()
                 await asyncio.sleep(_POLL_S)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process that was started last has ended."""
+        return self.process is None or self.process.poll() is not None
+
     def _spawn(self) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_ROUTER_")}
         command = [sys.executable, "-m", "quire_router", *self._flags]
@@ -73,9 +78,14 @@ class RouterProcess:
         self.process = None
         return code
 
+    @property
+    def log_file(self) -> Path:
+        """Where it logs."""
+        return Path(self._log.name)
+
     def log(self) -> str:
         """The end of what it has logged."""
-        return Path(self._log.name).read_text()[-2000:]
+        return self.log_file.read_text()[-2000:]
 
 
 async def is_ready(client: httpx.AsyncClient) -> bool:

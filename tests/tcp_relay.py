@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 from types import TracebackType
 from typing import Self
 
 _LIMIT_S = 10.0
+_POLL_S = 0.01
 
 
 class TcpRelay:
-    """A context. `pass`: a relay. `silent`: nothing passes, and nothing is closed. `slow`: each piece of an answer
-    comes `delay_s` later. `garbage`: answers are noise. `flip`: one byte of each piece of an answer is another one.
-    Changes hold at once, for connections that are open too."""
+    """A context. Changes of the mode hold at once, for connections that are open too.
+
+    `pass`: a relay. `silent`: what comes is lost, and nothing is closed. `held`: nothing passes until the mode is
+    another one, and nothing is lost or closed. `slow`: each piece of an answer comes `delay_s` later. `garbage`:
+    answers are noise. `flip`: one byte of each piece of an answer is another one.
+    """
 
     def __init__(
         self,
@@ -50,11 +55,18 @@ class TcpRelay:
         self._listener.close()
         self.hang_up()
 
-    def hang_up(self) -> None:
-        """Close all that is open."""
-        for each in self._sockets:
+    def set_mode(self, mode: str, delay_s: float = 0.5) -> None:
+        """Do this to what passes from now on."""
+        self.delay_s, self.mode = delay_s, mode
+
+    def hang_up(self, *, reset: bool = False) -> None:
+        """Close all that is open; with `reset`, by a reset of each connection instead of an end."""
+        for each in self._sockets.copy():
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                if reset:
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                # Also wakes the thread that reads.
+                each.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
             each.close()
         self._sockets.clear()
 
@@ -65,14 +77,33 @@ class TcpRelay:
             except OSError:
                 return  # it ends
             try:
-                far = socket.create_connection(self.target, _LIMIT_S)
+                far = socket.create_connection(self._find_target(), _LIMIT_S)
             except OSError:
                 near.close()  # the target is away
                 continue
             far.settimeout(None)
             self._sockets += [near, far]
-            for source, sink, answers in ((near, far, False), (far, near, True)):
-                threading.Thread(target=self._relay, args=(source, sink, answers), daemon=True).start()
+            threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
+
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        """Relay both ways until both have ended, then close both ends."""
+        back = threading.Thread(target=self._relay, args=(far, near, True), daemon=True)
+        back.start()
+        self._relay(near, far, answers=False)
+        back.join()
+        for each in (near, far):
+            each.close()
+            with contextlib.suppress(ValueError):  # `hang_up` has taken it out
+                self._sockets.remove(each)
+
+    @property
+    def open(self) -> int:
+        """How many connections are open."""
+        return len(self._sockets) // 2
+
+    def _find_target(self) -> tuple[str, int]:
+        """Where a new connection leads. Raises OSError where that is not known."""
+        return self.target
 
     def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
@@ -80,8 +111,17 @@ class TcpRelay:
                 if self.mode == "silent":
                     self.harmed += 1
                     continue
+                self._hold()
                 sink.sendall(self._harm(data) if answers else data)
+            self._hold()
             sink.shutdown(socket.SHUT_WR)
+
+    def _hold(self) -> None:
+        """Wait for the end of the mode that holds all back."""
+        if self.mode == "held":
+            self.harmed += 1
+        while self.mode == "held" and not self._ended.wait(_POLL_S):
+            pass
 
     def _harm(self, data: bytes) -> bytes:
         if self.mode == "pass":

@@ -17,10 +17,15 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
-    """CHAOS_SEED or QUIRE_CHAOS_SEED, or another each time; printed, since it is what a failure is run again with. Each
-    test makes a number of its own of it: what was asked on a stack before is in its caches."""
+def chaos_seed() -> int:
+    """CHAOS_SEED or QUIRE_CHAOS_SEED, or another each time; printed, since a failure is run again with it."""
     said = os.environ.get("CHAOS_SEED") or os.environ.get("QUIRE_CHAOS_SEED")
     chosen = int(said or int.from_bytes(os.urandom(3)))
     print(f"\nCHAOS_SEED={chosen}")
-    return random.Random(f"{chosen} {request.node.name}").getrandbits(31)
+    return chosen
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest, chaos_seed: int) -> int:
+    """Each test makes a number of its own of it: what was asked on a stack before is in its caches."""
+    return random.Random(f"{chaos_seed} {request.node.name}").getrandbits(31)

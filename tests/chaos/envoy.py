@@ -34,13 +34,58 @@ def envoy_binary() -> str:
     return next((path for path in there if path and os.access(path, os.X_OK) and Path(path).is_file()), "")
 
 
-def config(port: int, admin_port: int, router_ports: Sequence[int], retries: int) -> str:
-    """One listener before the routers, which are probed, with retries of what has not begun to answer."""
+def _cluster(name: str, ports: Sequence[int], probed: Sequence[int]) -> dict[str, object]:
+    """Routers by the ports that requests go to, and those whose /health is asked."""
     endpoints = [
-        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": router_port}}}}
-        for router_port in router_ports
+        {
+            "endpoint": {
+                "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+                "health_check_config": {"port_value": health},
+            }
+        }
+        for port, health in zip(ports, probed, strict=True)
     ]
-    manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "health_checks": [
+            {
+                "timeout": "1s",
+                "interval": f"{PROBE_S}s",
+                "no_traffic_interval": f"{PROBE_S}s",
+                "unhealthy_threshold": 1,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # Envoy's own limit is three retries at a time: a router takes more requests with it.
+        "circuit_breakers": {"thresholds": [{"max_retries": 1024}]},
+    }
+
+
+def _listener(port: int, kind: str, settings: dict[str, object]) -> dict[str, object]:
+    """One with one filter, whose type is `kind`."""
+    typed = {"@type": f"type.googleapis.com/envoy.extensions.filters.network.{kind}", **settings}
+    name = "envoy.filters.network." + kind.partition(".")[0]
+    return {
+        "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+        "filter_chains": [{"filters": [{"name": name, "typed_config": typed}]}],
+    }
+
+
+def config(
+    port: int,
+    admin_port: int,
+    router_ports: Sequence[int],
+    retries: int,
+    grpc_port: int = 0,
+    grpc_ports: Sequence[int] = (),
+) -> str:
+    """A listener before the routers, which are probed, with retries of what has not begun to answer; and one that
+    passes on connections of gRPC, where the routers' ports of gRPC are given."""
     retry = {
         "retry_on": "connect-failure,reset,retriable-status-codes",
         "retriable_status_codes": [503],
@@ -56,8 +101,7 @@ def config(port: int, admin_port: int, router_ports: Sequence[int], retries: int
         "host_selection_retry_max_attempts": 3,
     }
     route = {"cluster": "routers", "timeout": "0s", **({"retry_policy": retry} if retries else {})}
-    http = {
-        "@type": manager,
+    http: dict[str, object] = {
         "stat_prefix": "quire",
         "http_filters": [
             {
@@ -71,40 +115,22 @@ def config(port: int, admin_port: int, router_ports: Sequence[int], retries: int
             ]
         },
     }
-    listener = {
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
-        "filter_chains": [
-            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": http}]}
-        ],
-    }
-    cluster = {
-        "name": "routers",
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": "routers", "endpoints": [{"lb_endpoints": endpoints}]},
-        "health_checks": [
-            {
-                "timeout": "1s",
-                "interval": f"{PROBE_S}s",
-                "no_traffic_interval": f"{PROBE_S}s",
-                "unhealthy_threshold": 1,
-                "healthy_threshold": 1,
-                "http_health_check": {"path": "/health"},
-            }
-        ],
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        # Envoy's own limit is three retries at a time: a router takes more requests with it.
-        "circuit_breakers": {"thresholds": [{"max_retries": 1024}]},
-    }
+    listeners = [_listener(port, "http_connection_manager.v3.HttpConnectionManager", http)]
+    clusters = [_cluster("routers", router_ports, router_ports)]
+    if grpc_ports:
+        tcp: dict[str, object] = {"stat_prefix": "grpc", "cluster": "grpc"}
+        listeners.append(_listener(grpc_port, "tcp_proxy.v3.TcpProxy", tcp))
+        clusters.append(_cluster("grpc", grpc_ports, router_ports))
     admin = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin_port}}}
-    return json.dumps({"admin": admin, "static_resources": {"listeners": [listener], "clusters": [cluster]}})
+    return json.dumps({"admin": admin, "static_resources": {"listeners": listeners, "clusters": clusters}})
 
 
 @dataclass(frozen=True)
 class Envoy:
-    """The addresses of Envoy for clients and for administrators."""
+    """The addresses of Envoy for clients of HTTP and of gRPC, and for administrators."""
 
     url: str
+    grpc: str
     admin: str
 
     async def healthy(self) -> int:
@@ -118,13 +144,15 @@ class Envoy:
 
 
 @contextlib.asynccontextmanager
-async def envoy_before(router_ports: Sequence[int], retries: int = 3) -> AsyncIterator[Envoy]:
+async def envoy_before(
+    router_ports: Sequence[int], retries: int = 3, grpc_ports: Sequence[int] = ()
+) -> AsyncIterator[Envoy]:
     """An Envoy that sends requests to these ports, once it has found a healthy one."""
-    port, admin_port = free_ports(2)
-    envoy = Envoy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+    port, admin_port, grpc_port = free_ports(3)
+    envoy = Envoy(f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{admin_port}")
     with tempfile.TemporaryDirectory(prefix="quire-envoy-") as folder:
         file = Path(folder) / "envoy.json"
-        file.write_text(config(port, admin_port, router_ports, retries))
+        file.write_text(config(port, admin_port, router_ports, retries, grpc_port, grpc_ports))
         options = ["-c", str(file), "--base-id", str(port), "--concurrency", "1", "-l", "error"]
         environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         process = await asyncio.create_subprocess_exec(

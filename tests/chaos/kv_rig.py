@@ -12,6 +12,7 @@ import grpc
 
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc
 from tests.chaos.load import Load
+from tests.chaos.references import References
 from tests.chaos.rig import LIMIT_S, Rig
 from tests.chaos.scripts import Script, make_conversations
 
@@ -39,16 +40,16 @@ def scripts(engine: str) -> tuple[Script, ...]:
     return tuple(make_conversations(9, 3, 7, *lengths))
 
 
-_learned: dict[str, Load] = {}
+_learned: dict[str, References] = {}
 
 
-async def cold(engine: str) -> Load:
-    """A load that has learned what a stack without caches answers."""
+async def cold(engine: str) -> References:
+    """What a stack without caches answers."""
     if engine not in _learned:
         async with Rig(engine, replicas=1, tokenizers=1, flags=COLD) as rig:
-            learned = Load(rig, 1, 0)
-            await learned.learn(scripts(engine))
-        _learned[engine] = learned
+            load = Load(rig, 1, 0)
+            await load.learn(scripts(engine))
+        _learned[engine] = load.references
     return _learned[engine]
 
 

@@ -109,7 +109,11 @@ class Rig:
 
     async def healthy(self) -> set[str]:
         """Schedulers that take requests and tokenizers that answer, as the router sees them."""
-        body = (await self.http.get("/readyz")).json()
+        return await self.seen_by(self.http)
+
+    async def seen_by(self, router: httpx.AsyncClient) -> set[str]:
+        """The same, as one router sees it."""
+        body = (await router.get("/readyz")).json()
         schedulers = {s["instance"] for s in body["schedulers"] if (s["phase"], s["session"]) == ("ready", "open")}
         return schedulers | {t["instance"] for t in body["tokenizers"] if t["phase"] == "ready"}
 

@@ -37,10 +37,9 @@ PAGE = 16
 @asynccontextmanager
 async def disturbed(engine: str, kvstore: dict[str, str], seed: int) -> AsyncIterator[tuple[Rig, Load]]:
     """A stack under load; when it is left, all must have been answered as without a cache, and nothing may be kept."""
-    learned = await cold(engine)
+    references = await cold(engine)
     async with Rig(engine, flags=caching(engine, kvstore)) as rig:
-        load = Load(rig, STREAMS, seed)
-        load.learned(learned)
+        load = Load(rig, STREAMS, seed, references)
         load.start()
         try:
             yield rig, load

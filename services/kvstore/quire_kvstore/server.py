@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.config import split_address
-from quire_common.kv.page_mac import PageMac
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_port import DataPort
 from quire_kvstore.page_store import PageStore
@@ -42,8 +41,7 @@ class KvstoreService:
     name = "kvstore"
 
     def __init__(self, config: KvstoreConfig) -> None:
-        mac = PageMac.from_config(config.page_mac_key, config.page_mac_key_file)
-        self.store = PageStore(config, tiers=make_tiers(config, mac), mac=mac)
+        self.store = PageStore(config, tiers=make_tiers(config))
         self._config = config
         self._stream_limiter = StreamLimiter(config.max_transfers, config.transfer_timeout_s)
         self._data = DataPort(config, split_address(config.listen, "--listen")[0], self.store)

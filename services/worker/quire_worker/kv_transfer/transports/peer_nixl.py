@@ -86,9 +86,7 @@ class PeerNixl:
                     came = dict(zip(places, areas, strict=True))
                     yield lambda place, header, room: copy_body(header, came[place], room)
 
-            fetch_shared_pages(
-                self._link, exchange, FrameKind.SHOW, transfer, sink, fetch, most=_AT_ONCE, mac=transfer.mac
-            )
+            fetch_shared_pages(self._link, exchange, FrameKind.SHOW, transfer, sink, fetch, most=_AT_ONCE)
 
 
 def pack_agent(agent: NixlAgent) -> bytes:
