@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 WAYS = ("put", "get")
 # Rounds that fill caches, and leave pages to be got.
-_WARM = 2
+WARM = 2
 
 
 class Contest:
@@ -65,7 +65,7 @@ class Contest:
             for name in order if wanted else ():
                 assert wanted is not None
                 seconds = getattr(self._arms[name], config)(wanted)
-                if number >= _WARM:
+                if number >= WARM:
                     self._mb_s[config][name].append(wanted.total_bytes / 1e6 / seconds)
         self._before = pages
 
@@ -110,7 +110,7 @@ def measure(tier: str, page_bytes: int, options: argparse.Namespace) -> dict[str
             return {}
         contest = Contest(arms)
         stack.callback(contest.close)
-        for number in range(_WARM + options.rounds):
+        for number in range(WARM + options.rounds):
             contest.round(Pages.make(bodies, f"{page_bytes}-{number}"), number)
         return contest.result()
 

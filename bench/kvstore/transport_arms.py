@@ -26,6 +26,7 @@ from quire_worker.kv_transfer.transports.transport_selector import TransportSele
 
 if TYPE_CHECKING:
     from bench.kvstore.pages import Pages
+    from quire_common.kv.page_mac import PageMac
 
 # Pages of one move: a prompt of 4,096 tokens where a page has 64, as on a GPU.
 PART = 64
@@ -63,11 +64,11 @@ class RingMemcpy:
 class TransportArm:
     """Moves one after another, through a ring that holds a round's pages."""
 
-    def __init__(self, address: str, transport: str, pages: Pages) -> None:
+    def __init__(self, address: str, transport: str, pages: Pages, mac: PageMac | None = None) -> None:
         self._channel = grpc.insecure_channel(address)
         self._client = KvClient(self._channel, LIMIT_S)
         self._transports = TransportSelector.from_name(transport, address, self._client)
-        self._connector = KvStoreConnector(self._client, self._transports, NAMESPACE, "uint8", pages.page_bytes)
+        self._connector = KvStoreConnector(self._client, self._transports, NAMESPACE, "uint8", pages.page_bytes, mac)
         self._count = len(pages.framed)
         self._ring = Ring.create(pages.page_bytes, 2 * self._count)
 

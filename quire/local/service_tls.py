@@ -1,5 +1,5 @@
-"""Certificates of a local stack: the files of a folder that `quire certs` made, as flags of services and for dialling
-them. The supervisor and its commands dial as the identity `operator`."""
+"""Certificates of a local stack, and its key of pages' MACs: the files of a folder that `quire certs` made, as flags of
+services and for dialling them. The supervisor and its commands dial as the identity `operator`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SERVER_NAME = "{}.quire.internal"
 PUBLIC_CA = "public-ca.pem"
+PAGE_MAC_KEY = "page_mac.key"
 # A name in the public certificate, by which programs of this host verify it.
 PUBLIC_NAME = "localhost"
 _CA = "ca.pem"
@@ -35,10 +36,13 @@ def check_folder(folder: str, services: Sequence[str]) -> None:
 
 
 def service_flags(folder: str, service: str) -> dict[str, str]:
-    """Return the flags that give a service its certificate, and the router the public one too."""
+    """Return the flags that give a service its certificate, the router the public one too, and those that handle pages
+    the key of their MACs, if the folder has one."""
     flags = {"tls-cert": f"{service}.pem", "tls-key": f"{service}.key", "tls-ca": _CA}
     if service == "router":
         flags |= {"ssl-certfile": "public.pem", "ssl-keyfile": "public.key"}
+    if service in ("worker", "kvstore") and (Path(folder) / PAGE_MAC_KEY).is_file():
+        flags["page-mac-key-file"] = PAGE_MAC_KEY
     return {flag: str(Path(folder).absolute() / name) for flag, name in flags.items()}
 
 

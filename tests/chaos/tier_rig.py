@@ -37,9 +37,16 @@ def prompts(name: str, count: int = 8) -> list[str]:
 
 
 class TierRig(Rig):
-    """Nothing is kept on the device; `kvstore` are the kvstore's flags."""
+    """Nothing is kept on the device; `kvstore` are the kvstore's flags, `shared` those of kvstore and worker."""
 
-    def __init__(self, kvstore: Mapping[str, str], *, model: str = "", keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kvstore: Mapping[str, str],
+        *,
+        model: str = "",
+        keys: Sequence[str] = (),
+        shared: Mapping[str, str] | None = None,
+    ) -> None:
         # What is written and found is the subject here, not how long one waits for it.
         patient = {"prefetch-ms": "20000", "ram-bytes": SMALL_RAM, "disk-retry-s": "0.1", "redis-retry-s": "0.1"}
         super().__init__(
@@ -49,7 +56,8 @@ class TierRig(Rig):
             model=model,
             api_keys=keys,
             flags={
-                "kvstore": {"disk-bytes": "0", "disk-keep-free-bytes": "0", **patient, **kvstore},
+                "kvstore": {"disk-bytes": "0", "disk-keep-free-bytes": "0", **patient, **kvstore, **(shared or {})},
+                "worker": {**(shared or {})},
                 "scheduler": {"enable-prefix-caching": False, "kvstore-timeout-ms": "20000"},
             },
         )

@@ -102,6 +102,7 @@ class PeerSide:
         num_pages: int = 64,
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
+        page_mac_key: str = "",
         command: Sequence[str] = COMMAND,
         await_all: Callable[[], None] = lambda: None,
     ) -> None:
@@ -115,6 +116,7 @@ class PeerSide:
         setup = AgentSetup(
             "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
             log_format="pretty", peer_grpc=self.door.grpc_listen, tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca,
+            page_mac_key=page_mac_key,
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
@@ -227,6 +229,7 @@ class PeerRig:
         transport: str = "auto",
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
+        page_mac_key: str = "",
         command: Sequence[str] = COMMAND,
     ) -> PeerSide:
         self.sides.append(
@@ -235,6 +238,7 @@ class PeerRig:
                 slots=slots,
                 transport=transport,
                 shared=shared,
+                page_mac_key=page_mac_key,
                 tls=tls,
                 command=command,
                 await_all=self._until_all_serve,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import socket
 from pathlib import Path
 
-from quire.local.service_tls import SERVER_NAME
+from quire.local.service_tls import PAGE_MAC_KEY, SERVER_NAME
 
 HELP = "make an authority and the certificates of all services"
 # This package does not import quire_common.identity.callers, which has the same list.
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the authority of the services (`ca.pem`), one certificate for each identity, and a public certificate with
-    an authority of its own (`public-ca.pem`). Raises InvalidArgument, FailedPrecondition."""
+    an authority of its own (`public-ca.pem`); also a key of pages' MACs, unless there is one. Raises InvalidArgument,
+    FailedPrecondition."""
     from quire.errors import FailedPrecondition, InvalidArgument
 
     try:
@@ -50,13 +52,23 @@ def run(args: argparse.Namespace) -> int:
             services.issue_identity(identity, URI.format(identity), SERVER_NAME.format(identity), args.days)
         hosts = dict.fromkeys((*_HERE, socket.gethostname(), *args.host))
         Authority.in_folder(folder, "public-ca", _AUTHORITY_DAYS).issue_public("public", list(hosts), args.days)
+        _write_page_mac_key(folder / PAGE_MAC_KEY)
     except OSError as error:
         raise InvalidArgument(
             "FOLDER_UNWRITABLE", f"Cannot write to {folder}: {error.strerror}.", "Name another folder."
         ) from error
     print(f"Certificates for {args.days} days are in {folder}:\n")
     print(f"  ca.pem, public-ca.pem   the authorities\n  {', '.join(f'{name}.pem' for name in IDENTITIES)}")
-    print("  public.pem              of the router's public ports\n")
+    print("  public.pem              of the router's public ports")
+    print(f"  {PAGE_MAC_KEY}            of the MACs of KV pages\n")
     print(f"  quire_worker --tls-cert {folder}/worker.pem --tls-key {folder}/worker.key --tls-ca {folder}/ca.pem")
     print("  quire_router ... " + f"--ssl-certfile {folder}/public.pem --ssl-keyfile {folder}/public.key")
     return 0
+
+
+def _write_page_mac_key(path: Path) -> None:
+    """Write a new key, readable to this user alone; one that is there stays, since pages have MACs under it."""
+    if path.exists():
+        return
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32) + "\n")

@@ -18,11 +18,15 @@ chain serves all pools of a page size; ranks never enter. No random seed: any pr
 Framing. A page that leaves a worker is a header of 128 bytes and the body. Little-endian:
 
       0   4  magic "QKVP"          16  16  dtype, ASCII, zero-padded       96   8  body length, u64
-      4   2  version, 1            32  32  namespace                      104  16  zero
+      4   2  version, 1            32  32  namespace                      104  16  MAC, or zero
       6   2  header length, 128    64  32  H                              120   8  checksum, u64
       8   4  group, u32
-     12   2  checksum algorithm: 1 = xxh3-64 over bytes [0, 120) and the body
-     14   2  zero
+     12   2  checksum algorithm: 1 = xxh3-64
+     14   2  number of the MAC's key, or zero
+
+Checksum and MAC are both over bytes [0, 120), with zeros for the MAC and its key's number, and the body. So a page can
+get a MAC later, while others read it. The checksum finds accidents; the MAC (see PageMac) also finds pages that
+somebody without the cluster's key has made, changed or given another name.
 
 Whatever does not match is PageCorrupt, which callers treat as a miss: they recompute.
 """
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
+    from quire_common.kv.page_mac import PageMac
+
     PageBytes = Buffer | NDArray[Any]  # anything that memoryview takes
 
 HASH_BYTES = 32
@@ -58,12 +64,19 @@ _EXTRA = struct.Struct("<BI")
 _MEDIA_PAYLOAD = struct.Struct("<32sIII")
 _HEADER = struct.Struct("<4sHHIHH16s32s32sQ16s")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
+_KEY_NUMBER = struct.Struct("<H")
+_KEY_NUMBER_AT, _MAC_AT = 14, 104
+_NO_MAC = bytes(16)
 # What is copied and summed at once: it is in the nearest cache still.
 _PIECE_BYTES = 256 << 10
 
 
 class PageCorrupt(Exception):  # reads as the fact it is; callers turn it into a miss, never into an answer
     """A page is not what its key says: a miss."""
+
+
+class PageUnauthenticated(PageCorrupt):
+    """A page has no MAC under one of the cluster's keys."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +193,12 @@ class PageHeader:
     length: int
     checksum: int
     algorithm: int = XXH3_64
+    key_number: int = 0
+    mac: bytes = _NO_MAC
 
     def pack(self) -> bytes:
-        """The bytes; the checksum is taken as it is (see `frame_page`)."""
-        return _pack(self.key, self.dtype, self.length, self.algorithm) + _CHECKSUM.pack(self.checksum)
+        """The bytes; checksum and MAC are taken as they are (see `frame_page`)."""
+        return _pack(self) + _CHECKSUM.pack(self.checksum)
 
     @classmethod
     def unpack(cls, framed: PageBytes) -> PageHeader:
@@ -191,10 +206,10 @@ class PageHeader:
         view = _bytes(framed)
         if len(view) < HEADER_BYTES:
             raise PageCorrupt(f"{len(view)} bytes are no page header")
-        magic, version, size, group, algorithm, zero, dtype, namespace, digest, length, zeros = _HEADER.unpack_from(
+        magic, version, size, group, algorithm, key_number, dtype, namespace, digest, length, mac = _HEADER.unpack_from(
             view
         )
-        if (magic, version, size) != (_MAGIC, VERSION, HEADER_BYTES) or zero or any(zeros):
+        if (magic, version, size) != (_MAGIC, VERSION, HEADER_BYTES):
             raise PageCorrupt("not a page header of version 1")
         if algorithm != XXH3_64:
             raise PageCorrupt(f"checksum algorithm {algorithm} is unknown")
@@ -203,22 +218,56 @@ class PageHeader:
         except UnicodeDecodeError:
             raise PageCorrupt("the dtype is not ASCII") from None
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
-        return cls(PageKey(namespace, digest, group), name, length, checksum, algorithm)
+        return cls(PageKey(namespace, digest, group), name, length, checksum, algorithm, key_number, mac)
 
 
-def frame_page(key: PageKey, dtype: str, body: PageBytes) -> bytes:
-    """The header of a page with this body; the framed page is the two in a row."""
+def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = None) -> bytes:
+    """The header of a page with this body, with a MAC where `mac` is given; the framed page is the two in a row."""
     view = _bytes(body)
-    head = _pack(key, dtype, len(view), XXH3_64)
-    return head + _CHECKSUM.pack(_checksum(head, view))
+    head = bytearray(PageHeader(key, dtype, len(view), 0).pack())
+    _CHECKSUM.pack_into(head, _HEADER.size, _checksum(_covered(head), view))
+    if mac is not None:
+        authenticate_page(memoryview(head), view, mac)
+    return bytes(head)
 
 
-def check_page(framed: PageBytes, key: PageKey, dtype: str = "", length: int | None = None) -> memoryview:
+def authenticate_page(head: memoryview, body: PageBytes, mac: PageMac) -> None:
+    """Write the page's MAC under the first key into its header, unless it has one. Others may read the page meanwhile,
+    and may do the same: the key's number, which says that there is a MAC, is written last."""
+    if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] == mac.key_number:
+        return
+    number, made = mac.make(_covered(head), _bytes(body))
+    head[_MAC_AT : _HEADER.size] = made
+    _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, number)
+
+
+def split_page(framed: memoryview) -> tuple[memoryview, memoryview]:
+    """The header and the body of a framed page."""
+    return framed[:HEADER_BYTES], framed[HEADER_BYTES:]
+
+
+def is_authentic(head: PageBytes, body: PageBytes, mac: PageMac) -> bool:
+    """Whether a page has a MAC under one of the keys."""
+    head = _bytes(head)
+    (number,) = _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)
+    return mac.verify(number, bytes(head[_MAC_AT : _HEADER.size]), _covered(head), _bytes(body))
+
+
+def remove_mac(head: memoryview) -> None:
+    """Make a header one without a MAC: what is there is not known to be right."""
+    _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, 0)
+    head[_MAC_AT : _HEADER.size] = _NO_MAC
+
+
+def check_page(
+    framed: PageBytes, key: PageKey, dtype: str = "", length: int | None = None, mac: PageMac | None = None
+) -> memoryview:
     """Return the body of a framed page as a view, without a copy. Raises PageCorrupt unless its header and checksum are
-    those of the key and, where given, of `dtype` and `length`."""
+    those of the key and, where given, of `dtype` and `length`; PageUnauthenticated unless `mac`, where given, verifies
+    it."""
     view = _bytes(framed)
     body = view[HEADER_BYTES:]
-    check_parts(view[:HEADER_BYTES], body, key, dtype, length)
+    check_parts(view[:HEADER_BYTES], body, key, dtype, length, mac=mac)
     return body
 
 
@@ -229,6 +278,7 @@ def check_parts(
     dtype: str = "",
     length: int | None = None,
     checksum: int | None = None,
+    mac: PageMac | None = None,
 ) -> None:
     """Raise PageCorrupt unless header and body, which lie apart, are the page of the key; see `check_page`. `checksum`:
     what `copy_body` returned, if it copied the body."""
@@ -240,15 +290,17 @@ def check_parts(
         raise PageCorrupt(f"the page holds {header.dtype}, not {dtype}")
     if header.length != len(body) or (length is not None and length != len(body)):
         raise PageCorrupt(f"the page has {len(body)} bytes, its header says {header.length}, expected {length}")
-    if header.checksum != (_checksum(head[: _HEADER.size], body) if checksum is None else checksum):
+    if header.checksum != (_checksum(_covered(head), body) if checksum is None else checksum):
         raise PageCorrupt("the checksum does not match")
+    if mac is not None and not is_authentic(head, body, mac):
+        raise PageUnauthenticated("the page has no MAC under a key of --page-mac-key")
 
 
 def copy_body(head: PageBytes, source: NDArray[np.uint8], into: memoryview) -> int:
     """Copy a body into memory of equal length, and return the checksum of the copy under this header. Works piece by
     piece, so that each is summed while it is in the cache. Other threads run meanwhile."""
     target = np.frombuffer(into, np.uint8)
-    state = xxhash.xxh3_64(_bytes(head)[: _HEADER.size])
+    state = xxhash.xxh3_64(_covered(_bytes(head)))
     for start in range(0, len(target), _PIECE_BYTES):
         piece = target[start : start + _PIECE_BYTES]
         np.copyto(piece, source[start : start + _PIECE_BYTES])
@@ -260,14 +312,31 @@ def _bytes(data: PageBytes) -> memoryview:
     return memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
 
 
-def _pack(key: PageKey, dtype: str, length: int, algorithm: int) -> bytes:
+def _pack(header: PageHeader) -> bytes:
     """Pack a page's header but for its checksum. Raises ValueError for a dtype of more than 16 characters."""
-    name = dtype.encode("ascii")
+    name, key = header.dtype.encode("ascii"), header.key
     if len(name) > 16:
-        raise ValueError(f"the dtype name {dtype!r} is longer than 16 bytes")
+        raise ValueError(f"the dtype name {header.dtype!r} is longer than 16 bytes")
     return _HEADER.pack(
-        _MAGIC, VERSION, HEADER_BYTES, key.group, algorithm, 0, name, key.namespace, key.hash, length, bytes(16)
+        _MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        key.group,
+        header.algorithm,
+        header.key_number,
+        name,
+        key.namespace,
+        key.hash,
+        header.length,
+        header.mac,
     )
+
+
+def _covered(head: Buffer) -> bytes:
+    """What checksum and MAC cover of a header."""
+    covered = bytearray(memoryview(head)[: _HEADER.size])
+    remove_mac(memoryview(covered))
+    return bytes(covered)
 
 
 def _checksum(head: Buffer, body: Buffer) -> int:

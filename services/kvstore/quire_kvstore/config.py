@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
+from quire_common.kv.page_mac import KEY_FILE_HELP, KEY_HELP
 from quire_kvstore.eviction import POLICIES
 from quire_kvstore.tiers.tier import WRITE_MODES
 
@@ -66,6 +67,8 @@ class KvstoreConfig(ServiceConfig):
     redis_timeout_ms: int = option(250, "a Redis slower than this, per answer, is left alone", at_least=1)
     redis_retry_s: float = option(1.0, "how long a Redis that failed is left alone", at_least=0.01)
 
+    page_mac_key: str = option("", KEY_HELP, secret=True)
+    page_mac_key_file: str = option("", KEY_FILE_HELP, file_of="page_mac_key")
     prefetch_ms: int = option(
         1000, "longest wait of a lookup for pages below memory, within its own time limit; 0: none", at_least=0
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, NotFound, TooLarge
+from quire_common.pages import HEADER_BYTES, authenticate_page, is_authentic, remove_mac, split_page
 from quire_kvstore.leases import Lease, LeaseTable
 from quire_kvstore.page_feed import PageFeed
 from quire_kvstore.put_manager import PageBuffer, PutManager, is_intact
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageKey, PageRun
     from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.page_feed import Watcher
@@ -59,13 +61,15 @@ class PutOffer(NamedTuple):
 
 
 class PageStore:
-    """`tiers` are those below memory, the fastest first; they run from `start` to `close`."""
+    """`tiers` are those below memory, the fastest first; they run from `start` to `close`. `mac`, if given, is of the
+    pages that come and go over a network."""
 
     def __init__(
         self,
         config: KvstoreConfig,
         clock: Callable[[], float] = time.monotonic,
         tiers: Sequence[Tier] = (),
+        mac: PageMac | None = None,
     ) -> None:
         self._config = config
         self._lock = threading.Lock()
@@ -78,7 +82,8 @@ class PageStore:
         self._tier_manager = TierManager(self._lock, self._ram, self._feed, tiers, config.max_prefetches)
         self._counts = StoreCounts()
         self._lookup_counts = LookupCounts((RAM, *(tier.backend.name for tier in tiers)))
-        self._puts = PutManager(config, self._lock, self._ram, self._tier_manager, self._counts, self._find_put)
+        self._mac = mac
+        self._puts = PutManager(config, self._lock, self._ram, self._tier_manager, self._counts, self._find_put, mac)
         self._draining = False
 
     @property
@@ -127,8 +132,16 @@ class PageStore:
         lease has ended, or where the page, which is checked with its first part, is damaged."""
         if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
-        with self.page_view(lease_id, index) as framed:
+        with self.sendable_page(lease_id, index) as framed:
             return bytes(framed[offset : offset + size]), offset + size >= len(framed)
+
+    @contextlib.contextmanager
+    def sendable_page(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
+        """Context: a pinned page that is to go over a network, with its MAC; see `page_view`. Raises NotFound."""
+        with self.page_view(lease_id, index) as framed:
+            if self._mac is not None:
+                authenticate_page(*split_page(framed), self._mac)
+            yield framed
 
     @contextlib.contextmanager
     def page_view(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
@@ -145,11 +158,14 @@ class PageStore:
                 self._ram.release_page(page)
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
-        """Return whether a pinned page is what its key says; a damaged one is dropped and counted. Raises NotFound."""
+        """Return whether a pinned page is what its key says; a damaged one is dropped and counted, and a MAC that does
+        not verify is removed, to be made anew. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
             intact = not page.dropped and is_intact(framed, page.key)
+            if intact and self._mac is not None and not is_authentic(*split_page(framed), self._mac):
+                remove_mac(framed[:HEADER_BYTES])
         if not intact:
             with self._lock:
                 self._tier_manager.drop_damaged(page)

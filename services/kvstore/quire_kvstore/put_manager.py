@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument, TooLarge
-from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts
+from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts, remove_mac, split_page
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.puts import Put
 from quire_kvstore.ram_tier import RAM
@@ -25,6 +25,7 @@ from quire_kvstore.ram_tier import RAM
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageKey, PageRun
     from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.ram_tier import RamPage, RamTier
@@ -45,7 +46,7 @@ class PageBuffer:
 
     view: memoryview
     checksum: int | None = None
-    """Of the whole page, by who wrote it at once and summed what it wrote (`pages.copy_body`)."""
+    """Of the whole page, by who copied it at once from a client's memory, and summed the copy (`pages.copy_body`)."""
 
     def set_checksum(self, checksum: int) -> None:
         """The whole page has been written and summed."""
@@ -53,7 +54,8 @@ class PageBuffer:
 
 
 class PutManager:
-    """`find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
+    """`find_put` gives the living put of a lease, or raises NotFound; it wants the lock. `mac`, if given, verifies
+    pages that do not come from this host's memory."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class PutManager:
         tier_manager: TierManager,
         counts: StoreCounts,
         find_put: FindPut,
+        mac: PageMac | None = None,
     ) -> None:
         self._config = config
         self._lock = lock
@@ -70,6 +73,7 @@ class PutManager:
         self._tier_manager = tier_manager
         self._counts = counts
         self._find_put = find_put
+        self._mac = mac
         self._pending: set[PageKey] = set()
         self._orphans: dict[int, int] = {}
         """Memory, by offset, of ended puts that is still being written."""
@@ -127,7 +131,7 @@ class PutManager:
             received = offset + size
             if received == put.framed_bytes:
                 with self._ram.reserved(put.offsets[index], put.framed_bytes) as framed:
-                    intact = is_intact(framed, put.run.key(index), buffer.checksum)
+                    intact = self._verify(framed, put.run.key(index), buffer.checksum)
         finally:
             with self._lock:
                 put.end(index, received)
@@ -175,6 +179,15 @@ class PutManager:
             assert put.busy <= put.offsets.keys() and put.intact <= put.offsets.keys() - put.busy
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
+    def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:
+        """Return whether a page that has come is what its key says. One from this host's memory needs no MAC, and keeps
+        none: nobody has verified it."""
+        if checksum is None:
+            return is_intact(framed, key, mac=self._mac)
+        if self._mac is not None:
+            remove_mac(framed[:HEADER_BYTES])
+        return is_intact(framed, key, checksum)
+
     def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
         """Reserve memory for as many of the missing pages as possible, from the first on, without evicting `keep`.
         Returns the offsets by index."""
@@ -193,10 +206,10 @@ class PutManager:
         return offsets
 
 
-def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None) -> bool:
+def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None, mac: PageMac | None = None) -> bool:
     """Return whether a page in memory is what its key says; if not, that is logged. `checksum`: see PageBuffer."""
     try:
-        check_parts(framed[:HEADER_BYTES], framed[HEADER_BYTES:], key, checksum=checksum)
+        check_parts(*split_page(framed), key, checksum=checksum, mac=mac)
     except PageCorrupt as error:
         log.warning("a page is corrupt", medium=RAM, reason=str(error))
         return False

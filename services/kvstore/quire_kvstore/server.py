@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.config import split_address
+from quire_common.kv.page_mac import PageMac
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_port import DataPort
 from quire_kvstore.page_store import PageStore
@@ -41,7 +42,8 @@ class KvstoreService:
     name = "kvstore"
 
     def __init__(self, config: KvstoreConfig) -> None:
-        self.store = PageStore(config, tiers=make_tiers(config))
+        mac = PageMac.from_config(config.page_mac_key, config.page_mac_key_file)
+        self.store = PageStore(config, tiers=make_tiers(config, mac), mac=mac)
         self._config = config
         self._stream_limiter = StreamLimiter(config.max_transfers, config.transfer_timeout_s)
         self._data = DataPort(config, split_address(config.listen, "--listen")[0], self.store)

@@ -18,6 +18,10 @@ _TIER_COUNTERS = {
     "stored": ("quire_kvstore_tier_stored_total", "Pages written."),
     "evictions": ("quire_kvstore_evictions_total", "Pages evicted."),
     "corrupt": ("quire_kvstore_tier_corrupt_total", "Pages that were not what their keys say, and were removed."),
+    "unauthenticated": (
+        "quire_kvstore_tier_unauthenticated_total",
+        "Of the corrupt pages, those that had no MAC under a key of --page-mac-key.",
+    ),
     "dropped": ("quire_kvstore_tier_dropped_total", "Pages not written or read for want of room or of the medium."),
     "foreign": ("quire_kvstore_tier_foreign_total", "Files found in the tier's folder that are none of ours."),
     "errors": ("quire_kvstore_tier_errors_total", "Operations that the medium refused or did not finish."),

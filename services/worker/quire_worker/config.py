@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quire_common.config import ServiceConfig, option
+from quire_common.kv.page_mac import KEY_FILE_HELP, KEY_HELP
 from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.kv_transfer.transports import registry as transports
 
@@ -114,6 +115,8 @@ class WorkerConfig(ServiceConfig):
         "how pages travel: where they lie (same host), data port, or gRPC; auto: the first of these that is open",
         choices=transports.choices(transports.Traffic.STORE),
     )
+    page_mac_key: str = option("", KEY_HELP, secret=True)
+    page_mac_key_file: str = option("", KEY_FILE_HELP, file_of="page_mac_key")
     mover_ring_bytes: int = option(
         0, "memory that a KV transfer agent shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
     )

@@ -20,6 +20,7 @@ from tests.unit.kvstore.pages import body
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageRun
 
 PAGE_BYTES = 64 << 10
@@ -30,11 +31,13 @@ EACH = ("shm", "tcp", "grpc")
 class AgentSide:
     """Slots 0.. of the ring are for stores, the second half for loads."""
 
-    def __init__(self, address: str, client: KvClient, choice: str, pages: int, page_bytes: int) -> None:
+    def __init__(
+        self, address: str, client: KvClient, choice: str, pages: int, page_bytes: int, mac: PageMac | None = None
+    ) -> None:
         self.client = client
         self.page_bytes = page_bytes
         self.transports = TransportSelector.from_name(choice, address, client)
-        self.connector = KvStoreConnector(client, self.transports, b"n" * 32, "uint8", page_bytes)
+        self.connector = KvStoreConnector(client, self.transports, b"n" * 32, "uint8", page_bytes, mac)
         self.ring = Ring.create(page_bytes, 2 * pages)
         self._pages = pages
 
@@ -68,9 +71,11 @@ class AgentSide:
 
 
 @contextlib.contextmanager
-def agent_side(address: str, choice: str, pages: int = 8, page_bytes: int = PAGE_BYTES) -> Iterator[AgentSide]:
+def agent_side(
+    address: str, choice: str, pages: int = 8, page_bytes: int = PAGE_BYTES, mac: PageMac | None = None
+) -> Iterator[AgentSide]:
     with grpc.insecure_channel(address) as channel:
-        side = AgentSide(address, KvClient(channel, timeout_s=60), choice, pages, page_bytes)
+        side = AgentSide(address, KvClient(channel, timeout_s=60), choice, pages, page_bytes, mac)
         try:
             yield side
         finally:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quire_common.errors import InvalidArgument
+from quire_common.kv.page_mac import PageMac
 from quire_common.pages import (
     HEADER_BYTES,
     MediaSpan,
@@ -130,13 +131,22 @@ def test_an_empty_body_is_a_page() -> None:
     assert len(check_page(frame_page(KEY, "uint8", b""), KEY)) == 0
 
 
-def test_every_flipped_bit_is_noticed() -> None:
-    framed = frame_page(KEY, "float32", BODY[:8]) + BODY[:8].tobytes()
+# What says of a MAC that there is one, and the MAC: who has no keys does not look there.
+MAC_PLACES = {14, 15, *range(104, 120)}
+
+
+@pytest.mark.parametrize("mac", [None, PageMac.from_config("ab" * 32)], ids=["no keys", "keys"])
+def test_every_flipped_bit_is_noticed(mac: PageMac | None) -> None:
+    framed = frame_page(KEY, "float32", BODY[:8], mac) + BODY[:8].tobytes()
+    check_page(framed, KEY, mac=mac)
     for position in range(len(framed) * 8):
         broken = bytearray(framed)
         broken[position // 8] ^= 1 << position % 8
-        with pytest.raises(PageCorrupt):
+        if mac is None and position // 8 in MAC_PLACES:
             check_page(broken, KEY)
+            continue
+        with pytest.raises(PageCorrupt):
+            check_page(broken, KEY, mac=mac)
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 1000])

@@ -11,6 +11,7 @@ from quire_kvstore.arena import Arena
 from quire_kvstore.config import KvstoreConfig
 
 if TYPE_CHECKING:
+    from quire_common.kv.page_mac import PageMac
     from quire_kvstore.page_store import PageStore
 
 NAMESPACE = hashlib.sha256(b"namespace").digest()
@@ -33,9 +34,9 @@ def body(run: PageRun, index: int, size: int = BODY_BYTES) -> bytes:
     return hashlib.shake_128(run.hashes[index]).digest(size)
 
 
-def framed(run: PageRun, index: int, size: int = BODY_BYTES) -> bytes:
+def framed(run: PageRun, index: int, size: int = BODY_BYTES, mac: PageMac | None = None) -> bytes:
     data = body(run, index, size)
-    return frame_page(run.key(index), "uint8", data) + data
+    return frame_page(run.key(index), "uint8", data, mac) + data
 
 
 def config(pages: int, **changes: object) -> KvstoreConfig:
@@ -43,13 +44,13 @@ def config(pages: int, **changes: object) -> KvstoreConfig:
     return replace(KvstoreConfig(ram_bytes=pages * PLACE_BYTES), **changes)  # type: ignore[arg-type]  # changes by name
 
 
-def put(store: PageStore, run: PageRun) -> tuple[int, int]:
+def put(store: PageStore, run: PageRun, mac: PageMac | None = None) -> tuple[int, int]:
     """A whole put of what is wanted; returns stored and refused pages."""
     wanted, lease, _ = store.begin_put(run, BODY_BYTES, 0)
     if lease is None:
         return 0, 0
     for index in wanted:
-        store.write(lease.id, index, 0, framed(run, index))
+        store.write(lease.id, index, 0, framed(run, index, mac=mac))
     return store.commit(lease.id)
 
 

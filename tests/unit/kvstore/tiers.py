@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quire_common.kv.page_mac import PageMac
 from quire_kvstore.arena import HEAD_BYTES
 from quire_kvstore.page_store import PageStore, PinnedPages
 from quire_kvstore.tiers.aligned import whole_blocks
@@ -31,7 +32,8 @@ def tiered(pages: int = 8, disk: Path | None = None, disk_pages: int = 64, **cha
     settings = replace(settings, disk_retry_s=0.05, redis_retry_s=0.05, disk_path=str(disk or ""))
     settings = replace(settings, redis_timeout_ms=5000)
     settings = replace(settings, **changes)  # type: ignore[arg-type]  # changes by name
-    store = PageStore(settings, tiers=make_tiers(settings))
+    mac = PageMac.from_config(settings.page_mac_key, settings.page_mac_key_file)
+    store = PageStore(settings, tiers=make_tiers(settings, mac), mac=mac)
     store.start()
     try:
         yield store

@@ -12,8 +12,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from quire.__main__ import main
 from quire.cli.credentials.certs import IDENTITIES
+from quire.local.service_tls import service_flags
+from quire.local.spec import SERVICES
 from quire_common.identity import callers
 from quire_common.identity.callers import identity_uri, server_name
+from quire_common.kv.page_mac import PageMac
 
 Capture = pytest.CaptureFixture[str]
 
@@ -43,6 +46,17 @@ def test_each_identity_gets_its_names_and_signs_for_server_and_client(tmp_path: 
         pair.load_cert_chain(folder / f"{identity}.pem", folder / f"{identity}.key")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.key")} == {0o600}
+
+
+def test_pages_get_a_key_that_stays(tmp_path: Path) -> None:
+    assert "page-mac-key-file" not in service_flags(str(tmp_path), "worker"), "a folder of before"
+    assert main(["certs", str(tmp_path)]) == main(["certs", str(tmp_path / "other")]) == 0
+    key = (tmp_path / "page_mac.key").read_text()
+    assert PageMac.from_config(key.strip()) is not None
+    assert key != (tmp_path / "other" / "page_mac.key").read_text()
+    assert main(["certs", str(tmp_path)]) == 0 and (tmp_path / "page_mac.key").read_text() == key
+    given = {service for service in SERVICES if "page-mac-key-file" in service_flags(str(tmp_path), service)}
+    assert given == {"worker", "kvstore"}
 
 
 def test_the_public_certificate_has_an_authority_and_hosts_of_its_own(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Store:
 
     def send_pages(
         self, lease: bytes, run: PageRun, dtype: str, indices: list[int], read: Callable[[int], memoryview], *,
-        context: object,
+        context: object, mac: object,
     ) -> None:  # fmt: skip
         assert lease == b"put"
         for index in indices:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from quire_common.kv.page_mac import PageMac
 from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head, pack_places
 from quire_common.pages import PageRun, copy_body, frame_page
 from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
@@ -33,8 +34,8 @@ def body(page: int) -> np.ndarray:
     return MEMORY[page * SIZE : (page + 1) * SIZE]
 
 
-def shown(page: int, place: int = -1) -> Frame:
-    header = frame_page(RUN.key(page), "int32", body(page).data)
+def shown(page: int, place: int = -1, mac: PageMac | None = None) -> Frame:
+    header = frame_page(RUN.key(page), "int32", body(page).data, mac)
     payload = pack_places([((page if place < 0 else place) * SIZE, header)])
     return Head(FrameKind.SHOWN, b"", page, length=len(payload)), payload
 
@@ -90,11 +91,11 @@ class Rig:
         self.fetched: list[list[int]] = []
         self.closed = False
 
-    def take(self, most: int) -> None:
+    def take(self, most: int, mac: PageMac | None = None) -> None:
         link: Any = SimpleNamespace(close=self._close)
         nothing: Any = None
         transfer: Any = PageTransfer(RUN, "int32", SIZE, SimpleNamespace(first_index=0), nothing)
-        fetch_shared_pages(link, self.exchange, FrameKind.SHOW, transfer, self.sink, self._fetch, most)
+        fetch_shared_pages(link, self.exchange, FrameKind.SHOW, transfer, self.sink, self._fetch, most, mac)
 
     @contextmanager
     def _fetch(self, places: Sequence[int]) -> Iterator[Copy]:
@@ -125,6 +126,14 @@ def test_a_page_that_is_not_what_it_is_called_ends_it_with_those_before() -> Non
     with pytest.raises(TransportError):
         rig.take(most=8)
     assert rig.fetched == [[0, 2, 2]] and (rig.sink.received_pages, rig.closed) == (1, True)
+
+
+def test_a_page_read_off_a_network_needs_its_mac() -> None:
+    mac = PageMac.from_config("11" * 32)
+    rig = Rig([shown(0, mac=mac), shown(1, mac=mac), shown(2)])
+    with pytest.raises(TransportError, match="MAC"):
+        rig.take(most=8, mac=mac)
+    assert (rig.sink.received_pages, rig.closed) == (2, True)
 
 
 def test_pages_out_of_order_are_fetched_by_nobody() -> None:

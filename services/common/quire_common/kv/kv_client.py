@@ -21,6 +21,7 @@ from quire_common.telemetry.tracing import continued
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageBytes, PageRun
 
 T = TypeVar("T")
@@ -205,11 +206,12 @@ class KvClient:
         *,
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
+        mac: PageMac | None = None,
     ) -> None:
-        """Send pages of a put over gRPC; for `body` see `put_pages`. Raises QuireError, or the TransferCancelled that
-        `body` raised."""
+        """Send pages of a put over gRPC, with MACs by `mac` if it is given; for `body` see `put_pages`. Raises
+        QuireError, or the TransferCancelled that `body` raised."""
         abandoned = list[TransferCancelled]()
-        frames = _frames(lease, run, dtype, indices, body, abandoned)
+        frames = _frames(lease, run, dtype, indices, body, abandoned, mac)
         self._call(self._stub.Put, frames, context, timeout_s)
         if abandoned:
             raise abandoned[0]
@@ -324,6 +326,7 @@ def _frames(
     wanted: Sequence[int],
     body: Callable[[int], PageBytes],
     abandoned: list[TransferCancelled],
+    mac: PageMac | None,
 ) -> Iterator[kvstore_pb2.PutFrame]:
     """Yield frames of the wanted pages: each page's header with the start of its body, then the rest, 1 MiB at a time.
     A TransferCancelled ends them and is noted in `abandoned`: if raised here, gRPC would log it as a failure."""
@@ -333,7 +336,7 @@ def _frames(
         except TransferCancelled as error:
             abandoned.append(error)
             return
-        header = frame_page(run.key(index), dtype, view)
+        header = frame_page(run.key(index), dtype, view, mac)
         first = FRAME_BYTES - HEADER_BYTES
         yield kvstore_pb2.PutFrame(lease=lease, page=index, offset=0, data=header + view[:first])
         for start in range(first, len(view), FRAME_BYTES):

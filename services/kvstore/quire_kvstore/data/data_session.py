@@ -85,7 +85,7 @@ class DataSession(ServedSession[bytes]):
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
         deadline = time.monotonic() + self._transfer_s
         for index in indices:
-            with self._store.page_view(lease, index) as framed:
+            with self._store.sendable_page(lease, index) as framed:
                 header, body = bytes(framed[:HEADER_BYTES]), framed[HEADER_BYTES:]
                 for start in range(0, len(body), BODY_BYTES):
                     part = body[start : start + BODY_BYTES]

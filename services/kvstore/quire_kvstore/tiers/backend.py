@@ -34,6 +34,7 @@ class TierFigures:
     stored: int = 0
     evictions: int = 0
     corrupt: int = 0
+    unauthenticated: int = 0
     dropped: int = 0
     foreign: int = 0
     errors: int = 0

@@ -11,17 +11,19 @@ from quire_kvstore.tiers.redis_backend import RedisBackend
 from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
 
 if TYPE_CHECKING:
+    from quire_common.kv.page_mac import PageMac
     from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.tiers.backend import TierBackend
 
 
-def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
-    """Make the configured tiers, without opening them. Raises ConfigError."""
-    made = (make(config) for make in (_disk, _redis))
+def make_tiers(config: KvstoreConfig, mac: PageMac | None = None) -> tuple[Tier, ...]:
+    """Make the configured tiers, without opening them. Their pages have MACs by `mac`, if it is given. Raises
+    ConfigError."""
+    made = (make(config, mac) for make in (_disk, _redis))
     return tuple(tier for tier in made if tier is not None)
 
 
-def _disk(config: KvstoreConfig) -> Tier | None:
+def _disk(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
     """Make the disk tier; None where it is not configured."""
     if not config.disk_path or not config.disk_bytes:
         return None
@@ -32,10 +34,10 @@ def _disk(config: KvstoreConfig) -> Tier | None:
         config.disk_retry_s,
         config.disk_keep_free_bytes,
     )
-    return _tier(config, backend, config.disk_write, config.disk_read_threads, config.disk_write_threads)
+    return _tier(config, backend, mac, config.disk_write, config.disk_read_threads, config.disk_write_threads)
 
 
-def _redis(config: KvstoreConfig) -> Tier | None:
+def _redis(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
     """Make the Redis tier; None where it is not configured."""
     if not config.redis_url:
         return None
@@ -46,9 +48,16 @@ def _redis(config: KvstoreConfig) -> Tier | None:
         config.redis_retry_s,
         config.max_page_bytes,
     )
-    return _tier(config, backend, config.redis_write, config.redis_read_threads, config.redis_write_threads)
+    return _tier(config, backend, mac, config.redis_write, config.redis_read_threads, config.redis_write_threads)
 
 
-def _tier(config: KvstoreConfig, backend: TierBackend, write: str, read_threads: int, write_threads: int) -> Tier:
+def _tier(
+    config: KvstoreConfig,
+    backend: TierBackend,
+    mac: PageMac | None,
+    write: str,
+    read_threads: int,
+    write_threads: int,
+) -> Tier:
     settings = TierSettings(WRITE_MODES[write], read_threads, write_threads, config.read_queue, config.write_queue)
-    return Tier(backend, settings)
+    return Tier(backend, settings, mac)

@@ -2,7 +2,8 @@
 
 Reads and writes have threads of their own, and a write waits while reads are under way, though not for ever. Both
 queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way up. On its way
-down it is not: it was when it came to the store, and what has gone bad since is found by whoever reads it back.
+down it is not: it was when it came to the store, and what has gone bad since is found by whoever reads it back. Where
+there are keys, a page gets its MAC on its way down.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire_common.pages import PageCorrupt, check_page
+from quire_common.pages import PageCorrupt, PageUnauthenticated, authenticate_page, check_page, split_page
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.backend import PageJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageKey
     from quire_kvstore.tiers.backend import TierBackend
 
@@ -83,8 +85,9 @@ class TierCallbacks(Protocol):
 class Tier:
     """`request_reads`, `offer_pages` and `touch` return at once; other methods are the owner's alone."""
 
-    def __init__(self, backend: TierBackend, settings: TierSettings) -> None:
+    def __init__(self, backend: TierBackend, settings: TierSettings, mac: PageMac | None = None) -> None:
         self.backend = backend
+        self._mac = mac
         self.write_at = settings.write_at
         self._settings = settings
         lock = threading.Lock()
@@ -207,13 +210,11 @@ class Tier:
             if job not in open_jobs:
                 return  # it has had its answer
             open_jobs.discard(job)
-            intact = framed is not None and self._intact(job.key, framed)
-            if framed is not None and intact:
+            if framed is not None and self._is_intact(job.key, framed):
                 self.backend.counts.add(bytes_read=len(framed))
                 callbacks.on_page_read(job)
                 return
             if framed is not None:
-                self.backend.counts.add(corrupt=1)
                 self.backend.discard(job.key)
             callbacks.on_page_missed(job)
 
@@ -268,16 +269,24 @@ class Tier:
         with contextlib.ExitStack() as borrowed:
             views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
             pages = [(job, framed) for job, framed in views if framed is not None]
+            if self._mac is not None:
+                for _, framed in pages:
+                    authenticate_page(*split_page(framed), self._mac)
             kept = self.backend.write(pages) if pages else 0
         if len(batch) > kept:
             self.backend.counts.add(dropped=len(batch) - kept)
 
-    def _intact(self, key: PageKey, framed: memoryview) -> bool:
-        """Whether a framed page is what its key says; if not, that is logged."""
+    def _is_intact(self, key: PageKey, framed: memoryview) -> bool:
+        """Return whether a framed page is what its key says; if not, that is logged and counted."""
         try:
-            check_page(framed, key).release()
+            check_page(framed, key, mac=self._mac).release()
+        except PageUnauthenticated as error:
+            log.warning("a page is not authentic", medium=self.backend.name, reason=str(error))
+            self.backend.counts.add(corrupt=1, unauthenticated=1)
+            return False
         except PageCorrupt as error:
             log.warning("a page is corrupt", medium=self.backend.name, reason=str(error))
+            self.backend.counts.add(corrupt=1)
             return False
         return True
 

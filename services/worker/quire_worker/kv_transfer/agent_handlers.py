@@ -53,4 +53,4 @@ def make_handlers(context: AgentContext) -> TransferHandlers:
     """Start the handlers of this process: those of peers, or those of a kvstore, on a channel to it."""
     if context.setup.peers:
         return peer_handlers(context)
-    return kvstore_handlers(KvStoreConnector.connect(context.setup), context)
+    return kvstore_handlers(KvStoreConnector.connect(context.setup, context.mac), context)

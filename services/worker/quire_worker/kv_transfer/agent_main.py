@@ -58,7 +58,8 @@ class AgentMain:
         self._sock = sock
         self._sending = threading.Lock()
         self._heard_s = time.monotonic()
-        self._handlers = make_handlers(AgentContext(setup, ring, self._send, listeners, self._silence_s))
+        mac = setup.page_mac()
+        self._handlers = make_handlers(AgentContext(setup, ring, self._send, listeners, self._silence_s, mac))
 
     def serve(self, frames: Iterator[Frame]) -> None:
         """Tell the engine that this process is ready, pass frames to the handlers until the frames end, then close the

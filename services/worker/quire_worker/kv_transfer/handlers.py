@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from quire_common.kv.page_mac import PageMac
     from quire_worker.kv_transfer.job_queue import Job, Send
     from quire_worker.kv_transfer.ring import Ring
     from quire_worker.kv_transfer.setup import AgentSetup
@@ -23,6 +24,8 @@ class AgentContext:
     send: Send
     listeners: tuple[int, ...]
     silence_s: Callable[[], float]
+    mac: PageMac | None = None
+    """Of pages that come and go over a network."""
     nixl: SharedNixlAgent | None = None
     """Of peers that exchange pages by NIXL."""
 

@@ -18,6 +18,7 @@ from quire_worker.kv_transfer.transports.transport_selector import TransportSele
 
 if TYPE_CHECKING:
     from quire_common.credit import PageMove
+    from quire_common.kv.page_mac import PageMac
     from quire_worker.kv_transfer.setup import AgentSetup
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 
@@ -48,21 +49,28 @@ class KvStoreConnector:
     """Pages of a kvstore. What is said goes over gRPC; how pages travel is the transports' affair."""
 
     def __init__(
-        self, client: KvClient, transports: TransportSelector, namespace: bytes, dtype: str, page_bytes: int
+        self,
+        client: KvClient,
+        transports: TransportSelector,
+        namespace: bytes,
+        dtype: str,
+        page_bytes: int,
+        mac: PageMac | None = None,
     ) -> None:
         self._client = client
         self._transports = transports
         self._namespace = namespace
         self._dtype = dtype
         self._page_bytes = page_bytes
+        self._mac = mac
 
     @classmethod
-    def connect(cls, setup: AgentSetup) -> KvStoreConnector:
+    def connect(cls, setup: AgentSetup, mac: PageMac | None) -> KvStoreConnector:
         """Connect to the kvstore on a channel of its own; a thread finds out which transport is open."""
         client = KvClient(sync_channel(setup.kvstore, setup.service_config(), KVSTORE))
         transports = TransportSelector.from_name(setup.kv_transport, setup.kvstore, client)
         transports.probe_in_background()
-        return cls(client, transports, bytes.fromhex(setup.namespace), setup.dtype, setup.page_bytes)
+        return cls(client, transports, bytes.fromhex(setup.namespace), setup.dtype, setup.page_bytes, mac)
 
     @property
     def transport(self) -> str:
@@ -81,7 +89,7 @@ class KvStoreConnector:
             with self._client.committing(begun, context) as outcome:
                 page_source.request_pages(begun.wanted)
                 self._transports.send(
-                    PageTransfer(run, self._dtype, self._page_bytes, begun.access, move.context), page_source
+                    PageTransfer(run, self._dtype, self._page_bytes, begun.access, move.context, self._mac), page_source
                 )
             first = begun.wanted[0]
             if not outcome[0].stored:
@@ -96,7 +104,9 @@ class KvStoreConnector:
         run = PageRun(self._namespace, move.group, move.hashes)
         try:
             access = self._access(move)
-            self._transports.fetch(PageTransfer(run, self._dtype, self._page_bytes, access, move.context), sink)
+            self._transports.fetch(
+                PageTransfer(run, self._dtype, self._page_bytes, access, move.context, self._mac), sink
+            )
         except (PageCorrupt, QuireError) as error:
             log.warning("a load ended early", arrived=sink.received_pages, wanted=len(run), error=str(error))
         return sink.received_pages

@@ -1,15 +1,16 @@
-"""AgentSetup: what the KV transfer agent's process is told when it starts, as JSON over its socket. No secret is in
-it."""
+"""AgentSetup: what the KV transfer agent's process is told when it starts, as JSON over its socket, which only the
+engine has the other end of. Its one secret, the page MAC keys, is on no command line."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.config import ServiceConfig
 from quire_common.credit import MoveKind
 from quire_common.errors import ConfigError
+from quire_common.kv.page_mac import PageMac
 from quire_common.telemetry.logs import identity
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class AgentSetup:
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    page_mac_key: str = field(default="", repr=False)
+    page_mac_key_file: str = ""
 
     @classmethod
     def of(
@@ -66,7 +69,8 @@ class AgentSetup:
         shares_memory: bool = False,
     ) -> AgentSetup:
         """The setup for a loaded model's pages, of a kvstore's process or (`peers`) of one for other workers. Raises
-        ConfigError if the ring has fewer than two slots."""
+        ConfigError if the ring has fewer than two slots, or for bad page MAC keys."""
+        PageMac.from_config(config.page_mac_key)  # what is wrong with them is to end the start, not every move
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
         default = max(2, min(DEFAULT_SLOTS, DEFAULT_BYTES // stride))
@@ -96,6 +100,8 @@ class AgentSetup:
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
             tls_ca=config.tls_ca,
+            page_mac_key=config.page_mac_key,
+            page_mac_key_file=config.page_mac_key_file,
         )
 
     @property
@@ -116,6 +122,10 @@ class AgentSetup:
     def service_config(self) -> ServiceConfig:
         """The TLS settings from which channels and servers are made."""
         return ServiceConfig(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
+
+    def page_mac(self) -> PageMac | None:
+        """Make the MAC of pages that come and go over a network; None where there are no keys."""
+        return PageMac.from_config(self.page_mac_key, self.page_mac_key_file)
 
     def to_json(self) -> bytes:
         """Pack as the payload of a SETUP frame."""

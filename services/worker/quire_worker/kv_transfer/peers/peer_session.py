@@ -56,6 +56,7 @@ class PeerSession(ServedSession["Export"]):
         self._exports = exports
         self._ring = context.ring
         self._dtype = context.setup.dtype
+        self._mac = None if connection.local else context.mac
         self._page_s = PAGE_S + context.setup.page_bytes / FLOOR_BYTES_PER_S
         self._handlers[FrameKind.DONE] = self._done
         if connection.local:
@@ -178,7 +179,7 @@ class PeerSession(ServedSession["Export"]):
         places = []
         for index, slot in shared:
             with self._ring.slot(slot) as body:
-                header = frame_page(export.run.key(index), self._dtype, body)
+                header = frame_page(export.run.key(index), self._dtype, body, self._mac)
             places.append((self._ring.offset_of(slot), header))
         payload = pack_places(places)
         self._connection.send(Head(FrameKind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
@@ -260,7 +261,7 @@ class PeerSession(ServedSession["Export"]):
         """Send a page from its slot, in parts; raises DataConnectionError if the peer takes too long to read it."""
         deadline = time.monotonic() + self._page_s
         with self._ring.slot(slot) as body:
-            header = frame_page(export.run.key(index), self._dtype, body)
+            header = frame_page(export.run.key(index), self._dtype, body, self._mac)
             for start in range(0, len(body), BODY_BYTES):
                 with body[start : start + BODY_BYTES] as part:
                     last = start + len(part) == len(body)

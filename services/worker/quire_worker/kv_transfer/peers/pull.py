@@ -59,7 +59,9 @@ class Pull:
         """Index and slot of pages that have landed and are not told of."""
         setup, move = context.setup, job.move
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
-        self._transfer = PageTransfer(run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move), move.context)
+        self._transfer = PageTransfer(
+            run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move), move.context, context.mac
+        )
         self._sink = RingPageSink(slots, context.ring, job)
         self._fallback = fallback
         self._connection_pool = connection_pool

@@ -62,6 +62,7 @@ class GrpcTransport:
                 indices,
                 body,
                 context=context_to_pb(transfer.context),
+                mac=transfer.mac,
             )
             page_source.release_page(sent.pop())
 
@@ -77,6 +78,6 @@ class GrpcTransport:
             for index, framed in pages:
                 if index != sink.received_pages:
                     raise PageCorrupt(f"page {index} came in the place of {sink.received_pages}")
-                body = check_page(framed, transfer.run.key(index), transfer.dtype, transfer.page_bytes)
+                body = check_page(framed, transfer.run.key(index), transfer.dtype, transfer.page_bytes, transfer.mac)
                 sink.next_buffer()[:] = body
                 sink.commit_page()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.kv.kv_client import LeaseAccess
+    from quire_common.kv.page_mac import PageMac
     from quire_common.kv_data.connection import ReceivedFrame
     from quire_worker.kv_transfer.transports.data_link import Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
@@ -31,16 +32,18 @@ def send_pages(
     transfer: PageTransfer[LeaseAccess],
     page_source: PageSource,
     put: Callable[[int, bytes, memoryview], None],
+    mac: PageMac | None = None,
 ) -> None:
-    """Send all remaining pages, and wait until the store has taken them. `put(index, header, body)` sends one page;
-    some are sent ahead of the store's answer, TAKEN, with which a page is released."""
+    """Send all remaining pages, with MACs by `mac` if it is given, and wait until the store has taken them.
+    `put(index, header, body)` sends one page; some are sent ahead of the store's answer, TAKEN, with which a page is
+    released."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // transfer.page_bytes))
     waiting: deque[int] = deque()
     for index in list(page_source.remaining):
         while waiting and (len(waiting) >= window or not page_source.is_ready(index) or exchange.connection.wait(0)):
             _await_taken(exchange, waiting, page_source)
         body = page_source.page_body(index)
-        put(index, frame_page(transfer.run.key(index), transfer.dtype, body), body)
+        put(index, frame_page(transfer.run.key(index), transfer.dtype, body, mac), body)
         waiting.append(index)
     while waiting:
         _await_taken(exchange, waiting, page_source)
@@ -72,5 +75,7 @@ def receive_parts(
         if head.last:
             break
         frame = exchange.receive_frame(FrameKind.PAGE)
-    check_parts(head.page_header, room[:came], transfer.run.key(index), transfer.dtype, transfer.page_bytes)
+    check_parts(
+        head.page_header, room[:came], transfer.run.key(index), transfer.dtype, transfer.page_bytes, mac=transfer.mac
+    )
     sink.commit_page()

@@ -86,7 +86,9 @@ class PeerNixl:
                     came = dict(zip(places, areas, strict=True))
                     yield lambda place, header, room: copy_body(header, came[place], room)
 
-            fetch_shared_pages(self._link, exchange, FrameKind.SHOW, transfer, sink, fetch, most=_AT_ONCE)
+            fetch_shared_pages(
+                self._link, exchange, FrameKind.SHOW, transfer, sink, fetch, most=_AT_ONCE, mac=transfer.mac
+            )
 
 
 def pack_agent(agent: NixlAgent) -> bytes:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from quire_common.kv.page_mac import PageMac
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
@@ -47,17 +48,18 @@ def fetch_shared_pages(
     sink: PageSink,
     fetch: Fetch,
     most: int,
+    mac: PageMac | None = None,
 ) -> None:
     """Ask for all remaining pages with a frame of this kind, and copy each into the sink from where the peer shows it,
     up to about `most` in one go. `fetch` gives, for some places, the function that copies a page and returns its
-    checksum. Raises TransportError for a wrong page."""
+    checksum. `mac`, if given, verifies each page. Raises TransportError for a wrong page."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
         while sink.received_pages < len(transfer.run):
             shared = _receive_shared(exchange, transfer, sink, most)
             with fetch([each.place for each in shared]) as copy:
-                _take_pages(exchange, shared, transfer, sink, copy)
+                _take_pages(exchange, shared, transfer, sink, copy, mac)
         exchange.receive_frame(FrameKind.END)
     except PageCorrupt as error:
         link.close()
@@ -89,7 +91,12 @@ def _receive_shared(
 
 
 def _take_pages(
-    exchange: Exchange, shared: Sequence[_SharedPage], transfer: PageTransfer[PeerAccess], sink: PageSink, copy: Copy
+    exchange: Exchange,
+    shared: Sequence[_SharedPage],
+    transfer: PageTransfer[PeerAccess],
+    sink: PageSink,
+    copy: Copy,
+    mac: PageMac | None,
 ) -> None:
     """Copy each shown page into the sink, check it, and commit it before the next. The peer hears that pages are taken
     at the end of each frame, or sooner if copying is slow. Raises PageCorrupt."""
@@ -98,7 +105,13 @@ def _take_pages(
         room = sink.next_buffer()
         checksum = copy(each.place, each.header, room)
         check_parts(
-            each.header, room, transfer.run.key(sink.received_pages), transfer.dtype, transfer.page_bytes, checksum
+            each.header,
+            room,
+            transfer.run.key(sink.received_pages),
+            transfer.dtype,
+            transfer.page_bytes,
+            checksum,
+            mac,
         )
         if each.last or time.monotonic() - told_s > LONG_S:
             exchange.send(FrameKind.TAKEN, page=each.page)

@@ -73,7 +73,7 @@ class TcpTransport:
                         last = start + len(part) == len(body)
                         exchange.send(FrameKind.PUT, part, page=index, offset=start, last=last, page_header=header)
 
-                send_pages(exchange, transfer, page_source, put)
+                send_pages(exchange, transfer, page_source, put, transfer.mac)
         except NotFound:
             self._sending.close()  # with the answers that were still to come
             raise

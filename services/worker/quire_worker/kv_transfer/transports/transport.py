@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.kv.kv_client import KvClient, LeaseAccess
+    from quire_common.kv.page_mac import PageMac
     from quire_common.pages import PageRun
     from quire_common.sequence import RequestContext
 
@@ -47,6 +48,8 @@ class PageTransfer(Generic[A_co]):
     page_bytes: int
     access: A_co
     context: RequestContext
+    mac: PageMac | None = None
+    """For transports that leave the host: they send pages with their MACs, and refuse pages without."""
 
 
 class PageSink(Protocol):
