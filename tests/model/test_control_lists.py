@@ -55,6 +55,7 @@ def test_rows_of_shared_lists_change_logits_alike_and_by_their_own_output() -> N
 
 
 def test_lists_go_with_their_controls() -> None:
+    gc.collect()  # lists of other tests' controls
     before = len(control_lists._MADE)
     controls = largest()
     made = row(controls)
