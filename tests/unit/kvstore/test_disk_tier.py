@@ -119,6 +119,12 @@ def flip(file: Path, offset: int) -> None:
     file.write_bytes(data)
 
 
+def pipe_in_its_place(file: Path) -> None:
+    """A pipe, which nobody writes to."""
+    file.unlink()
+    os.mkfifo(file)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -133,6 +139,7 @@ def flip(file: Path, offset: int) -> None:
         ("gone", lambda file: file.unlink()),
         ("a folder", lambda file: (file.unlink(), file.mkdir())),
         ("a link out of the folder", lambda file: (file.unlink(), file.symlink_to("/etc/passwd"))),
+        ("a pipe", pipe_in_its_place),
     ],
 )
 def test_damage_is_a_miss_once_and_the_page_goes(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
@@ -143,7 +150,7 @@ def test_damage_is_a_miss_once_and_the_page_goes(tmp_path: Path, name: str, dama
         damage(path(tmp_path, 3))
         assert found(store, A) == (3, "disk")
         assert length(store, A) == 3 and tier(store, "disk").pages == 7
-        unreadable = name in ("gone", "a folder", "a link out of the folder")
+        unreadable = name in ("gone", "a folder", "a link out of the folder", "a pipe")
         assert tier(store, "disk").figures.corrupt == (0 if unreadable else 1)
         if name == "a folder":
             path(tmp_path, 3).rmdir()  # none of ours: we do not remove it, and cannot write there

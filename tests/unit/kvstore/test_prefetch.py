@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from concurrent import futures
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -303,3 +304,23 @@ def test_watchers_follow_pages_through_the_tiers(tmp_path: Path) -> None:
         assert {key for keys in held.values() for key in keys} == present
         store.close_watch(watcher)
         assert length(store, part(C, 0, 3)) == 3
+
+
+def test_a_wrong_page_that_cannot_be_checked_or_removed_keeps_no_lookup_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that never came would be waited for by each later lookup of the page too."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    for at in ("quire_kvstore.tiers.tier.check_page", "tests.unit.kvstore.scripted_backend.ScriptedBackend.discard"):
+        backend = holding(A)
+        backend.held[A.key(3)] = b"garbage" * 20
+        with over(backend) as store, monkeypatch.context() as patch:
+            patch.setattr(at, broken)
+            began = time.monotonic()
+            for _ in range(3):
+                assert found(store, A, wait_s=LONG_S)[0] == (0 if at.endswith("check_page") else 3)
+            assert time.monotonic() - began < LONG_S / 2
+            eventually(lambda: not store._tier_manager._loading)

@@ -200,7 +200,8 @@ class DiskFiles:
     def _open(self, path: Path, flags: int) -> int:
         """Open a regular file, with O_DIRECT where possible, and return its descriptor. Missing folders are made for a
         file to be written."""
-        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        # Somebody may have put a pipe in the file's place: without O_NONBLOCK its open would never return.
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):
             direct = self._direct
             try:

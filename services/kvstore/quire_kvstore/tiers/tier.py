@@ -209,14 +209,16 @@ class Tier:
         def deliver(job: PageJob, framed: memoryview | None) -> None:
             if job not in open_jobs:
                 return  # it has had its answer
+            intact = framed is not None and self._is_intact(job.key, framed)
+            if framed is not None and not intact:
+                self.backend.discard(job.key)
+            # Not before: a job whose check fails in an unforeseen way still gets its answer, below.
             open_jobs.discard(job)
-            if framed is not None and self._is_intact(job.key, framed):
+            if framed is not None and intact:
                 self.backend.counts.add(bytes_read=len(framed))
                 callbacks.on_page_read(job)
-                return
-            if framed is not None:
-                self.backend.discard(job.key)
-            callbacks.on_page_missed(job)
+            else:
+                callbacks.on_page_missed(job)
 
         try:
             self.backend.read(batch, allocate_buffer, deliver)
