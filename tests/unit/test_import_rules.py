@@ -81,7 +81,7 @@ ROUTER_FOLDERS = {
     "text": ("sequences",),
     "kv_transfer": ("placement", "sequences"),
     "replicas": ("placement", "sequences", "text", "kv_transfer"),
-    "requests": ("sequences", "text", "kv_transfer", "replicas"),
+    "requests": ("limits", "sequences", "text", "kv_transfer", "replicas"),
     "front.parameters": ("sequences", "requests"),
     "front.http": ("front", "front.parameters", "limits", "placement", "replicas", "requests", "sequences", "text"),
     "front.grpc": ("front", "front.parameters", "limits", "placement", "replicas", "requests", "sequences", "text"),

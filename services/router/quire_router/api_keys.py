@@ -49,8 +49,8 @@ class ApiKeys:
 
     @property
     def limited(self) -> bool:
-        """Whether requests or tokens per minute are limited, by default or of any key."""
-        return self._everybody.limits.per_minute or any(principal.limits.per_minute for _, principal in self._entries)
+        """Whether something that routers count together is limited, by default or of any key."""
+        return self._everybody.limits.counted or any(principal.limits.counted for _, principal in self._entries)
 
     def __bool__(self) -> bool:
         return bool(self._entries)

@@ -8,6 +8,8 @@
         tokens_per_minute: 100000
         weight: 2
         models: [llama-8b]
+        max_concurrent: 20
+        highest_priority: 0
 
 Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
 """
@@ -23,8 +25,9 @@ from typing import Any
 import yaml
 
 from quire_common.errors import ConfigError
+from quire_common.request_parameters import MAX_INT32
 from quire_common.sequence import MAX_WEIGHT
-from quire_router.principal import DEFAULT_SCOPES, MOST_PER_MINUTE, SCOPES, KeyLimits, Principal
+from quire_router.principal import DEFAULT_SCOPES, MOST_CONCURRENT, MOST_PER_MINUTE, SCOPES, KeyLimits, Principal
 
 _FIELDS = ("name", "sha256", "scopes", *KeyLimits.__dataclass_fields__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -39,6 +42,8 @@ _BOUNDS = {
     "requests_per_minute": (0, MOST_PER_MINUTE),
     "tokens_per_minute": (0, MOST_PER_MINUTE),
     "weight": (1, MAX_WEIGHT),
+    "max_concurrent": (0, MOST_CONCURRENT),
+    "highest_priority": (-MAX_INT32, MAX_INT32),
 }
 
 

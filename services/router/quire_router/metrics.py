@@ -52,7 +52,7 @@ http_body_bytes = metrics.gauge(
     "Bytes of HTTP bodies that are held, beyond 64 KiB of each; --max-bodies-mib bounds them.",
 )
 rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
-limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the rate limits; 0: they are local.")
+limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the limits of keys; 0: they are local.")
 attempts = metrics.histogram(
     "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
 )

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire_common.request_parameters import MAX_INT32
+
 INFERENCE, METRICS, ADMIN = "inference", "metrics", "admin"
 SCOPES = (INFERENCE, METRICS, ADMIN)
 # What a key has that says nothing of scopes: everything that the public port serves.
 DEFAULT_SCOPES = frozenset({INFERENCE, METRICS})
 # The greatest limit. Buckets are float64, which counts one by one far beyond it.
 MOST_PER_MINUTE = 10**12
+MOST_CONCURRENT = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """0 or empty: no limit. `weight` is the key's share of each engine, against the shares of others."""
+    """0 or empty: no limit. `weight` is the key's share of each engine, against the shares of others.
+
+    `max_concurrent` counts sequences in progress. `highest_priority` is the lowest value, since lower values run
+    first; a request that asks for a lower one gets this one."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     weight: int = 1
     models: tuple[str, ...] = ()
     """The names of the only models that the key may ask for; empty: all."""
+    max_concurrent: int = 0
+    highest_priority: int = -MAX_INT32
+
+    @property
+    def counted(self) -> bool:
+        """Whether all routers must count together what the key does."""
+        return self.per_minute or bool(self.max_concurrent)
 
     @property
     def per_minute(self) -> bool:

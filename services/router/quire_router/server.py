@@ -25,8 +25,11 @@ from quire_router.front.parameters.request_limits import Limits
 from quire_router.http_workers import HttpWorkers, check_shared_limits
 from quire_router.kv_transfer.ticket_manager import TicketManager
 from quire_router.kv_transfer.transfers import Transfers
+from quire_router.limits.concurrency import ConcurrencyLimits
 from quire_router.limits.rate_limits import RateLimits
+from quire_router.limits.redis_rest import RedisRest
 from quire_router.limits.shared_buckets import SharedBuckets
+from quire_router.limits.shared_concurrency import SharedConcurrency
 from quire_router.placement.placement_service import PlacementService
 from quire_router.principal import ADMIN, KeyLimits
 from quire_router.replicas.chooser import Chooser
@@ -78,7 +81,9 @@ class RouterService:
             check=lambda keys: check_shared_limits(config, limited=keys.limited),
         )
         bound.guard_calls(self._check_call)
-        self._rates = RateLimits(SharedBuckets(config.redis, config.redis_file) if config.redis else None)
+        rest, redis = RedisRest(), (config.redis, config.redis_file)
+        self._rates = RateLimits(SharedBuckets(*redis) if config.redis else None, rest)
+        self._concurrency = ConcurrencyLimits(SharedConcurrency(*redis) if config.redis else None, rest)
         self._changed = asyncio.Event()
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
@@ -102,6 +107,7 @@ class RouterService:
             self._migration,
             handles,
             self.admission,
+            self._concurrency,
             token_bytes,
             self._rates.charge,
             ticket_manager=TicketManager(
@@ -260,6 +266,7 @@ class RouterService:
         if self._responses is not None:
             await self._responses.close()
         await self._rates.close()
+        await self._concurrency.close()
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
         """Authenticate a gRPC call of any method but health's. Raises Unauthenticated, PermissionDenied."""

@@ -95,7 +95,7 @@ def test_grpc_answers_are_built_one_at_a_time_on_demand(monkeypatch: pytest.Monk
 
 async def test_refused_beam_search_is_neither_tokenized_nor_charged() -> None:
     class Full:
-        def admitted(self, weight: int) -> None:
+        def admitted(self, caller: Caller, weight: int) -> None:
             raise Overloaded("TOO_MANY_REQUESTS", "m", "f")
 
         async def render(self, job: GenerateJob, caller: Caller) -> None:

@@ -90,7 +90,7 @@ async def test_admission_refuses_over_its_limit_and_while_closing() -> None:
 
 async def test_admission_says_when_places_should_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("quire_router.requests.admission.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("quire_router.limits.return_rate.time.monotonic", lambda: clock[0])
     admission = Admission(100)
     for _ in range(100):
         admission.enter(1)

@@ -1,1 +1,2 @@
-"""How much a key may ask for: requests and tokens per minute, shared by the routers of a Redis where there is one."""
+"""How much a key may ask for: requests and tokens per minute, and sequences in progress. Routers share the counts
+through Redis where there is one."""

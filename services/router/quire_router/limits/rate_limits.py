@@ -16,23 +16,20 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Overloaded
-from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.limits.bucket import MINUTE_S, UNLIMITED, Levels, TenantBuckets
+from quire_router.limits.redis_rest import REST_S, RedisRest
 from quire_router.limits.shared_buckets import FAILURES
 
 if TYPE_CHECKING:
     from quire_router.limits.shared_buckets import SharedBuckets
     from quire_router.principal import KeyLimits, Principal
 
-# After a failure Redis is left alone for so long; requests do not wait for it meanwhile.
-_REST_S = 1.0
 _KINDS = ("requests", "tokens")
 # OpenAI's names.
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}".encode() for kind in _KINDS for what in ("limit", "remaining", "reset")
 )
-log = get_logger(__name__)
 
 
 class RateLimited(Overloaded):
@@ -51,15 +48,15 @@ class RateLimited(Overloaded):
 class RateLimits:
     """One per process; all methods run in its event loop. Tenants are those of the key file: there is a bound."""
 
-    def __init__(self, shared: SharedBuckets | None = None) -> None:
+    def __init__(self, shared: SharedBuckets | None = None, rest: RedisRest | None = None) -> None:
         self._shared = shared
+        self._rest = rest or RedisRest()
         self._tenants: dict[str, tuple[KeyLimits, TenantBuckets]] = {}
         # By tenant, charges that were not sent; and the one that is being sent, with its number.
         self._debts: dict[str, int] = {}
         self._sending: tuple[str, int, int] | None = None
         self._number = 0
         self._collector: asyncio.Task[None] | None = None
-        self._rest_until_s = 0.0
         metrics.limits_shared.set(0 if shared is None else 1)
 
     async def admit(self, principal: Principal) -> Levels:
@@ -70,13 +67,13 @@ class RateLimits:
             return UNLIMITED
         buckets = self._buckets(principal)
         admitted = None
-        if self._shared is not None and time.monotonic() >= self._rest_until_s:
+        if self._shared is not None and not self._rest.left_s:
             try:
                 tenant = principal.tenant
                 admitted, levels = await self._shared.admit(tenant, limits, self._known(tenant, buckets))
                 self._take_shared_levels(tenant, buckets, levels)
             except FAILURES as error:
-                self._use_local_buckets(error)
+                self._rest.begin(error)
         if admitted is None:
             now_s = time.monotonic()  # one reading: between two a bucket may fill
             admitted, levels = buckets.admit(now_s), buckets.levels(now_s)
@@ -102,7 +99,7 @@ class RateLimits:
     async def close(self) -> None:
         """Wait up to a second until Redis has got all charges, then close its connections."""
         if self._collector is not None:
-            await asyncio.wait({self._collector}, timeout=_REST_S)
+            await asyncio.wait({self._collector}, timeout=REST_S)
             self._collector.cancel()
             await asyncio.gather(self._collector, return_exceptions=True)
         if self._shared is not None:
@@ -122,9 +119,8 @@ class RateLimits:
         """Send all charges to Redis, those of one tenant together. A charge that was not answered is sent again under
         the same number, so that it counts once."""
         while self._shared is not None and (self._sending is not None or self._debts):
-            rest_s = self._rest_until_s - time.monotonic()
-            if rest_s > 0:
-                await asyncio.sleep(rest_s)
+            if self._rest.left_s:
+                await asyncio.sleep(self._rest.left_s)
             if self._sending is None:
                 self._number += 1
                 self._sending = (*self._debts.popitem(), self._number)
@@ -133,7 +129,7 @@ class RateLimits:
             try:
                 levels = await self._shared.charge(tenant, limits, self._known(tenant, buckets), tokens, number)
             except FAILURES as error:
-                self._use_local_buckets(error)
+                self._rest.begin(error)
             else:
                 self._sending = None
                 self._take_shared_levels(tenant, buckets, levels)
@@ -152,15 +148,7 @@ class RateLimits:
     def _take_shared_levels(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
         """Set the local buckets to the levels of Redis less the charges that Redis has not acknowledged."""
         buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
-        metrics.limits_shared.set(1)
-
-    def _use_local_buckets(self, error: BaseException) -> None:
-        """Leave Redis, which failed, alone for a second: until then the local buckets decide. Logs the first
-        failure."""
-        if time.monotonic() >= self._rest_until_s:
-            log.warning("rate limits are local: Redis does not answer", error=type(error).__name__)
-        self._rest_until_s = time.monotonic() + _REST_S
-        metrics.limits_shared.set(0)
+        self._rest.answered()
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from quire_common.errors import InvalidArgument, Overloaded, Unavailable, spread_retry_s
+from quire_router.limits.return_rate import ReturnRate
 
 _RETRY_AFTER_S = 1.0
-# The rate at which places become free is a mean over about so long.
-_HORIZON_S = 10.0
 # A refused request should find room when this share of the places, beside its own, was given back.
 _PLACE_SHARE = 0.1
 
@@ -23,10 +21,7 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self.inside = 0
-        # Places that were given back lately, and in what time.
-        self._left = 0.0
-        self._left_s = 0.0
-        self._last_left_s = time.monotonic()
+        self._returned = ReturnRate()
 
     def enter(self, weight: int) -> None:
         """Take `weight` places. Raises Unavailable while closed, InvalidArgument where there are not so many at all,
@@ -50,7 +45,7 @@ class Admission:
                 "TOO_MANY_REQUESTS",
                 f"{self.inside} of {self._limit} sequences are in flight.",
                 "Retry after the given time, or raise --max-concurrent-requests.",
-                retry_after_s=spread_retry_s(self._free_in_s(weight + self._limit * _PLACE_SHARE)),
+                retry_after_s=spread_retry_s(self._returned.time_for_s(weight + self._limit * _PLACE_SHARE)),
             )
         self.inside += weight
         self._idle.clear()
@@ -58,11 +53,7 @@ class Admission:
     def leave(self, weight: int) -> None:
         """Give `weight` places back."""
         self.inside -= weight
-        now_s = time.monotonic()
-        passed_s = now_s - self._last_left_s
-        keep = max(0.0, 1.0 - passed_s / _HORIZON_S)
-        self._left, self._left_s = self._left * keep + weight, self._left_s * keep + passed_s
-        self._last_left_s = now_s
+        self._returned.add(weight)
         if self.inside == 0:
             self._idle.set()
 
@@ -81,7 +72,3 @@ class Admission:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             return
-
-    def _free_in_s(self, places: float) -> float:
-        """Return how long it takes until so many places are given back, at the recent rate; 0.0 where none were yet."""
-        return places * self._left_s / self._left if self._left else 0.0

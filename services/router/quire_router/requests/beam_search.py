@@ -91,10 +91,9 @@ class BeamSearch:
         check_beams(job)
         left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
         try:
-            async with asyncio.timeout(left_s):
-                with self._pipeline.admitted(job.weight):
-                    rendering = await self._pipeline.render(job, caller)
-                    return await self._run(rendering, caller, arrived_ns)
+            async with asyncio.timeout(left_s), self._pipeline.admitted(caller, job.weight):
+                rendering = await self._pipeline.render(job, caller)
+                return await self._run(rendering, caller, arrived_ns)
         except TimeoutError:
             raise DeadlineExceeded(
                 "REQUEST_TIMEOUT",

@@ -29,12 +29,13 @@ from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.sequence_state import SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from numpy.typing import NDArray
 
     from quire_common.credit.hello import SamplingDefaults
     from quire_router.kv_transfer.ticket_manager import TicketManager
+    from quire_router.limits.concurrency import ConcurrencyLimits
     from quire_router.principal import KeyLimits
     from quire_router.replicas.migration import Migration
     from quire_router.requests.admission import Admission
@@ -69,6 +70,7 @@ class Pipeline:
         migration: Migration,
         handles: HandleCounter,
         admission: Admission,
+        concurrency: ConcurrencyLimits,
         token_bytes: TokenBytes,
         charge: Charge,
         *,
@@ -80,6 +82,7 @@ class Pipeline:
         self._migration = migration
         self._handles = handles
         self._admission = admission
+        self._concurrency = concurrency
         self._token_bytes = token_bytes
         self.loop_budget = LoopBudget()
         # Counts tokens of a tenant.
@@ -106,27 +109,27 @@ class Pipeline:
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
         if not admitted:
-            self._enter(job.weight)
+            await self._enter(caller, job.weight)
         span = start_span("router.step" if admitted else "router.request", job, caller, served)
         try:
             generation = await self._start(job, caller, served, arrived_ns, parsed_ns, span, admitted=admitted)
         except BaseException as error:
             if not admitted:
-                self._leave(job.weight)
+                self._leave(caller, job.weight)
             tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
             span.end()
             raise
         return generation
 
-    @contextlib.contextmanager
-    def admitted(self, weight: int) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def admitted(self, caller: Caller, weight: int) -> AsyncIterator[None]:
         """Hold `weight` places while the `with` block lasts, for jobs one after the other. Raises Overloaded,
         Unavailable, InvalidArgument."""
-        self._enter(weight)
+        await self._enter(caller, weight)
         try:
             yield
         finally:
-            self._leave(weight)
+            self._leave(caller, weight)
 
     async def _start(
         self,
@@ -294,7 +297,7 @@ class Pipeline:
             request_id=caller.request_id,
             tenant=caller.tenant,
             deadline_s=arrived_ns / 1e9 + caller.timeout_s if caller.timeout_s > 0 else math.inf,
-            priority=caller.priority,
+            priority=max(caller.priority, caller.limits.highest_priority),
             weight=caller.limits.weight,
             traceparent=headers.get("traceparent", caller.traceparent),
             tracestate=headers.get("tracestate", caller.tracestate),
@@ -302,16 +305,25 @@ class Pipeline:
 
     def _release_and_charge(self, generation: Generation) -> None:
         """Give the places of a closed generation back, and charge its new tokens to the tenant."""
-        self._leave(generation.job.weight)
+        self._leave(generation.caller, generation.job.weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
         self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
 
-    def _enter(self, weight: int) -> None:
-        self._admission.enter(weight)
+    async def _enter(self, caller: Caller, weight: int) -> None:
+        """Take `weight` places of the caller's key, then of this router. Raises Overloaded, Unavailable,
+        InvalidArgument."""
+        limit = caller.limits.max_concurrent
+        await self._concurrency.enter(caller.tenant, limit, weight)
+        try:
+            self._admission.enter(weight)
+        except QuireError:
+            self._concurrency.leave(caller.tenant, limit, weight, ran=False)
+            raise
         metrics.in_flight.inc(weight)
 
-    def _leave(self, weight: int) -> None:
+    def _leave(self, caller: Caller, weight: int) -> None:
+        self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight)
         self._admission.leave(weight)
         metrics.in_flight.dec(weight)
 
