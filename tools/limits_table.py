@@ -279,6 +279,10 @@ def _lines() -> Iterator[str]:
     yield f"| requests that one Abort names (`--vllm-grpc`) | {MAX_ABORTED:,} |"
     yield "| compressed gRPC messages | refused |"
     yield "| requests and tokens of a key per minute | `--requests-per-minute`, `--tokens-per-minute` |"
+    yield (
+        "| sequences of a key that wait or run at the same time | `max_concurrent` in the "
+        "[key file](../services/router/README.md#keys) |"
+    )
     yield ""
     yield "`--tokens-per-minute` limits the tokens of prompts, answers and endpoints such as `/tokenize` together. If"
     yield "`truncate_prompt_tokens` cuts off a part of a prompt, this part counts too."
