@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Build requirements of the packages, installed under the constraints once instead of once per package.
 BUILD_TOOLS := hatchling editables grpcio-tools setuptools
 SOURCES := quire services bench tests tools hatch_build.py
-TYPED := quire services bench tests tools/renames tools/limits_table.py tools/parameters_table.py tools/vllm_options_table.py
+TYPED := quire services bench tests tools/renames tools/build_wheels.py tools/limits_table.py tools/parameters_table.py tools/vllm_options_table.py
 BUF := @bufbuild/buf@1.75.0
 
 .PHONY: help
@@ -57,6 +57,10 @@ $(INSTALLED_DEV): requirements-dev.txt constraints.txt $(INSTALLED)
 .PHONY: proto
 proto: $(INSTALLED) ## Generate the stubs of proto/quire/v1
 	$(BIN)/python hatch_build.py
+
+.PHONY: wheels
+wheels: $(INSTALLED) ## Build the wheels of all distributions into dist/ (docs/installation.md)
+	@$(BIN)/python -m tools.build_wheels $(ARGS)
 
 .PHONY: demo
 demo: install ## Five processes answer a prompt, a picture shows where the time went, everything stops
