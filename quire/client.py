@@ -37,6 +37,7 @@ class Client:
     ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
+        self._closed = False
         self._metadata = channel.metadata(api_key)
         secure, options = channel.credentials(tls_ca), channel.options(address, tls_server_name)
         self._channel = (
@@ -89,6 +90,7 @@ class Client:
 
     def close(self) -> None:
         """Ends what still runs."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -108,7 +110,7 @@ class Client:
                 for response in call:
                     yield state.read(response)
             except (grpc.RpcError, QuireError) as error:
-                time.sleep(state.wait_s(error))
+                time.sleep(state.wait_s(error, closed=self._closed))
                 continue
             finally:
                 call.cancel()

@@ -27,6 +27,8 @@ _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
 # What a connection that broke, a router that goes away, and one that has just started and knows no peers yet look like;
 # any other code says why a service has refused.
 _BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING", "NO_HEALTHY_REPLICA", "NO_TOKENIZER"})
+# How a router that goes away refuses a call that it has not begun: gRPC cancels calls that come as a port closes.
+_NOT_BEGUN = frozenset({"CANCELLED", "DRAINING"})
 
 Params = SamplingParams | BeamSearchParams
 
@@ -120,19 +122,26 @@ class GenerateCall:
         self._take_up(self._left.popleft())
         return True
 
-    def wait_s(self, error: grpc.RpcError | errors.QuireError) -> float:
+    def wait_s(self, error: grpc.RpcError | errors.QuireError, *, closed: bool = False) -> float:
         """The stream broke: make `request` resume the first choice that has not ended, and return how long to wait
-        before sending it. Raises the typed error where that is no help: nothing came yet, all has come, or the failure
-        is of another kind or lasts too long."""
+        before sending it. A call that a router refused as it goes away is sent again as it was. Raises the typed error
+        where that is no help: nothing came yet, all has come, the failure is of another kind or lasts too long, or the
+        client is `closed`."""
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
-        over = monotonic() - self._last_news_s > self._reconnect_s
-        if not self._begun or typed.code not in _BROKEN or over or self._at_once:
+        over = closed or monotonic() - self._last_news_s > self._reconnect_s
+        if over or typed.code not in (_BROKEN if self._begun else _NOT_BEGUN) or (self._begun and self._at_once):
             raise typed from error
+        if not self._begun:
+            return self._pause_s()
         left = [index for index, progress in enumerate(self._choices) if not progress.ended]
         if not left:
             raise typed from error  # all is there but the usage: nothing to be had by asking again
         self._left = deque(left)
         self._take_up(self._left.popleft())
+        return self._pause_s()
+
+    def _pause_s(self) -> float:
+        """Count a failure; return how long to wait, longer from failure to failure."""
         self._failures += 1
         return float(min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures - 1, 8)))
 

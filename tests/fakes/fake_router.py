@@ -26,6 +26,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.cancelled = threading.Event()
         self.overload = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
+        # How the next calls are refused before they begin: by a code of ours, or as a port that closes cancels them.
+        self.refusals: list[str] = []
         # After so many responses each, the next streams break.
         self.breaks: list[int] = []
         # What a resumed stream breaks with: a code of ours; empty: as a connection does.
@@ -44,12 +46,21 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             self.overload -= turned_away
         if turned_away:
             abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_ms=10)
+        refusal = self.refusals.pop(0) if self.refusals else ""
+        if refusal == "CANCELLED":
+            context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+        if refusal:
+            abort(context, grpc.StatusCode.UNAVAILABLE, refusal)
         if request.text == "fail":
             abort(context, grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG")
         if request.text == "plain":
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        if request.text == "hang":
+        if request.text.startswith("hang"):
             context.add_callback(self.cancelled.set)
+        if request.text == "hang at once":
+            self.cancelled.wait(60)
+            return
+        if request.text == "hang":
             yield inference_pb2.GenerateResponse(request_id=request.request_id, text="x")
             self.cancelled.wait(60)
             return

@@ -18,6 +18,7 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
 from tests.router_process import RouterProcess, is_ready
+from tests.tcp_relay import TcpRelay
 
 LIMIT_S = 60.0
 CLIENTS = 8
@@ -183,3 +184,20 @@ async def test_grpc_health_says_that_a_router_leaves() -> None:
         await asyncio.sleep(0.3)
         said = await health.Check(health_pb2.HealthCheckRequest())
         assert said.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_grpc_clients_connect_anew_when_their_router_drains() -> None:
+    """Behind a load balancer that no longer sends connections to it, a client that stays connected leaves it too."""
+    async with routers(2, "--drain-delay-s=0.2", step_s=0.05) as (first, second):
+        with TcpRelay(("127.0.0.1", first.grpc_port)) as balancer:
+            async with AsyncClient(f"127.0.0.1:{balancer.port}") as client, AsyncClient(client.address) as other:
+                long, short = (SamplingParams(max_tokens=n, ignore_eos=True, temperature=0) for n in (80, 2))
+                running = asyncio.create_task(client.complete("ab", long))
+                await other.complete("ab", short)
+                balancer.target = ("127.0.0.1", second.grpc_port)
+                first.send(signal.SIGTERM)
+                await asyncio.sleep(0.5)
+                for each in (client, other, client, other):
+                    assert len((await each.complete("ab", short)).outputs[0].token_ids) == 2
+                assert not running.done(), "calls waited for the end of the one that ran"
+                assert len((await running).outputs[0].token_ids) == 80

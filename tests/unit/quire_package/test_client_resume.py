@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from quire import AsyncClient, BeamSearchParams, Client, SamplingParams, Unavailable
+from quire import AsyncClient, BeamSearchParams, Client, QuireError, SamplingParams, Unavailable
 from quire.columns import unpack_i32
 from tests.fakes.fake_router import FakeRouter
 
@@ -80,6 +82,32 @@ def test_a_router_that_has_just_started_is_asked_again(fake: Fake, code: str) ->
         output = client.complete("hi", SamplingParams(max_tokens=8, seed=5))
     assert output.outputs[0].text == "".join(f"{i} " for i in range(8))
     assert len(router.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=3, n=2, best_of=4), SamplingParams(max_tokens=3)], ids=repr
+)
+async def test_a_call_that_a_leaving_router_refused_is_sent_again(fake: Fake, params: SamplingParams) -> None:
+    router, address = fake
+    router.refusals = ["DRAINING", "CANCELLED"]
+    async with AsyncClient(address) as client:
+        output = await client.complete("hi", params)
+    assert output.outputs[0].text == "0 1 2 "
+    assert len(router.requests) == 3 and len({request.request_id for request in router.requests}) == 1
+    assert not any(request.HasField("resume") for request in router.requests)
+    router.refusals = ["DRAINING"] * 50
+    with Client(address, reconnect_s=0.5) as client, pytest.raises(Unavailable, match="DRAINING"):
+        client.complete("hi", params)
+
+
+@pytest.mark.parametrize("prompt", ["hang", "hang at once"])
+def test_a_closed_client_is_not_asked_to_try_again(fake: Fake, prompt: str) -> None:
+    router, address = fake
+    client = Client(address)
+    threading.Timer(0.3, client.close).start()
+    with pytest.raises(QuireError, match="CANCELLED"):
+        client.complete(prompt)
+    assert len(router.requests) == 1
 
 
 def test_an_error_of_the_request_is_not_tried_again(fake: Fake) -> None:

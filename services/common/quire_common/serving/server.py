@@ -194,6 +194,7 @@ async def _serve_aio(
         loop.add_signal_handler(signal_number, stopped.set)
     service: AioService | None = None
     discovery: Discovery | None = None
+    last_calls: asyncio.Future[None] | None = None
     gate = CallGate()
     server = public_server(limits, gate, callers_of(config, name))
     try:
@@ -235,6 +236,9 @@ async def _serve_aio(
                 await asyncio.wait_for(hurried.wait(), config.drain_delay_s)
         if not failures:
             log.info("draining")
+            if limits is not None:
+                # Clients that stay connected are told to connect anew, which leads them elsewhere; their calls go on.
+                last_calls = asyncio.ensure_future(server.stop(config.drain_timeout_s + _GRACE_S))
             await service.drain(config.drain_timeout_s)
     except QuireError as error:
         failures.append(error)
@@ -243,6 +247,8 @@ async def _serve_aio(
         failures.append(as_quire_error(error))
     finally:
         await server.stop(_GRACE_S)
+        if last_calls is not None:
+            await last_calls
         if service is not None:
             await service.close()
         shutdown_tracing()
