@@ -117,13 +117,17 @@ class Rig:
         schedulers = {s["instance"] for s in body["schedulers"] if (s["phase"], s["session"]) == ("ready", "open")}
         return schedulers | {t["instance"] for t in body["tokenizers"] if t["phase"] == "ready"}
 
-    async def wait_whole(self, limit_s: float = LIMIT_S) -> None:
-        """Until every member serves, and the router knows."""
+    async def is_whole(self) -> bool:
+        """Whether every member serves, and the router knows."""
         kinds = map(self.stack.spec.members_of, ("scheduler", "tokenizer"))
         # One alone is known to it by its address.
         wanted = {member for kind in kinds for member in kind if len(kind) > 1}
+        return all(map(self.serves, self.members)) and wanted <= await self.healthy()
+
+    async def wait_whole(self, limit_s: float = LIMIT_S) -> None:
+        """Until the stack is whole."""
         deadline = time.monotonic() + limit_s
-        while not (all(map(self.serves, self.members)) and wanted <= await self.healthy()):
+        while not await self.is_whole():
             assert time.monotonic() < deadline, f"not whole after {limit_s} s: {self.state().services}"
             await asyncio.sleep(POLL_S)
 

@@ -81,9 +81,10 @@ class Edge:
     @asynccontextmanager
     async def at(self, rig: TableRig, rng: random.Random) -> AsyncIterator[str]:
         relays = rig.relays_between(self.caller, self.callee)
-        name = rng.choice(sorted(relays))
+        names = rng.sample(sorted(relays), len(relays))
+        await _found(lambda: sum(relay.open for relay in relays.values()), f"a connection of {' or '.join(names)}")
+        name = next(name for name in names if relays[name].open)
         relay = relays[name]
-        await _found(lambda: relay.open, f"a connection of {name}")
         if self.mode == "cut":
             relay.hang_up()
             yield name

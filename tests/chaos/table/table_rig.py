@@ -26,7 +26,7 @@ from quire.local.spec import LOOPBACK, SERVICES, service_of
 from quire.local.state import StateDirectory
 from tests.chaos.envoy import ROOT, Envoy, envoy_before
 from tests.chaos.kv_rig import kv_stats, until
-from tests.chaos.rig import LIMIT_S, POLL_S, Rig
+from tests.chaos.rig import LIMIT_S, Rig
 from tests.redis_server import RedisServer
 from tests.router_process import RouterProcess
 from tests.tcp_relay import TcpRelay
@@ -180,18 +180,12 @@ class TableRig(Rig):
             return set()
         return set.intersection(*seen)
 
-    async def wait_whole(self, limit_s: float = LIMIT_S) -> None:
-        """Until every member serves, the routers know, and Envoy sends requests to both."""
+    async def is_whole(self) -> bool:
+        """Whether every member serves, both routers know, and Envoy sends requests to both. A second router that has
+        ended is started again."""
         if self._second.ended:
             await self._second.start()
-        deadline = time.monotonic() + limit_s
-        while not all(map(self.serves, self.members)):
-            assert time.monotonic() < deadline, f"not whole after {limit_s} s: {self.state().services}"
-            await asyncio.sleep(POLL_S)
-        await super().wait_whole(limit_s)
-        while await self.envoy.healthy() < len(self.targets("router")):
-            assert time.monotonic() < deadline, f"Envoy misses a router after {limit_s} s"
-            await asyncio.sleep(POLL_S)
+        return await super().is_whole() and await self.envoy.healthy() == len(self.targets("router"))
 
     async def back_s(self) -> float:
         """How long it takes until no page and no lease is held. Fails at a limit."""
