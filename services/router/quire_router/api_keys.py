@@ -37,6 +37,7 @@ class ApiKeys:
         plain = ((digest, _plain_principal(digest, limits)) for digest in map(_digest, keys))
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
+        self._limits = {principal.tenant: principal.limits for _, principal in self._entries}
         self._file: WatchedFiles[ApiKeys] | None = None
 
     def follow(self, file: WatchedFiles[ApiKeys]) -> None:
@@ -45,12 +46,17 @@ class ApiKeys:
 
     def replace(self, newest: ApiKeys) -> None:
         """Accept the keys that `newest` accepts, and no others. Callable from any thread."""
-        self._entries = newest._entries
+        self._entries, self._limits = newest._entries, newest._limits
 
     @property
     def limited(self) -> bool:
         """Whether something that routers count together is limited, by default or of any key."""
         return self._everybody.limits.counted or any(principal.limits.counted for _, principal in self._entries)
+
+    def kept_bytes(self, tenant: str) -> int:
+        """Return how many bytes of a tenant's responses may be stored; 0: there is no limit."""
+        limits = self._limits.get(tenant, self._everybody.limits)
+        return limits.kept_responses_mib << 20
 
     def __bool__(self) -> bool:
         return bool(self._entries)

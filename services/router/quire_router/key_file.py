@@ -10,6 +10,7 @@
         models: [llama-8b]
         max_concurrent: 20
         highest_priority: 0
+        kept_responses_mib: 16
 
 Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
 """
@@ -27,7 +28,15 @@ import yaml
 from quire_common.errors import ConfigError
 from quire_common.request_parameters import MAX_INT32
 from quire_common.sequence import MAX_WEIGHT
-from quire_router.principal import DEFAULT_SCOPES, MOST_CONCURRENT, MOST_PER_MINUTE, SCOPES, KeyLimits, Principal
+from quire_router.principal import (
+    DEFAULT_SCOPES,
+    MOST_CONCURRENT,
+    MOST_MIB,
+    MOST_PER_MINUTE,
+    SCOPES,
+    KeyLimits,
+    Principal,
+)
 
 _FIELDS = ("name", "sha256", "scopes", *KeyLimits.__dataclass_fields__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -44,6 +53,7 @@ _BOUNDS = {
     "weight": (1, MAX_WEIGHT),
     "max_concurrent": (0, MOST_CONCURRENT),
     "highest_priority": (-MAX_INT32, MAX_INT32),
+    "kept_responses_mib": (0, MOST_MIB),
 }
 
 

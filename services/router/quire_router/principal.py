@@ -13,6 +13,7 @@ DEFAULT_SCOPES = frozenset({INFERENCE, METRICS})
 # The greatest limit. Buckets are float64, which counts one by one far beyond it.
 MOST_PER_MINUTE = 10**12
 MOST_CONCURRENT = 10**6
+MOST_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class KeyLimits:
     """0 or empty: no limit. `weight` is the key's share of each engine, against the shares of others.
 
     `max_concurrent` counts sequences in progress. `highest_priority` is the lowest value, since lower values run
-    first; a request that asks for a lower one gets this one."""
+    first; a request that asks for a lower one gets this one. `kept_responses_mib` counts stored responses."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -29,6 +30,7 @@ class KeyLimits:
     """The names of the only models that the key may ask for; empty: all."""
     max_concurrent: int = 0
     highest_priority: int = -MAX_INT32
+    kept_responses_mib: int = 0
 
     @property
     def counted(self) -> bool:

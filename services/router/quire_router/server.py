@@ -118,7 +118,7 @@ class RouterService:
         self._beams = BeamSearch(self._pipeline, encoder, token_bytes)
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
-        self._responses = make_store(config)
+        self._responses = make_store(config, self._keys.kept_bytes)
         self.routes = make_routes(
             config,
             self._pipeline,

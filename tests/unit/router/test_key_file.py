@@ -74,6 +74,7 @@ def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
         ),
         ([{"name": "a", "sha256": digest("k"), "max_concurrent": -1}], "max_concurrent is not between 0 and"),
         ([{"name": "a", "sha256": digest("k"), "highest_priority": 2**31}], "highest_priority is not between"),
+        ([{"name": "a", "sha256": digest("k"), "kept_responses_mib": -1}], "kept_responses_mib is not between 0"),
         ([{"name": "a", "sha256": digest("k")}, {"name": "b", "sha256": digest("k")}], "twice"),
         (
             [{"name": "a", "sha256": digest("k")}, {"name": "a", "sha256": digest("l"), "tokens_per_minute": 1}],

@@ -1,13 +1,14 @@
 """Where responses are kept: in this process within bounds, or in Redis for all routers. Values are bytes to it.
 
-A response is its tenant's alone. What is kept goes after `ttl_s`, in memory also when room is needed, oldest first.
+A response is its tenant's alone. What is kept goes after `ttl_s`, in memory also when room is needed, oldest first. A
+tenant with a share of its own loses its oldest response when the share is full, here and in Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 from redis.exceptions import RedisError
@@ -16,8 +17,11 @@ from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
+from quire_router.front.http.responses.redis_shares import RedisShares, response_key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_router.config import RouterConfig
 
 log = get_logger(__name__)
@@ -44,16 +48,25 @@ class ResponseStore(Protocol):
         """Close the store's connections."""
 
 
+def unlimited(tenant: str) -> int:
+    """Return the share of every tenant where none has one: 0."""
+    return 0
+
+
 class MemoryStore:
-    """At most `max_bytes`; a value that is longer alone is not kept."""
+    """At most `max_bytes`, and of each tenant `share_of(tenant)` if that is not 0. A longer value is not kept."""
 
     shared = False
 
-    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+    def __init__(self, max_bytes: int, ttl_s: float, share_of: Callable[[str], int] = unlimited) -> None:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
+        self._share_of = share_of
         self._bytes = 0
         self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+        # By tenant, the length of each of its values, oldest first, and their sum.
+        self._lengths: dict[str, dict[str, int]] = {}
+        self._tenant_bytes: Counter[str] = Counter()
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         self._expire()
@@ -67,13 +80,19 @@ class MemoryStore:
         if not replace and (tenant, response_id) in self._kept:
             return
         self._drop((tenant, response_id))
-        if len(value) > self._max_bytes:
+        share = self._share_of(tenant) or self._max_bytes
+        if len(value) > min(share, self._max_bytes):
             metrics.responses_dropped.labels("too_large").inc()
             return
+        while self._tenant_bytes[tenant] + len(value) > share:
+            self._drop((tenant, next(iter(self._lengths[tenant]))))
+            metrics.responses_dropped.labels("no_room").inc()
         while self._bytes + len(value) > self._max_bytes:
             self._drop(next(iter(self._kept)))
             metrics.responses_dropped.labels("no_room").inc()
         self._kept[tenant, response_id] = (time.monotonic() + self._ttl_s, value)
+        self._lengths.setdefault(tenant, {})[response_id] = len(value)
+        self._tenant_bytes[tenant] += len(value)
         self._bytes += len(value)
         self._tell()
 
@@ -97,10 +116,14 @@ class MemoryStore:
 
     def _drop(self, key: tuple[str, str]) -> bool:
         """Remove a value, if it is there; returns whether it was."""
-        found = self._kept.pop(key, None)
-        if found is None:
+        if self._kept.pop(key, None) is None:
             return False
-        self._bytes -= len(found[1])
+        tenant, response_id = key
+        length = self._lengths[tenant].pop(response_id)
+        self._bytes -= length
+        self._tenant_bytes[tenant] -= length
+        if not self._lengths[tenant]:
+            del self._lengths[tenant], self._tenant_bytes[tenant]
         return True
 
     def _tell(self) -> None:
@@ -113,19 +136,23 @@ class RedisStore:
 
     shared = True
 
-    def __init__(self, url: str, max_bytes: int, ttl_s: float, url_file: str = "") -> None:
+    def __init__(
+        self, url: str, max_bytes: int, ttl_s: float, url_file: str = "", share_of: Callable[[str], int] = unlimited
+    ) -> None:
         self._max_bytes = max_bytes
+        self._share_of = share_of
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._redis = open_redis(url, url_file, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._shares = RedisShares(self._redis)
         # The last write under way of each key; and the bytes that all writes under way hold.
         self._writes: dict[str, asyncio.Task[None]] = {}
         self._writing_bytes = 0
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """Return the value; None where none is kept (any more). Raises Unavailable where Redis does not answer."""
-        await self._written(_key(tenant, response_id))
+        await self._written(response_key(tenant, response_id))
         try:
-            found: bytes | None = await self._redis.get(_key(tenant, response_id))
+            found: bytes | None = await self._redis.get(response_key(tenant, response_id))
         except (RedisError, OSError) as error:
             raise _gone() from error
         return found
@@ -134,23 +161,28 @@ class RedisStore:
         """Keep a value for its lifetime. The call returns after MOST_WAIT_S at most, because a client waits for its
         answer; a slower write goes on. A value is counted, not kept, if it is too large or if writes under way leave no
         room for it. A failure of Redis is logged and counted."""
-        if len(value) > self._max_bytes:
+        share = self._share_of(tenant)
+        if len(value) > min(share or self._max_bytes, self._max_bytes):
             metrics.responses_dropped.labels("too_large").inc()
             return
         if self._writing_bytes + len(value) > self._max_bytes:
             metrics.responses_dropped.labels("no_room").inc()
             return
-        key = _key(tenant, response_id)
+        key = response_key(tenant, response_id)
         self._writing_bytes += len(value)
-        write = asyncio.create_task(self._write(key, value, self._writes.get(key), replace=replace))
+        write = asyncio.create_task(
+            self._write(tenant, response_id, value, self._writes.get(key), share=share, replace=replace)
+        )
         self._writes[key] = write
         await asyncio.wait({write}, timeout=MOST_WAIT_S)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a value; returns whether there was one. Raises Unavailable where Redis does not answer."""
-        await self._written(_key(tenant, response_id))
+        await self._written(response_key(tenant, response_id))
         try:
-            return bool(await self._redis.delete(_key(tenant, response_id)))
+            if self._share_of(tenant):
+                return await self._shares.delete(tenant, response_id)
+            return bool(await self._redis.delete(response_key(tenant, response_id)))
         except (RedisError, OSError) as error:
             raise _gone() from error
 
@@ -163,12 +195,28 @@ class RedisStore:
             await asyncio.gather(*late, return_exceptions=True)
         await self._redis.aclose()
 
-    async def _write(self, key: str, value: bytes, before: asyncio.Task[None] | None, *, replace: bool) -> None:
+    async def _write(
+        self,
+        tenant: str,
+        response_id: str,
+        value: bytes,
+        before: asyncio.Task[None] | None,
+        *,
+        share: int,
+        replace: bool,
+    ) -> None:
         """Write a value after the write `before` of the same key."""
+        key = response_key(tenant, response_id)
         try:
             if before is not None:
                 await asyncio.wait({before})
-            await self._redis.set(key, value, px=self._ttl_ms, nx=not replace)
+            if share:
+                gone = await self._shares.put(
+                    tenant, response_id, value, ttl_ms=self._ttl_ms, share_bytes=share, replace=replace
+                )
+                metrics.responses_dropped.labels("no_room").inc(gone)
+            else:
+                await self._redis.set(key, value, px=self._ttl_ms, nx=not replace)
         except (RedisError, OSError) as error:
             metrics.responses_dropped.labels("redis").inc()
             log.warning("a response was not kept", reason=type(error).__name__)
@@ -183,9 +231,9 @@ class RedisStore:
             await asyncio.wait({write})
 
 
-def make_store(config: RouterConfig) -> ResponseStore | None:
-    """Make the store that is configured. None where nothing is to be kept, or where several processes would each keep
-    their own, for want of a Redis."""
+def make_store(config: RouterConfig, share_of: Callable[[str], int] = unlimited) -> ResponseStore | None:
+    """Make the store that is configured; `share_of` returns the bytes of a tenant's share, 0 for no limit. None where
+    nothing is to be kept, or where several processes would each keep their own, for want of a Redis."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
     if most and config.http_workers > 1 and not config.redis:
         if not config.http_worker:
@@ -193,11 +241,9 @@ def make_store(config: RouterConfig) -> ResponseStore | None:
         return None
     if not most:
         return None
-    return RedisStore(config.redis, most, ttl_s, config.redis_file) if config.redis else MemoryStore(most, ttl_s)
-
-
-def _key(tenant: str, response_id: str) -> str:
-    return f"quire:response:{tenant}:{response_id}"
+    if config.redis:
+        return RedisStore(config.redis, most, ttl_s, config.redis_file, share_of)
+    return MemoryStore(most, ttl_s, share_of)
 
 
 def _gone() -> Unavailable:
