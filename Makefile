@@ -98,6 +98,11 @@ test-deep: install-dev redis ## More cases of the same, interpreted kernels and 
 perf: install-dev ## Tests that depend on how fast this machine is, one after the other
 	$(BIN)/python -m pytest -m perf $(ARGS)
 
+.PHONY: test-mtls
+test-mtls: install-dev redis ## The pipeline tests under mutual TLS; every identity and a stranger on every RPC; rotation and expiry under load
+	QUIRE_TEST_MTLS=1 $(BIN)/python -m pytest tests/pipeline $(ARGS)
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/mtls $(ARGS)
+
 .PHONY: test-install
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small
 	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)

@@ -14,6 +14,7 @@ import grpc
 import httpx
 import psutil
 
+from quire.local import service_tls
 from quire.local.private_network import PrivateNetwork
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
@@ -135,7 +136,7 @@ class Rig:
         """Until none of these schedulers, by default of all, runs, waits for, references, fences or lends anything."""
         until = time.monotonic() + limit_s
         for name in schedulers or self.stack.spec.members_of("scheduler"):
-            with grpc.insecure_channel(self.address(name)) as channel:
+            with service_tls.sync_channel(self.address(name), "scheduler", self.stack.spec.tls_folder) as channel:
                 loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(
                     scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=max(until - time.monotonic(), _LOOK_S)
                 )

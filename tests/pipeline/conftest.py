@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
 from tests.pipeline.leftovers import assert_nothing_left
+from tests.pipeline.mutual_tls import ENABLED, mutual_tls
 from tests.pipeline.page_tiers import PATIENT
 
 REQUEST_LIMIT_S = 120.0
@@ -23,6 +25,13 @@ def quick_starts() -> Iterator[None]:
     """Compiled attention takes four seconds of each worker's start; what it computes has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_WORKER_ATTENTION_BACKEND", "torch")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Under `make test-mtls`, the stacks of all tests use mutual TLS."""
+    with mutual_tls(tmp_path_factory.mktemp("certificates")) if ENABLED else nullcontext():
         yield
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import grpc
-
 from quire.local.stack import LocalStack
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.pipeline.mutual_tls import dial
 
 LIMIT_S = 60.0
 
@@ -17,9 +16,7 @@ class LoadWatch:
     """A context. Every question opens a stream of its own: no frame is older than it."""
 
     def __init__(self, stack: LocalStack) -> None:
-        state = stack.directory.read()
-        assert state is not None
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{state.services['scheduler'].port}")
+        self._channel = dial(stack, "scheduler")
         self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
 
     def __enter__(self) -> LoadWatch:

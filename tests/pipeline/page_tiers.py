@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import grpc
-
 from quire.local.stack import LocalStack
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc
+from tests.pipeline.mutual_tls import dial
 
 LIMIT_S = 60.0
 # Flags of stacks whose hits are asserted: no lookup is given up because the machine is busy.
@@ -18,10 +17,8 @@ Tiers = dict[str, kvstore_pb2.TierStats]
 
 def wait_for_tiers(stack: LocalStack, condition: Callable[[Tiers], bool]) -> Tiers:
     """Tiers by name, once they are as wanted with no lease and no put open."""
-    state = stack.directory.read()
-    assert state is not None
     deadline = time.monotonic() + LIMIT_S
-    with grpc.insecure_channel(f"127.0.0.1:{state.services['kvstore'].port}") as channel:
+    with dial(stack, "kvstore") as channel:
         stub = kvstore_pb2_grpc.KvStoreStub(channel)
         while True:
             stats = stub.Stats(kvstore_pb2.StatsRequest(), timeout=LIMIT_S)

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 
@@ -22,6 +21,7 @@ from quire.local.stack import LocalStack
 from quire.v1 import tokenizer_pb2 as tb
 from quire.v1 import tokenizer_pb2_grpc
 from quire_common.columns import pack_i32
+from tests.pipeline.mutual_tls import dial_aio
 from tests.pipeline.page_tiers import PATIENT
 
 FLAGS = {"worker": {"paced": "10", "max-num-seqs": "256"}, **PATIENT}
@@ -97,7 +97,7 @@ async def past_the_router(stack: LocalStack, stops: list[str]) -> AsyncIterator[
     """All of it to each tokenizer, with 60 rows for each sequence."""
     handles, prompt = range(0, 256, 2), [5, 80, 300, 7]
     for _, port in tokenizers_of(stack):
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with dial_aio(stack, "tokenizer", port) as channel:
             call = tokenizer_pb2_grpc.TokenizerStub(channel).Detokenize()
             for handle in handles:
                 await call.write(tb.DetokenizeRequest(open=[tb.DetokenizeOpen(handle=handle, stop=stops)]))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from smg_grpc_proto.generated import common_pb2 as cb
 from smg_grpc_proto.generated import vllm_engine_pb2 as vb
@@ -14,6 +13,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
+from tests.pipeline.mutual_tls import dial_public
 
 PROMPT = list(range(5, 45))
 LIMIT_S = 120.0
@@ -28,7 +28,7 @@ def stub(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         stack = LocalStack(
             StackSpec("smg", str(demo_model), drain_timeout_s=5.0, flags={"router": {"vllm-grpc": True}})
         )
-    with grpc.insecure_channel(stack.grpc) as channel:
+    with dial_public(stack) as channel:
         yield vllm_engine_pb2_grpc.VllmEngineStub(channel)
     stack.close()
 

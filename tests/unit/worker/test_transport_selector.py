@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from quire_common.errors import NotFound, Unavailable
 from quire_common.kv.kv_client import LeaseAccess, TransferCancelled
 from quire_common.pages import PageRun
 from quire_common.sequence import RequestContext
+from quire_worker.kv_transfer.transports import transport_selector
 from quire_worker.kv_transfer.transports.fallback import STORE_RULES
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, TransportError
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
@@ -41,6 +43,17 @@ class Fake:
 
     def close(self) -> None:
         self.asked = -1
+
+
+def probe_threads() -> list[threading.Thread]:
+    """The selector's thread: the one of this test, or a thread that has ended."""
+    return [each for each in threading.enumerate() if each.name == "transport-probe"] or [finished_thread()]
+
+
+def finished_thread() -> threading.Thread:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    return thread
 
 
 class Rig:
@@ -123,6 +136,35 @@ def test_a_probe_of_a_store_that_is_away_says_nothing_and_breaks_nothing() -> No
     choice = TransportSelector([Fake("grpc")], away)
     choice.probe()
     assert choice.last_used == ""
+
+
+def test_a_store_that_comes_later_is_found_before_the_first_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_selector, "_PROBE_AGAIN_S", 0.001)
+    away = [Unavailable("GONE", "m", "f"), Unavailable("GONE", "m", "f")]
+
+    def data_endpoints() -> LeaseAccess:
+        if away:
+            raise away.pop()
+        return LeaseAccess(b"")
+
+    choice = TransportSelector([Fake("grpc")], data_endpoints)
+    choice.probe_in_background()
+    probe_threads()[0].join(10)
+    assert choice.last_used == "grpc" and not away
+
+
+def test_probing_ends_when_the_selector_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_selector, "_PROBE_AGAIN_S", 3600.0)
+
+    def away() -> LeaseAccess:
+        raise Unavailable("GONE", "m", "f")
+
+    choice = TransportSelector([Fake("grpc")], away)
+    choice.probe_in_background()
+    thread = probe_threads()[0]
+    choice.close()
+    thread.join(10)
+    assert not thread.is_alive() and choice.last_used == ""
 
 
 @pytest.mark.parametrize(("names", "direct"), [(("shm", "tcp", "grpc"), True), (("tcp",), True), (("grpc",), False)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
+# The store and a worker that start together do so within a few seconds.
+_START_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,9 @@ class KvClient:
         return _access(lease, self._call(self._stub.Attach, request, context, timeout_s))
 
     def data_endpoints(self) -> LeaseAccess:
-        """Which ways there are, without a lease."""
-        stats = self._call(self._stub.Stats, kvstore_pb2.StatsRequest(), None)
+        """Which ways there are, without a lease. Waits a moment for a store that does not listen yet: gRPC's channels
+        for threads look for it only while a call waits."""
+        stats = self._call(partial(self._stub.Stats, wait_for_ready=True), kvstore_pb2.StatsRequest(), None, _START_S)
         return LeaseAccess(b"", arena=stats.arena, data_port=stats.data_port)
 
     def get_pages(

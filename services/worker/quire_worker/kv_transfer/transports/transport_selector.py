@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, Transport
 
 log = get_logger(__name__)
+_PROBE_AGAIN_S = 0.2
 
 
 class TransportSelector:
@@ -37,6 +38,8 @@ class TransportSelector:
         self._data_endpoints = data_endpoints
         self._fallback = FallbackPolicy(STORE_RULES, clock)
         self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._waits = False
         self.last_used = ""
         """What carried pages last, or would."""
 
@@ -54,17 +57,28 @@ class TransportSelector:
         return any(transport.needs_attach for transport in self._transports)
 
     def probe_in_background(self) -> None:
-        """Find out and log what will be used, on a thread of its own: the store may not be there yet."""
-        threading.Thread(target=self.probe, name="transport-probe", daemon=True).start()
+        """Find out and log what will be used, on a thread of its own: the store may not be there yet. The thread asks
+        until the store answers or `close`, so that the first moves find a connection."""
+        threading.Thread(target=self._probe_until_answered, name="transport-probe", daemon=True).start()
 
-    def probe(self) -> None:
-        """Find out which transport is open, and log it. If the store cannot be asked, that is logged, and the first
-        move finds out."""
+    def probe(self) -> bool:
+        """Find out which transport is open, and log it; return whether the store answered."""
         try:
             access = self._data_endpoints()
+        except QuireError as error:
+            if not self._waits:
+                log.info("the kvstore does not answer yet", cause=error.message)
+            self._waits = True
+            return False
+        try:
             self._try_transports(access, lambda transport: transport.probe(access))
         except QuireError as error:
             log.info("how pages will travel is found out by the first of them", cause=error.message)
+        return True
+
+    def _probe_until_answered(self) -> None:
+        while not self.probe() and not self._closing.wait(_PROBE_AGAIN_S):
+            pass
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """See Transport; raises Unavailable where no transport is left."""
@@ -75,6 +89,7 @@ class TransportSelector:
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:
+        self._closing.set()
         for transport in self._transports:
             transport.close()
 
