@@ -82,6 +82,7 @@ RESOURCES = (
     Row("scheduler at its memory limit", MemoryLimit("scheduler"), _SHORT, 3),
     Row("tokenizer at its memory limit", MemoryLimit("tokenizer"), _SHORT, 3),
     Row("kvstore at its memory limit", MemoryLimit("kvstore"), _SHORT, 3),
+    Row("router at its memory limit", MemoryLimit("router"), _SHORT, 2, routers_end=True),
 )
 CLOCKS = tuple(
     Row(f"{service}'s clock an hour {way}", ClockStep(service, step), _SHORT, 1, detected=False)
