@@ -18,10 +18,13 @@ from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 FRONT = ("router", "tokenizer", "scheduler")
 
 
-def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, object]:
-    """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
+def run(
+    stack: LocalStack, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
+) -> dict[str, object]:
+    """Serve all requests with at most `streams` open at once, over TLS with credentials; checks that every answer has
+    its full length."""
     before = cpu_seconds(stack)
-    seconds, ttft = asyncio.run(serve_requests(stack.grpc, requests, streams))
+    seconds, ttft = asyncio.run(serve_requests(stack.grpc, requests, streams, secure))
     tokens = sum(r.output_len for r in requests)
     cpu = cpu_us_per_token(before, cpu_seconds(stack), tokens)
     return {
@@ -39,11 +42,13 @@ def warm_up(stack: LocalStack, requests: list[Request]) -> None:
     asyncio.run(serve_requests(stack.grpc, requests, len(requests)))
 
 
-async def serve_requests(address: str, requests: list[Request], streams: int) -> tuple[float, list[float]]:
+async def serve_requests(
+    address: str, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
+) -> tuple[float, list[float]]:
     """Serve them with at most `streams` open at once; returns the seconds of all and the time to each first token."""
     ttft: list[float] = []
     gate = asyncio.Semaphore(streams)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.secure_channel(address, secure) if secure else grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
 
         async def one(request: Request) -> None:
