@@ -45,7 +45,7 @@ KILLS = (
     Row("tokenizer killed", Kill("tokenizer"), _SHORT, 10),
     Row("kvstore killed", Kill("kvstore"), _SHORT, 6),
     Row("router killed", Kill("router"), _SHORT, 8, routers_end=True),
-    Row("router drained", Kill("router", signal.SIGTERM), _SHORT, 6, routers_end=True),
+    Row("router drained", Kill("router", signal.SIGTERM), _SHORT, 6),
 )
 STOPS = (
     Row("worker stopped", Stop("worker"), _LONG, 6),
