@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.spoil import spoilt
 from tests.chaos.table.events import Kill
 from tests.chaos.table.fault_table import ROWS, Row
 from tests.chaos.table.loss_log import LossLog
@@ -101,6 +103,13 @@ def test_a_page_tells_of_errors() -> None:
     text = fault_tolerance.table({**facts, "groups": {"processes end": [asdict(line)]}})
     assert "Clients saw 2 errors" in text
     assert "| worker killed | 1 | 5 | 2 | 0 | 0 | 0.00 s * |" in text
+
+
+@pytest.mark.parametrize("kind", ["<4e", "<4f"])
+def test_every_number_of_a_spoilt_page_is_another(kind: str) -> None:
+    numbers = (1.0, -2.5, 0.125, 300.0)
+    found = struct.unpack(kind, spoilt(struct.pack(kind, *numbers)))
+    assert found == pytest.approx([-number for number in numbers], rel=0.01)
 
 
 def _logged(second: int, message: str) -> str:

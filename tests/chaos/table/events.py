@@ -21,8 +21,9 @@ import psutil
 from redis import Redis
 
 from quire import AsyncClient, QuireError, SamplingParams
+from quire_common.pages import HEADER_BYTES
 from quire_kvstore.tiers.redis_backend import PREFIX
-from tests.chaos.spoil import spoil_files, spoil_memory
+from tests.chaos.spoil import spoil_files, spoil_memory, spoilt
 from tests.chaos.table.table_rig import TableRig
 from tests.tcp_relay import TcpRelay
 
@@ -269,12 +270,12 @@ def _page_files(folder: Path) -> list[Path]:
 
 
 def _spoil_redis(url: str) -> int:
-    """Flip a bit at the end of every page."""
+    """Spoil the body of every page; returns how many there were."""
     count = 0
     with Redis.from_url(url) as redis:
         for key in redis.scan_iter(match=PREFIX + b"*", count=1000):
             page = redis.get(key)
             if isinstance(page, bytes):
-                redis.set(key, page[:-1] + bytes([page[-1] ^ 1]), keepttl=True)
+                redis.set(key, page[:HEADER_BYTES] + spoilt(page[HEADER_BYTES:]), keepttl=True)
                 count += 1
     return count
