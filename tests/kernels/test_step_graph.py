@@ -149,9 +149,10 @@ def test_the_garbage_collector_frees_nothing_during_a_capture(end: str, monkeypa
     if not ON_GPU:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", _StandInGraph)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    recorder = GraphRecorder()
+    recorder, captured = GraphRecorder(), torch.zeros(1, device=DEVICE)
     with torch.cuda.stream(torch.cuda.Stream()) if ON_GPU else torch.no_grad():  # type: ignore[no-untyped-call]  # torch's
         recorder.begin()
+        captured.add_(1)  # torch warns of a graph that is empty
         freed = weakref.ref(_Cycle())
         kept: list[list[int]] = [[] for _ in range(200_000)]  # enough new containers for many collections
         assert freed() is not None
