@@ -124,9 +124,9 @@ class GenerateCall:
 
     def wait_s(self, error: grpc.RpcError | errors.QuireError, *, closed: bool = False) -> float:
         """The stream broke: make `request` resume the first choice that has not ended, and return how long to wait
-        before sending it. A call that a router refused as it goes away is sent again as it was. Raises the typed error
-        where that is no help: nothing came yet, all has come, the failure is of another kind or lasts too long, or the
-        client is `closed`."""
+        before sending it. Before the first response, a call that a draining router refused is sent again unchanged.
+        Raises the typed error for any other code, if all has come, after `reconnect_s`, or if the client is
+        `closed`."""
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         over = closed or monotonic() - self._last_news_s > self._reconnect_s
         if over or typed.code not in (_BROKEN if self._begun else _NOT_BEGUN) or (self._begun and self._at_once):

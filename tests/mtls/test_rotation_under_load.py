@@ -105,7 +105,7 @@ async def kill_members(stack: LocalStack, began_s: float) -> None:
         assert state.services[member].process.signal(signal.SIGKILL)
 
 
-def role_of(stack: LocalStack, certificates: Certificates) -> None:
+def call_scheduler_as_operator(stack: LocalStack, certificates: Certificates) -> None:
     state = stack.directory.read()
     assert state is not None
     address = f"127.0.0.1:{state.services['scheduler-1'].port}"
@@ -117,7 +117,7 @@ def role_of(stack: LocalStack, certificates: Certificates) -> None:
 async def test_no_request_fails_while_certificates_change_and_expire(
     stack: LocalStack, certificates: Certificates
 ) -> None:
-    role_of(stack, certificates)
+    call_scheduler_as_operator(stack, certificates)
     began_s = time.monotonic()
     until_s, ca = began_s + LOAD_S, str(certificates.folder / "public-ca.pem")
     asking = [ask_forever(stack, ca, number, until_s) for number in range(STREAMS)]
@@ -130,7 +130,7 @@ async def test_no_request_fails_while_certificates_change_and_expire(
     assert len(stack.deaths) == len(KILLED)
     # The operator's certificate was not renewed and has expired, so its caller is a stranger now.
     with pytest.raises(grpc.RpcError) as caught:
-        role_of(stack, certificates)
+        call_scheduler_as_operator(stack, certificates)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     certificates.renew((OPERATOR,))
-    role_of(stack, certificates)
+    call_scheduler_as_operator(stack, certificates)

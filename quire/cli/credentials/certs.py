@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         from quire.cli.credentials.authority import Authority
     except ImportError as error:
         raise FailedPrecondition(
-            "CRYPTOGRAPHY_MISSING", "`quire certs` needs the package cryptography.", "pip install 'quire[certs]'"
+            "CRYPTOGRAPHY_MISSING", "`quire certs` needs the package cryptography.", "pip install 'cryptography>=44'"
         ) from error
     if not 1 <= args.days <= _AUTHORITY_DAYS:
         raise InvalidArgument("BAD_VALUE", f"--days is {args.days}.", f"Give 1 to {_AUTHORITY_DAYS}.", param="days")

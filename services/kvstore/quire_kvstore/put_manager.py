@@ -46,7 +46,8 @@ class PageBuffer:
 
     view: memoryview
     checksum: int | None = None
-    """Of the whole page, by who copied it at once from a client's memory, and summed the copy (`pages.copy_body`)."""
+    """The page's checksum, from `pages.copy_body`, which copied it out of a client's shared memory. None: the page came
+    over a network."""
 
     def set_checksum(self, checksum: int) -> None:
         """The whole page has been written and summed."""
@@ -180,8 +181,8 @@ class PutManager:
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:
-        """Return whether a page that has come is what its key says. One from this host's memory needs no MAC, and keeps
-        none: nobody has verified it."""
+        """Return whether a page that has come is what its key says. A page from shared memory needs no MAC, and
+        loses one that it has: nobody has verified it."""
         if checksum is None:
             return is_intact(framed, key, mac=self._mac)
         if self._mac is not None:

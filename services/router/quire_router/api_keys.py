@@ -50,7 +50,7 @@ class ApiKeys:
 
     @property
     def limited(self) -> bool:
-        """Whether something that routers count together is limited, by default or of any key."""
+        """Whether a key, or the default, limits requests, tokens or concurrent sequences."""
         return self._everybody.limits.counted or any(principal.limits.counted for _, principal in self._entries)
 
     def kept_bytes(self, tenant: str) -> int:

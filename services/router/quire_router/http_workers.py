@@ -108,7 +108,7 @@ def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
     if config.http_workers > 1 and limited and not config.redis:
         raise ConfigError(
             "LIMITS_NEED_REDIS",
-            f"{config.http_workers} processes cannot count together what keys do without a Redis.",
+            f"{config.http_workers} processes cannot enforce the limits of API keys together without a Redis.",
             "Give --redis, or one process.",
             param="http_workers",
         )

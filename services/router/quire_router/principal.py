@@ -18,7 +18,8 @@ MOST_MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """0 or empty: no limit. `weight` is the key's share of each engine, against the shares of others.
+    """0 or empty means no limit, except for `weight` and `highest_priority`. `weight` is the key's share of each
+    engine, against the shares of others.
 
     `max_concurrent` counts sequences in progress. `highest_priority` is the lowest value, since lower values run
     first; a request that asks for a lower one gets this one. `kept_responses_mib` counts stored responses."""

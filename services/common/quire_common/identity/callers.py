@@ -29,7 +29,7 @@ METRICS_READERS: Final = frozenset({METRICS, OPERATOR})
 # The port on which a worker serves pages to other workers. Its certificate is the worker's.
 PEER: Final = "peer"
 
-# They change a service, or tell what tenants asked: their calls go to the audit log.
+# RPCs that change a service, or reveal tenants' requests. The audit log has each call.
 ADMIN_RPCS: Final = frozenset(
     {
         "quire.v1.Scheduler/Drain",

@@ -112,8 +112,8 @@ class KvClient:
         return _access(lease, self._call(self._stub.Attach, request, context, timeout_s))
 
     def data_endpoints(self) -> LeaseAccess:
-        """Which ways there are, without a lease. Waits a moment for a store that does not listen yet: gRPC's channels
-        for threads look for it only while a call waits."""
+        """Return the kvstore's arena and data port, without a lease. Waits up to `_START_S` for a kvstore that does not
+        listen yet: a synchronous gRPC channel reconnects only while a call waits."""
         stats = self._call(partial(self._stub.Stats, wait_for_ready=True), kvstore_pb2.StatsRequest(), None, _START_S)
         return LeaseAccess(b"", arena=stats.arena, data_port=stats.data_port)
 

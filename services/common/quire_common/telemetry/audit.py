@@ -15,7 +15,9 @@ ALLOWED = "allowed"
 log = get_logger(LOGGER)
 logging.getLogger(LOGGER).setLevel(logging.INFO)
 _calls = metrics.counter(
-    "quire_audited_calls_total", "Calls of administration, and calls by wrong services.", ("action", "outcome")
+    "quire_audited_calls_total",
+    "Administrative calls, and calls that the table of callers refused.",
+    ("action", "outcome"),
 )
 _key_name: contextvars.ContextVar[str] = contextvars.ContextVar("audited_key_name", default="")
 

@@ -1,7 +1,7 @@
 """How many sequences of a tenant run at once, over all routers. A request beyond the limit is refused at once.
 
-With Redis, each router holds a lease there that says its places. A place is taken when Redis agrees, and given back in
-the background. While Redis is away, each router counts its own places alone.
+With Redis, each router holds a lease there with the number of sequences that it runs. A place is taken when Redis
+agrees, and given back in the background. While Redis is away, each router counts its own places alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ConcurrencyLimits:
         # Tenants of whom Redis does not know what they hold.
         self._stale: set[str] = set()
         self._wake = asyncio.Event()
-        self._teller: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
 
     async def enter(self, tenant: str, limit: int, places: int) -> None:
         """Take places of the tenant's limit; 0: it has none. Raises Overloaded where too few are free, and
@@ -75,7 +75,7 @@ class ConcurrencyLimits:
                 param="n",
             )
         known = self._tenants.setdefault(tenant, _Tenant())
-        self._check(known, limit, places, elsewhere=known.asked)
+        self._check(known, limit, places, others=known.asked)
         if self._shared is not None and not self._rest.left_s:
             await self._enter_shared(self._shared, tenant, limit, places)
         else:
@@ -92,10 +92,10 @@ class ConcurrencyLimits:
 
     async def close(self) -> None:
         """Wait up to a second until Redis knows that nothing is held, then close the connections."""
-        if self._teller is not None:
-            await asyncio.wait({self._teller}, timeout=REST_S)
-            self._teller.cancel()
-            await asyncio.gather(self._teller, return_exceptions=True)
+        if self._reporter is not None:
+            await asyncio.wait({self._reporter}, timeout=REST_S)
+            self._reporter.cancel()
+            await asyncio.gather(self._reporter, return_exceptions=True)
         if self._shared is not None:
             await self._shared.close()
 
@@ -124,11 +124,12 @@ class ConcurrencyLimits:
                 if taken:
                     return
                 # Ask again only if places were given back here while Redis answered.
-                self._check(known, limit, places, elsewhere=others)
+                self._check(known, limit, places, others=others)
 
-    def _check(self, known: _Tenant, limit: int, places: int, *, elsewhere: int) -> None:
-        """Raise Overloaded where places that are held here and elsewhere leave too few."""
-        held = known.held + elsewhere
+    def _check(self, known: _Tenant, limit: int, places: int, *, others: int) -> None:
+        """Raise Overloaded where the held places and `others` leave too few. `others` wait for Redis here, or are other
+        routers'."""
+        held = known.held + others
         if held + places > limit:
             metrics.rate_limited.labels("concurrent").inc()
             raise Overloaded(
@@ -143,18 +144,18 @@ class ConcurrencyLimits:
         known.add(places)
         if places < 0:
             self._mark_stale(tenant)
-        self._start_teller()
+        self._start_reporter()
 
     def _mark_stale(self, tenant: str) -> None:
         self._stale.add(tenant)
         self._wake.set()
-        self._start_teller()
+        self._start_reporter()
 
-    def _start_teller(self) -> None:
-        if self._shared is not None and (self._teller is None or self._teller.done()):
-            self._teller = asyncio.create_task(self._tell(self._shared), name="concurrency limits")
+    def _start_reporter(self) -> None:
+        if self._shared is not None and (self._reporter is None or self._reporter.done()):
+            self._reporter = asyncio.create_task(self._report(self._shared), name="concurrency limits")
 
-    async def _tell(self, shared: SharedConcurrency) -> None:
+    async def _report(self, shared: SharedConcurrency) -> None:
         """Tell Redis what is held, where it does not know that or its lease needs to be renewed, until nothing is
         held."""
         renew_at_s = time.monotonic() + shared.lease_s * _RENEW_SHARE
@@ -168,9 +169,9 @@ class ConcurrencyLimits:
                 self._stale.update(tenant for tenant, known in self._tenants.items() if known.held)
             while self._stale:
                 await asyncio.sleep(self._rest.left_s)
-                await self._tell_one(shared, self._stale.pop())
+                await self._report_tenant(shared, self._stale.pop())
 
-    async def _tell_one(self, shared: SharedConcurrency, tenant: str) -> None:
+    async def _report_tenant(self, shared: SharedConcurrency, tenant: str) -> None:
         """Tell Redis what a tenant holds; where that fails, note that it is to be told again."""
         known = self._tenants[tenant]
         async with known.lock:

@@ -1,9 +1,9 @@
 """How many sequences each router has in progress for a tenant, in Redis: one hash per tenant, one lease per router.
 
-    quire:concurrent:{tenant}   router -> "places:expiry (ms)"      expires with its last lease
+    quire:concurrent:{TENANT}   router -> "places:expiry (ms)"      expires with its last lease
 
-A lease says all places that its router holds, so a call that is lost or repeated does no harm. The leases of a router
-that died expire.
+The braces are a Redis hash tag. A lease has all places that its router holds, so a call that is lost or repeated does
+no harm. The leases of a router that died expire.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""AgentSetup: what the KV transfer agent's process is told when it starts, as JSON over its socket, which only the
-engine has the other end of. Its one secret, the page MAC keys, is on no command line."""
+"""AgentSetup: the settings that the engine sends to the KV transfer agent's process, as JSON over a socket that only
+these two share. So the page MAC keys, a secret, appear on no command line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class AgentSetup:
     ) -> AgentSetup:
         """The setup for a loaded model's pages, of a kvstore's process or (`peers`) of one for other workers. Raises
         ConfigError if the ring has fewer than two slots, or for bad page MAC keys."""
-        PageMac.from_config(config.page_mac_key)  # what is wrong with them is to end the start, not every move
+        PageMac.from_config(config.page_mac_key)  # bad keys must fail the start, not each page move
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
         default = max(2, min(DEFAULT_SLOTS, DEFAULT_BYTES // stride))

@@ -46,7 +46,7 @@ class GraphRecorder:
     def __init__(self, reserve: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
-        self._collects = False
+        self._gc_was_enabled = False
         # Never replayed. The pool lives as long as a graph of it.
         self._first = self._reserve(reserve) if reserve else None
 
@@ -57,7 +57,7 @@ class GraphRecorder:
         a capture makes the capture fail."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
-        self._collects = gc.isenabled()
+        self._gc_was_enabled = gc.isenabled()
         gc.disable()
         try:
             # Other threads wait for events meanwhile, so only this one's calls are watched.
@@ -98,7 +98,7 @@ class GraphRecorder:
 
     def _resume_collector(self) -> None:
         """Let the garbage collector run again, if it ran before the capture."""
-        if self._collects:
+        if self._gc_was_enabled:
             gc.enable()
 
 

@@ -39,7 +39,7 @@ class TransportSelector:
         self._fallback = FallbackPolicy(STORE_RULES, clock)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._waits = False
+        self._logged_no_answer = False
         self.last_used = ""
         """What carried pages last, or would."""
 
@@ -66,9 +66,9 @@ class TransportSelector:
         try:
             access = self._data_endpoints()
         except QuireError as error:
-            if not self._waits:
+            if not self._logged_no_answer:
                 log.info("the kvstore does not answer yet", cause=error.message)
-            self._waits = True
+            self._logged_no_answer = True
             return False
         try:
             self._try_transports(access, lambda transport: transport.probe(access))

@@ -1,7 +1,7 @@
 """How many bytes of responses Redis has of a tenant whose share is limited. The tenant's oldest go when it is full.
 
-    quire:responses:{tenant}:ends     response id -> its expiry in ms (a sorted set)
-    quire:responses:{tenant}:bytes    response id -> its bytes; the field '' has their sum
+    quire:responses:TENANT:ends     response id -> its expiry in ms (a sorted set)
+    quire:responses:TENANT:bytes    response id -> its bytes; the field '' has their sum
 
 Both expire after the last response. A response that is gone already counts until its room is needed.
 """
