@@ -79,6 +79,23 @@ async def test_expired_responses_leave_their_room(redis_server: RedisServer) -> 
     await long.close()
 
 
+@pytest.mark.parametrize("evicted", ["ends", "bytes"])
+async def test_share_begins_anew_where_redis_evicted_half_of_the_account(
+    redis_server: RedisServer, evicted: str
+) -> None:
+    store = store_of(redis_server, 60.0)
+    for name in "ab":
+        await store.put("small", name, bytes(40))
+    async with open_redis(redis_server.url) as redis:
+        assert await redis.delete(f"quire:responses:small:{evicted}") == 1
+    for name in "cdef":
+        async with asyncio.timeout(10):
+            await store.put("small", name, bytes(40))
+    assert (await kept(store, "small", "cdef"))[-2:] == "ef", "two fit into the share"
+    assert "c" not in await kept(store, "small", "cdef")
+    await store.close()
+
+
 async def test_nothing_stays_in_redis_after_the_last_response(redis_server: RedisServer) -> None:
     store = store_of(redis_server, 60.0)
     await store.put("small", "a", bytes(50))

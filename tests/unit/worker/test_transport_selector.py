@@ -139,7 +139,7 @@ def test_a_probe_of_a_store_that_is_away_says_nothing_and_breaks_nothing() -> No
 
 
 def test_a_store_that_comes_later_is_found_before_the_first_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_selector, "_PROBE_AGAIN_S", 0.001)
+    monkeypatch.setattr(transport_selector, "_FIRST_PAUSE_S", 0.001)
     away = [Unavailable("GONE", "m", "f"), Unavailable("GONE", "m", "f")]
 
     def data_endpoints() -> LeaseAccess:
@@ -154,7 +154,7 @@ def test_a_store_that_comes_later_is_found_before_the_first_move(monkeypatch: py
 
 
 def test_probing_ends_when_the_selector_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_selector, "_PROBE_AGAIN_S", 3600.0)
+    monkeypatch.setattr(transport_selector, "_FIRST_PAUSE_S", 3600.0)
 
     def away() -> LeaseAccess:
         raise Unavailable("GONE", "m", "f")

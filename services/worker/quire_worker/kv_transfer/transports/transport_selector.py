@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, Transport
 
 log = get_logger(__name__)
-_PROBE_AGAIN_S = 0.2
+# Between probes of a kvstore that does not answer; longer each time, since it may refuse this worker for good.
+_FIRST_PAUSE_S = 0.2
+_LAST_PAUSE_S = 30.0
 
 
 class TransportSelector:
@@ -77,8 +79,9 @@ class TransportSelector:
         return True
 
     def _probe_until_answered(self) -> None:
-        while not self.probe() and not self._closing.wait(_PROBE_AGAIN_S):
-            pass
+        pause_s = _FIRST_PAUSE_S
+        while not self.probe() and not self._closing.wait(pause_s):
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """See Transport; raises Unavailable where no transport is left."""

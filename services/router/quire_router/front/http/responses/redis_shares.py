@@ -3,7 +3,9 @@
     quire:responses:TENANT:ends     response id -> its expiry in ms (a sorted set)
     quire:responses:TENANT:bytes    response id -> its bytes; the field '' has their sum
 
-Both expire after the last response. A response that is gone already counts until its room is needed.
+Both expire after the last response. A response that is gone already counts until its room is needed. Redis may evict
+one of the two alone: the tenant's account begins anew then, and responses that it no longer counts stay until they
+expire.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ local function forget(id)
   if had then
     redis.call('HINCRBY', KEYS[3], '', -had)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('ZREM', KEYS[2], id)
   end
+  redis.call('ZREM', KEYS[2], id)
 end
 """
 # KEYS: the response, the two above. ARGV: its id, its value, its lifetime in ms, the share in bytes, 1 to replace one.
@@ -33,8 +35,13 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 forget(ARGV[1])
 local room, gone = tonumber(ARGV[4]) - #ARGV[2], {}
 while tonumber(redis.call('HGET', KEYS[3], '') or 0) > room do
-  gone[#gone + 1] = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  forget(gone[#gone])
+  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  if not oldest then
+    redis.call('DEL', KEYS[3])
+    break
+  end
+  gone[#gone + 1] = oldest
+  forget(oldest)
 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
