@@ -93,6 +93,7 @@ class Load:
         except OSError as error:
             outcome.fail(f"no connection: {error}")
         finally:
+            outcome.set_ended(perf_counter())
             if self._gate is not None:
                 self._gate.release()
         return outcome

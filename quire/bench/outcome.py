@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Outcome:
-    """Times in seconds. `frames` counts the events that carried a choice; a server may join several tokens in one."""
+    """Times in seconds. `ended_s` is when the answer, or the refusal, was complete. `frames` counts the events that
+    carried a choice; a server may join several tokens in one."""
 
     index: int = 0
     sent_s: float = 0.0
@@ -22,6 +23,7 @@ class Outcome:
     """Of each event that says how many it carries."""
     events: list[str] = field(default_factory=list)
     """The events themselves, where they were asked for."""
+    ended_s: float = 0.0
 
     def fail(self, error: str) -> None:
         """Record that the request has no whole answer."""
@@ -35,6 +37,10 @@ class Outcome:
             self.first_s = now_s
         self.frames += 1
         self.last_s = now_s
+
+    def set_ended(self, now_s: float) -> None:
+        """Record the moment at which the answer, or the refusal, was complete."""
+        self.ended_s = now_s
 
     def set_usage(self, prompt_tokens: int, output_tokens: int) -> None:
         """Take the server's own counts of tokens."""

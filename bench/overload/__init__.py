@@ -1,0 +1,1 @@
+"""More requests than a replica can serve, and one API key that floods the others."""
