@@ -106,7 +106,7 @@ def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
 def loads_not_checked(patch: MonkeyPatch) -> None:
     """The worker takes what comes for what it asked for."""
 
-    def believed(framed: bytes, key: PageKey, dtype: str, body_bytes: int) -> memoryview:
+    def believed(framed: bytes, key: PageKey, dtype: str, body_bytes: int, mac: None) -> memoryview:
         return memoryview(bytes(framed[HEADER_BYTES:]).ljust(body_bytes, b"?"))
 
     patch.setattr(grpc_transport, "check_page", believed)
@@ -126,7 +126,7 @@ def rot_not_seen_by_the_store(patch: MonkeyPatch) -> None:
     """The kvstore keeps what came, and hands out what it has. This one alone is no rule of exactness: the worker looks
     too."""
     for module in (page_store, put_manager):
-        patch.setattr(module, "is_intact", lambda framed, key, checksum=None: True)
+        patch.setattr(module, "is_intact", lambda framed, key, checksum=None, mac=None: True)
 
 
 def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatch], None]:

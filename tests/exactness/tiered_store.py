@@ -117,6 +117,7 @@ class TieredStore(VirtualStore):
         body: Callable[[int], memoryview],
         *,
         context: object,
+        mac: None,
     ) -> None:
         self._sent = [run.key(index) for index in indices]
         for index in indices:
