@@ -31,6 +31,7 @@ from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
 from quire_worker.kv_transfer.setup import DEFAULT_BYTES, DEFAULT_SLOTS, AgentSetup
@@ -101,6 +102,7 @@ class Engine:
         setup = AgentSetup(
             "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport,
             shares_memory=self._listener.advertise_memory(memory), peer_grpc=self._listener.grpc_listen,
+            peer_hosts=self._listener.peer_hosts,
         )  # fmt: skip  # one line of settings
         self.addresses = self._listener.addresses
         self.transfer_agent = AgentProcess.start(setup, copier, inherited=self._listener.inherited_fds)
@@ -131,7 +133,8 @@ class Engine:
 
     def _await_peers(self) -> None:
         """Until the process greets whoever comes in."""
-        access = PeerAccess.from_move(PageMove(0, MoveKind.PULL, 0, ids(), (), source=self.addresses))
+        move = PageMove(0, MoveKind.PULL, 0, ids(), (), source=self.addresses)
+        access = PeerAccess.from_move(move, PeerHosts(self._listener.peer_hosts))
         deadline = time.monotonic() + _LIMIT_S
         dial = TunnelDialer(ServiceConfig()) if access.grpc else connect
         address = access.grpc or access.tcp or access.socket

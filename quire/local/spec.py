@@ -204,6 +204,8 @@ class StackSpec:
             case "worker":
                 threads = str(_worker_threads(len(self.members_of("worker"))))
                 own = {"model": self.model, "kvstore": at["kvstore"], "torch-threads": threads}
+                if member in self.hosts and self.with_roles:
+                    own["peer-hosts"] = ",".join(dict.fromkeys(map(self.host_of, self.members_of("worker"))))
             case "tokenizer":
                 own = {"model": self.model}
             case "scheduler":

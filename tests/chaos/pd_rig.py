@@ -85,6 +85,10 @@ class PdRig(Rig):
             told = {"peer-listen": f"{own}:{port}", "peer-advertise": near}
             merged.setdefault(name, {}).update(told)
             merged.setdefault("worker", {})["peer-transport"] = "tcp"
+        if relayed and network is not None:
+            members = StackSpec(engine, "", replicas=0, prefill=prefill, decode=decode).members_of("worker")
+            hosts = [network.gateway, *(network.hosts[name] for name in members)]
+            merged["worker"]["peer-hosts"] = ",".join(hosts)
         try:
             super().__init__(
                 engine, replicas=0, tokenizers=1, flags=merged, network=network, prefill=prefill, decode=decode

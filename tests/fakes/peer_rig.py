@@ -103,6 +103,7 @@ class PeerSide:
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
         page_mac_key: str = "",
+        peer_hosts: tuple[str, ...] = (),
         command: Sequence[str] = COMMAND,
         await_all: Callable[[], None] = lambda: None,
     ) -> None:
@@ -111,12 +112,12 @@ class PeerSide:
         self.pool.pages = [content(page) for page in range(num_pages)]
         self.slots = slots
         self.told: dict[int, MoveResult] = {}
-        self.door = PeerListeners(WorkerConfig(peer_transport=transport))
+        self.door = PeerListeners(WorkerConfig(peer_transport=transport, peer_hosts=peer_hosts))
         shares = shared is not None and self.door.advertise_memory(shared.descriptor(self.pool))
         setup = AgentSetup(
             "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
             log_format="pretty", peer_grpc=self.door.grpc_listen, tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca,
-            page_mac_key=page_mac_key,
+            page_mac_key=page_mac_key, peer_hosts=self.door.peer_hosts,
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
@@ -230,6 +231,7 @@ class PeerRig:
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
         page_mac_key: str = "",
+        peer_hosts: tuple[str, ...] = (),
         command: Sequence[str] = COMMAND,
     ) -> PeerSide:
         self.sides.append(
@@ -239,6 +241,7 @@ class PeerRig:
                 transport=transport,
                 shared=shared,
                 page_mac_key=page_mac_key,
+                peer_hosts=peer_hosts,
                 tls=tls,
                 command=command,
                 await_all=self._until_all_serve,

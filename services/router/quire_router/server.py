@@ -6,8 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire_common.config import split_address
 from quire_common.discovery import make_discovery
-from quire_common.errors import ConfigError
+from quire_common.errors import ConfigError, PermissionDenied
+from quire_common.identity.exposure import is_loopback
 from quire_common.telemetry.audit import bind_key_name
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
@@ -80,6 +82,7 @@ class RouterService:
             KeyLimits(config.requests_per_minute, config.tokens_per_minute),
             check=lambda keys: check_shared_limits(config, limited=keys.limited),
         )
+        self._needs_admin_key = not (config.insecure or is_loopback(split_address(config.listen, "--listen")[0]))
         bound.guard_calls(self._check_call)
         rest, redis = RedisRest(), (config.redis, config.redis_file)
         self._rates = RateLimits(SharedBuckets(*redis) if config.redis else None, rest)
@@ -272,6 +275,12 @@ class RouterService:
         """Authenticate a gRPC call of any method but health's. Raises Unauthenticated, PermissionDenied."""
         authorization = metadata.get("authorization", "")
         if path in _ADMIN_CALLS:
+            if self._needs_admin_key and not self._keys:
+                raise PermissionDenied(
+                    "ADMIN_NEEDS_KEY",
+                    f"{path.lstrip('/')} tells what all tenants asked, and this router has no API keys.",
+                    "Give --api-key-file a key with the scope `admin`, listen on 127.0.0.1, or give --insecure.",
+                )
             bind_key_name(self._keys.name_of(authorization))
             self._keys.authenticate(authorization, ADMIN)
         elif not path.startswith(_OPEN_SERVICE):

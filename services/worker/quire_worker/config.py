@@ -129,6 +129,11 @@ class WorkerConfig(ServiceConfig):
     peer_grpc_listen: str = option(
         "auto", "host:port where other workers pull pages over gRPC if --peer-listen is out of reach; as that"
     )
+    peer_hosts: tuple[str, ...] = option(
+        (),
+        "where workers may be that this one pulls pages from: addresses, networks, names or *.domain, each with a port "
+        "or without; default: this host. No other address of a ticket is dialled",
+    )
     peer_transport: str = option(
         "auto",
         "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host), tcp or "

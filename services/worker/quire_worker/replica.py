@@ -141,7 +141,14 @@ def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListen
     """Make the KV transfer agent for pages of other workers, whose process starts when it is needed. Advertises the
     pool's GPU memory to workers of this host if it can be shared."""
     shares = listeners.advertise_memory(loaded.memory)
-    setup = AgentSetup.of(config, loaded.info.pages, peers=True, peer_grpc=listeners.grpc_listen, shares_memory=shares)
+    setup = AgentSetup.of(
+        config,
+        loaded.info.pages,
+        peers=True,
+        peer_grpc=listeners.grpc_listen,
+        peer_hosts=listeners.peer_hosts,
+        shares_memory=shares,
+    )
     return AgentOnDemand(lambda: _start(setup, loaded, listeners.inherited_fds))
 
 

@@ -13,6 +13,7 @@ from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
 from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
@@ -115,7 +116,8 @@ def test_nobody_there_at_all_ends_a_pull_without_pages() -> None:
 )
 def test_an_address_that_means_more_to_grpc_than_a_host_is_none(told: str) -> None:
     source = (RankAddress(0, "grpc", told.encode()),)
-    access = PeerAccess.from_move(PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source))
+    move = PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source)
+    access = PeerAccess.from_move(move, PeerHosts(["0.0.0.0/0", "*.host"]))
     assert access.grpc is None
 
 

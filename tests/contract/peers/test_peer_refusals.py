@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from quire_common.columns import pack_i32
+from quire_common.credit import RankAddress
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import FrameKind, Head
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
@@ -200,4 +201,25 @@ def test_a_page_that_is_not_what_it_is_called_ends_the_pull(transport: str) -> N
         failed(there, 2)
         here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
+        rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_a_forged_ticket_makes_no_worker_dial_elsewhere(transport: str) -> None:
+    """Whoever has forged it named the lease and its key as they are."""
+    with peer_rig() as rig, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        here = rig.side(transport=transport)
+        known = f"127.0.0.1:{port_of(here, transport)}"
+        there = rig.side(transport=transport, peer_hosts=(known,))
+        here.export(1, *PAGES)
+        forged = f"127.0.0.1:{elsewhere.getsockname()[1]}".encode()
+        there.pull(1, (RankAddress(0, transport, forged),), PAGES, TARGETS)
+        rig.until(lambda: 1 in there.told)
+        failed(there, 0)
+        elsewhere.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+        there.pull(2, (address_of(here, transport),), PAGES, TARGETS)
+        rig.until(lambda: 2 in there.told and 1 in here.told)
+        assert there.told[2].ok and here.told[1].ok
         rig.assert_nothing_left()

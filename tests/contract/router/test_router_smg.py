@@ -294,6 +294,24 @@ async def test_every_method_requires_a_key() -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.name
 
 
+@pytest.mark.parametrize(
+    ("listen", "insecure", "answers"),
+    [("0.0.0.0:0", False, False), ("0.0.0.0:0", True, True), ("127.0.0.1:0", False, True)],
+)
+async def test_without_keys_other_hosts_get_no_kv_events(listen: str, insecure: bool, answers: bool) -> None:
+    async with facade(listen=listen, insecure=insecure) as (_, stub):
+        call = stub.SubscribeKvEvents(cb.SubscribeKvEventsRequest(load_records_before_first_batch=True))
+        if answers:
+            assert (await call.read()).HasField("load")
+            call.cancel()
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert from_rpc_error(caught.value).code == "ADMIN_NEEDS_KEY"
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (await stub.HealthCheck(vb.HealthCheckRequest())).healthy, "that tells nothing of tenants"
+
+
 async def test_kv_events_require_the_admin_scope(tmp_path: Path) -> None:
     keys = {"a": "inference", "b": "admin", "c": "inference, admin"}
     entries = (

@@ -62,6 +62,14 @@ def test_members_listen_and_are_looked_for_at_their_own_addresses() -> None:
     assert StackSpec.from_json(spec.to_json()) == spec
 
 
+def test_workers_of_a_network_may_pull_from_each_other_and_from_nobody_else() -> None:
+    hosts = {"worker-prefill-1": "198.18.0.2", "worker-decode-1": "198.18.0.3", "router": "198.18.0.4"}
+    spec = StackSpec("test", "a-model", replicas=0, prefill=1, decode=1, hosts=hosts)
+    assert options(spec, "worker-decode-1")["peer-hosts"] == "198.18.0.2,198.18.0.3"
+    near = StackSpec("test", "a-model", replicas=0, prefill=1, decode=1)
+    assert "peer-hosts" not in options(near, "worker-decode-1")
+
+
 @pytest.mark.parametrize(
     ("given", "first", "third"),
     [

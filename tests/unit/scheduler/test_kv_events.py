@@ -64,6 +64,8 @@ def test_wildcard_endpoints_are_bound_as_in_vllm(endpoint: str, binds: bool) -> 
         ('{"topic": null}', "not str"),
         ('{"endpoint": "here"}', "transport"),
         ('{"replay_endpoint": "here"}', "transport"),
+        ('{"endpoint": "ws://*:5557"}', "transport"),
+        ('{"endpoint": "epgm://eth0;239.192.1.1:5555"}', "transport"),
     ],
 )
 def test_a_bad_option_is_named(text: str, says: str) -> None:
@@ -235,3 +237,44 @@ async def test_resync_yields_to_the_event_loop() -> None:
 
 async def test_without_the_option_there_is_no_pump() -> None:
     assert make_event_pump(SchedulerConfig(), cast("Any", Engine())) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        ({"endpoint": "tcp://*:0"}, "INSECURE_LISTEN", r"port on \*"),
+        ({"endpoint": "tcp://[::]:0"}, "INSECURE_LISTEN", "port on ::"),
+        ({"endpoint": "tcp://10.0.0.7:0", "bind": True}, "INSECURE_LISTEN", "port on 10.0.0.7"),
+        ({"replay_endpoint": "tcp://eth0:0"}, "INSECURE_LISTEN", "port on eth0"),
+        ({"endpoint": "tcp://indexer:5557"}, "INSECURE_CONNECT", "sends to indexer"),
+        ({"endpoint": "tcp://10.0.0.7:5557"}, "INSECURE_CONNECT", "sends to 10.0.0.7"),
+        ({"endpoint": "tcp://127.0.0.1:0;10.0.0.7:5557"}, "INSECURE_CONNECT", "sends to 10.0.0.7"),
+        ({"endpoint": "tcp://indexer"}, "INSECURE_CONNECT", "sends to"),
+    ],
+)
+async def test_events_leave_the_host_only_where_that_is_asked_for(given: dict[str, Any], code: str, says: str) -> None:
+    option = json.dumps({"enable_kv_cache_events": True} | given)
+    with pytest.raises(ConfigError, match=says) as caught:
+        make_event_pump(SchedulerConfig(kv_events_config=option), cast("Any", Engine()))
+    assert (caught.value.code, caught.value.param) == (code, "kv_events_config") and "--insecure" in caught.value.fix
+    # Mutual TLS of the scheduler's own port secures none of ZeroMQ's.
+    with pytest.raises(ConfigError):
+        make_event_pump(SchedulerConfig(kv_events_config=option, tls_cert="c", tls_key="k"), cast("Any", Engine()))
+
+
+@pytest.mark.parametrize(
+    ("given", "insecure"),
+    [
+        ({"endpoint": "tcp://127.0.0.1:*"}, False),
+        ({"endpoint": "tcp://127.0.0.1:9"}, False),
+        ({"endpoint": "tcp://localhost:9"}, False),
+        ({"endpoint": "tcp://192.0.2.1:9"}, True),
+    ],
+)
+async def test_events_of_this_host_and_of_a_trusted_network_are_published(
+    given: dict[str, Any], insecure: bool
+) -> None:
+    option = json.dumps({"enable_kv_cache_events": True} | given)
+    pump = make_event_pump(SchedulerConfig(kv_events_config=option, insecure=insecure), cast("Any", Engine()))
+    assert pump is not None
+    pump.close()

@@ -93,8 +93,8 @@ def test_columns_of_a_wrong_length_are_refused() -> None:
 )
 def test_the_ring_is_as_large_as_asked(ring_bytes: int, page_bytes: int, slots: int) -> None:
     config = WorkerConfig(kvstore="h:1", tls_ca="ca.pem", log_level="error", mover_ring_bytes=ring_bytes)
-    setup = AgentSetup.of(config, geometry(page_bytes))
-    assert setup.slots == slots
+    setup = AgentSetup.of(config, geometry(page_bytes), peer_hosts=("10.0.0.7",))
+    assert setup.slots == slots and setup.peer_hosts == ("10.0.0.7",)
     assert [*setup.load_slots, *setup.store_slots] == list(range(slots)) and setup.load_slots and setup.store_slots
     assert AgentSetup.from_json(setup.to_json()) == setup
     assert (setup.service_config().tls_ca, setup.log_level, setup.kvstore) == ("ca.pem", "error", "h:1")

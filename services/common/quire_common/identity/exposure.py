@@ -1,4 +1,4 @@
-"""Refuses ports that other hosts reach in plain text, unless `--insecure` says that the network is private."""
+"""Refuses plain text that other hosts reach, unless `--insecure` says that the network is private."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ def require_private(config: ServiceConfig, host: str, option: str, *, secured: b
         "INSECURE_LISTEN",
         f"--{option.replace('_', '-')} opens a port on {host}, which other hosts reach, without TLS.",
         f"{fix}, listen on 127.0.0.1, or give --insecure if only trusted hosts reach this network.",
+        param=option,
+    )
+
+
+def require_near(config: ServiceConfig, host: str, option: str) -> None:
+    """Raise ConfigError where a service would send to another host in plain text. `option` says where it sends to."""
+    if config.insecure or is_loopback(host):
+        return
+    raise ConfigError(
+        "INSECURE_CONNECT",
+        f"--{option.replace('_', '-')} sends to {host}, another host, without TLS.",
+        "Send to a proxy on 127.0.0.1 that has TLS, or give --insecure if only trusted hosts reach this network.",
         param=option,
     )
 

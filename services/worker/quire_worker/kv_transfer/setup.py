@@ -50,6 +50,8 @@ class AgentSetup:
     peer_transport: str = "auto"
     peer_grpc: str = ""
     """Where the process serves peers over gRPC; empty: nowhere."""
+    peer_hosts: tuple[str, ...] = ()
+    """The addresses that pulls may dial, as entries of PeerHosts."""
     shares_memory: bool = False
     """Peers of this host may open the engine's own memory and fetch its pages there."""
     tls_cert: str = ""
@@ -66,6 +68,7 @@ class AgentSetup:
         *,
         peers: bool = False,
         peer_grpc: str = "",
+        peer_hosts: tuple[str, ...] = (),
         shares_memory: bool = False,
     ) -> AgentSetup:
         """The setup for a loaded model's pages, of a kvstore's process or (`peers`) of one for other workers. Raises
@@ -96,6 +99,7 @@ class AgentSetup:
             peers=peers,
             peer_transport=config.peer_transport,
             peer_grpc=peer_grpc,
+            peer_hosts=peer_hosts,
             shares_memory=shares_memory,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
@@ -134,4 +138,5 @@ class AgentSetup:
     @classmethod
     def from_json(cls, data: bytes) -> AgentSetup:
         """Unpack the payload of a SETUP frame."""
-        return cls(**json.loads(data))
+        values = json.loads(data)
+        return cls(**values | {"peer_hosts": tuple(values["peer_hosts"])})

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from quire_common.errors import ConfigError, FailedPrecondition
-from quire_common.identity.exposure import require_private
+from quire_common.identity.exposure import require_near, require_private
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
 from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quire_scheduler.service.kv_events.event_wire import EventWire
 
 log = get_logger(__name__)
+_OPTION = "kv_events_config"
 _FULL_PAUSE_S = 0.01
 _BATCH_EVENTS = 256
 
@@ -100,8 +101,11 @@ def make_event_pump(options: SchedulerConfig, engine: Engine) -> EventPump | Non
     config = parse_kv_events_config(options.kv_events_config)
     if not config.enabled:
         return None
-    for host in config.listens_on:  # ZeroMQ's ports have no TLS
-        require_private(options, host, "kv_events_config", secured=False, fix="Publish through a proxy that has TLS")
+    # ZeroMQ has no TLS, and vLLM's consumers know no keys: nobody could tell who follows, or publishes.
+    for host in config.listens_on:
+        require_private(options, host, _OPTION, secured=False, fix="Publish through a proxy that has TLS")
+    for host in config.connects_to:
+        require_near(options, host, _OPTION)
     try:
         # An extra of the distribution: most schedulers do without.
         from quire_scheduler.service.kv_events.event_wire import EventWire
@@ -111,7 +115,7 @@ def make_event_pump(options: SchedulerConfig, engine: Engine) -> EventPump | Non
             "MISSING_PACKAGE",
             f"--kv-events-config needs a package that is not installed: {error.name}.",
             "Install quire-scheduler[kv-events], or leave the option out.",
-            param="kv_events_config",
+            param=_OPTION,
         ) from None
     if not engine.config.enable_prefix_caching:
         log.warning("KV events say nothing, since prefix caching is off")

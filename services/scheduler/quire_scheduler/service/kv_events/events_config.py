@@ -15,7 +15,11 @@ _OPTION = "kv_events_config"
 _PUBLISHERS = ("null", "zmq")
 # ZeroMQ counts in int32, and a queue for replays is four times as long as what is kept.
 MOST_QUEUED = 2**28
-_TCP_HOST = re.compile(r"tcp://(.*):[^:]*$")
+_TCP = "tcp://"
+# An address to send from may come first.
+_TCP_HOST = re.compile(r"tcp://(?:[^;]*;)?([^;]*):[^:;]*")
+# ZeroMQ has others, which lead to other hosts and are not checked.
+_TRANSPORTS = (_TCP, "ipc://", "inproc://")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,12 @@ class KvEventsConfig:
     @property
     def listens_on(self) -> list[str]:
         """The hosts on which TCP ports are opened."""
-        bound = [self.endpoint] if self.binds else []
-        found = map(_TCP_HOST.match, [*bound, *([self.replay_endpoint] if self.replay_endpoint else [])])
-        return [each[1].strip("[]") for each in found if each]
+        return _tcp_hosts(([self.endpoint] if self.binds else []) + [self.replay_endpoint or ""])
+
+    @property
+    def connects_to(self) -> list[str]:
+        """The hosts to which events are sent over TCP."""
+        return _tcp_hosts([] if self.binds else [self.endpoint])
 
 
 _FIELDS = {field.name: field.type for field in fields(KvEventsConfig)}
@@ -61,6 +68,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "bool | None": (bool, type(None)),
 }
+
+
+def _tcp_hosts(endpoints: list[str]) -> list[str]:
+    """Return the host of each TCP endpoint; empty where none can be read, which is no loopback address either."""
+    tcp = [endpoint for endpoint in endpoints if endpoint.startswith(_TCP)]
+    return [found[1].strip("[]") if (found := _TCP_HOST.fullmatch(endpoint)) else "" for endpoint in tcp]
 
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
@@ -94,8 +107,8 @@ def _check(name: str, value: Any) -> None:
         raise _bad(f"{name} is {value}, not at least 1")
     if isinstance(value, int) and value > MOST_QUEUED:
         raise _bad(f"{name} is {value}, more than {MOST_QUEUED}")
-    if name.endswith("endpoint") and value is not None and "://" not in value:
-        raise _bad(f"{name} {value!r} has no transport, such as tcp://")
+    if name.endswith("endpoint") and value is not None and not value.startswith(_TRANSPORTS):
+        raise _bad(f"{name} {value!r} has no transport that is supported: {', '.join(_TRANSPORTS)}")
 
 
 def _bad(what: str) -> ConfigError:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from quire_common.credit import PageMove
     from quire_common.credit.hello import RankAddress
+    from quire_common.errors import QuireError
+    from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 
 TCP, SHM, CUDA_IPC, GRPC = "tcp", "shm", "cuda_ipc", "grpc"
 SOCKET_PREFIX = "quire-worker-"
@@ -39,6 +41,8 @@ class PeerAccess:
     memory: bool = False
     """Its pages lie in memory that this host's processes may open."""
     grpc: tuple[str, int] | None = None
+    refusals: tuple[QuireError, ...] = ()
+    """Why addresses that the ticket names are not dialled."""
 
     @property
     def route(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
@@ -46,19 +50,29 @@ class PeerAccess:
         return self.tcp, self.grpc
 
     @classmethod
-    def from_move(cls, move: PageMove) -> PeerAccess:
+    def from_move(cls, move: PageMove, hosts: PeerHosts) -> PeerAccess:
         """Read a pull's ticket: the peer's addresses, its lease key, and whether its memory can be opened. Addresses
-        that are malformed, or sockets of another host, are left out."""
+        that are malformed or that `hosts` refuses, and sockets of another host, are left out."""
         tcp, grpc, socket = None, None, ""
+        refusals: list[QuireError] = []
+
+        def allowed(text: str) -> tuple[str, int] | None:
+            place = _host_and_port(text)
+            refusal = None if place is None else hosts.refusal(*place)
+            if refusal is None:
+                return place
+            refusals.append(refusal)
+            return None
+
         for address in rank_zero(move.source):
             text = address.descriptor.decode("ascii", "replace")
             if address.transport == TCP:
-                tcp = _host_and_port(text)
+                tcp = allowed(text)
             elif address.transport == GRPC:
-                grpc = _host_and_port(text)
+                grpc = allowed(text)
             elif address.transport == SHM:
                 socket = _socket_here(text)
-        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)), grpc)
+        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)), grpc, tuple(refusals))
 
 
 def memory_of(move: PageMove) -> bytes:

@@ -19,6 +19,7 @@ from quire_common.identity.exposure import require_private
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id, neighbourhood
+from quire_worker.kv_transfer.peers.peer_hosts import peer_hosts
 from quire_worker.kv_transfer.setup import PEER_KINDS
 from quire_worker.kv_transfer.transports.registry import AUTO, PeerSocket, missing_package, peer_sockets
 
@@ -49,6 +50,8 @@ class PeerListeners:
         """Equal where workers reach each other's memory."""
         self._sockets: dict[str, socket.socket] = {}
         self._reserved: socket.socket | None = None
+        self.peer_hosts: tuple[str, ...] = peer_hosts(config, ())
+        """The addresses that pulls may dial, as entries of PeerHosts."""
         self._transport = config.peer_transport
         if package := missing_package(config.peer_transport):
             raise ConfigError(
@@ -69,6 +72,7 @@ class PeerListeners:
             self._open_tcp(config)
         if PeerSocket.GRPC in needed and config.peer_grpc_listen != OFF:
             self._reserve_grpc(config)
+        self.peer_hosts = peer_hosts(config, self.addresses)
 
     @property
     def kinds(self) -> frozenset[MoveKind]:

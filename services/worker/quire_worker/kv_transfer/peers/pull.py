@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.job_queue import Job
     from quire_worker.kv_transfer.kvstore_queues import SlotSource
     from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
+    from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
     from quire_worker.kv_transfer.transports.fallback import FallbackPolicy
     from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
     from quire_worker.kv_transfer.transports.transport import FetchTransport
@@ -49,6 +50,7 @@ class Pull:
         job: Job,
         slots: SlotSource,
         context: AgentContext,
+        hosts: PeerHosts,
         maps: SharedMapCache,
         fallback: FallbackPolicy,
         connection_pool: ConnectionPool,
@@ -60,7 +62,7 @@ class Pull:
         setup, move = context.setup, job.move
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
         self._transfer = PageTransfer(
-            run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move), move.context, context.mac
+            run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move, hosts), move.context, context.mac
         )
         self._sink = RingPageSink(slots, context.ring, job)
         self._fallback = fallback
@@ -108,6 +110,8 @@ class Pull:
     def run(self) -> int:
         """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on, each being what
         its key says. Cancellation, a wrong page and a QuireError end the pull early; they are logged, not raised."""
+        for refusal in self._transfer.access.refusals:
+            log.warning("an address of a ticket is not dialled", code=refusal.code, error=str(refusal))
         try:
             self._fetch_with_retries()
             self._complete = self._sink.received_pages == len(self._transfer.run)

@@ -10,6 +10,7 @@ from quire_common.kv.kv_client import TransferCancelled
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.job_queue import BATCH_BYTES, ended_frame, trace_move
 from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
+from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.pull import Pull
 from quire_worker.kv_transfer.transports.fallback import PEER_RULES, FallbackPolicy
 from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
@@ -34,6 +35,7 @@ class PullManager:
         self._context = context
         self._send = context.send
         self._batch = max(1, BATCH_BYTES // context.setup.page_bytes, len(context.setup.load_slots) // _TELL_SHARE)
+        self._hosts = PeerHosts(context.setup.peer_hosts)
         self._maps = SharedMapCache()
         self._changed = threading.Condition()
         self._free = deque(context.setup.load_slots)
@@ -44,7 +46,7 @@ class PullManager:
     def start_job(self, job: Job) -> None:
         """Start a pull on a thread of its own. If the system has no thread left, the pull ends at once, without
         pages."""
-        pull = Pull(job, self, self._context, self._maps, self._fallback, self._connection_pool)
+        pull = Pull(job, self, self._context, self._hosts, self._maps, self._fallback, self._connection_pool)
         with self._changed:
             self._pulls[job.number] = pull
         try:
