@@ -11,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,10 +120,10 @@ def test_a_process_under_mutual_tls_checks_callers_and_its_probe_verifies_its_na
     assert process.returncode == 0, err
 
 
-def health(address: str) -> int:
+def health(address: str, name: str = "quire.v1.KvStore") -> int:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="quire.v1.KvStore")
+        request = health_pb2.HealthCheckRequest(service=name)
         return int(stub.Check(request, timeout=LIMIT_S, wait_for_ready=True).status)
 
 
@@ -148,6 +150,61 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_probe_tells_liveness_from_readiness(tmp_path: Path, kind: str) -> None:
+    address, go = f"127.0.0.1:{free_port()}", tmp_path / "go"
+    process = start(tmp_path, kind, "--listen", address, GO=str(go))
+    probe = [sys.executable, "-m", "quire_common.healthcheck", address]
+
+    def codes() -> list[int]:
+        names: tuple[tuple[str, ...], ...] = (("liveness",), ("readiness",), (), ("nonsense",))
+        return [subprocess.run([*probe, *name], check=False, capture_output=True).returncode for name in names]
+
+    try:
+        assert health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert codes() == [0, 1, 1, 2]
+        go.touch()
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+        assert codes() == [0, 0, 0, 2]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+
+
+def test_a_loop_that_is_stuck_does_not_live(tmp_path: Path) -> None:
+    """The metrics port has threads of its own, which would answer all the same."""
+    address, metrics, go = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}", tmp_path / "go"
+
+    def blocking(script: str) -> str:
+        return script.replace("await clock.sleep(0.02)", "__import__('time').sleep(0.02)")
+
+    process = start(tmp_path, "aio", "--listen", address, "--metrics-listen", metrics, edit=blocking, GO=str(go))
+
+    def livez() -> int:
+        try:
+            with urllib.request.urlopen(f"http://{metrics}/livez", timeout=LIMIT_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:  # not open yet
+            return 0
+
+    try:
+        while (status := livez()) == 0:
+            time.sleep(0.05)
+        assert status == 503
+        go.touch()
+        while livez() != 200:
+            time.sleep(0.05)
+    finally:
+        go.touch()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_leaving_service_serves_on_for_its_delay_and_says_so(tmp_path: Path, kind: str) -> None:
     """Callers that have not heard of it are served for the delay; a second signal ends the delay."""
     delay_s, address = 2.0, f"127.0.0.1:{free_port()}"
@@ -163,6 +220,7 @@ def test_a_leaving_service_serves_on_for_its_delay_and_says_so(tmp_path: Path, k
         else:
             while time.monotonic() - began < delay_s - 0.5:
                 phases.add(health(address))  # raises where nobody serves
+                assert health(address, "liveness") == health_pb2.HealthCheckResponse.SERVING
                 served_s = time.monotonic() - began
                 time.sleep(0.05)
         out, err = process.communicate(timeout=LIMIT_S)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire.v1 import inference_pb2_grpc
-from quire_common.serving.aio_health import AioHealth
+from quire_common.serving.health import AioHealth
 from quire_common.serving.server import BoundServer, public_server
 from quire_common.telemetry.interceptors import CallGate
 from quire_router.config import RouterConfig
@@ -84,7 +84,7 @@ async def router_rig(
         bound = BoundServer(address, "router-test", lambda error: None, checker.set_serving, gate)
         router = RouterService(options, bound)
         names = router.register(server)
-        await checker.watch(["", *names])
+        await checker.watch(names)
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         await server.start()

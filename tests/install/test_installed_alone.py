@@ -52,14 +52,16 @@ def test_starts_fast_and_stays_small(name: str, wheels: Path, tmp_path: Path) ->
     ours = [str(next(wheels.glob(f"{each}-*.whl"))) for each in ("quire", "quire_common", f"quire_{name}")]
     install = [python, "-m", "pip", "install", "-q", "-c", str(wheels / "constraints.txt")]
     subprocess.run([*install, *ours], check=True, cwd=tmp_path)
-    found = subprocess.run([python, "-c", "import torch"], capture_output=True, cwd=tmp_path, check=False)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "QUIRE"))}
+    torch = [python, "-c", "import torch"]
+    found = subprocess.run(torch, capture_output=True, cwd=tmp_path, env=environment, check=False)
     assert found.returncode, f"installing the {name} brought torch along"
 
     flags, wanted = SERVICES[name]
     (port,) = free_ports(1)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "QUIRE"))}
     command = [python, "-m", f"quire_{name}", "--listen", f"127.0.0.1:{port}", *flags]
-    subprocess.run([python, "-c", f"import quire_{name}.server"], check=True, cwd=tmp_path)  # byte code is written once
+    warm = [python, "-c", f"import quire_{name}.server"]  # byte code is written once
+    subprocess.run(warm, check=True, cwd=tmp_path, env=environment)
     began = time.monotonic()
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from quire_common.config import load_config
+from quire_common.serving.health import LIVENESS, READINESS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
@@ -58,6 +60,18 @@ def test_containers_are_hardened(stack: dict[str, Any], name: str) -> None:
     assert not service["user"].startswith("0")
     assert service["healthcheck"]["test"][0] == "CMD"
     assert ("ports" in service) == (name == "router")
+
+
+@pytest.mark.parametrize("name", [*OURS, *SECOND])
+def test_compose_waits_for_readiness_and_images_report_liveness(stack: dict[str, Any], name: str) -> None:
+    """What waits for a service wants it ready. What restarts unhealthy containers must not end a worker that loads."""
+    service = stack["services"][name]
+    port = service["command"][service["command"].index("--listen") + 1].rpartition(":")[2]
+    probe = ["CMD", "python", "-m", "quire_common.healthcheck", f"127.0.0.1:{port}"]
+    assert service["healthcheck"]["test"] == [*probe, READINESS]
+    dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
+    (command,) = [line for line in dockerfile.splitlines() if "quire_common.healthcheck" in line]
+    assert json.loads(command.replace("CMD", "")) == [*probe[1:], LIVENESS]
 
 
 def test_only_loopback_is_published(stack: dict[str, Any]) -> None:

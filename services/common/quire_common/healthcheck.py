@@ -1,4 +1,5 @@
-"""`python -m quire_common.healthcheck HOST:PORT`: exit 0 if the server there says SERVING. For containers and probes.
+"""`python -m quire_common.healthcheck HOST:PORT [liveness|readiness]`: exit 0 if the service there is ready, or with
+`liveness` if its process answers. For containers and probes.
 
 With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files, and QUIRE_HEALTHCHECK_SERVICE the
 service that listens there, whose name the certificate must contain. For a public certificate, which has another name,
@@ -14,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire_common.config import ServiceConfig, load_config, option
+from quire_common.serving.health import LIVENESS, READINESS
 from quire_common.transport import channel_credentials, verified_name
 
 _TIMEOUT_S = 2.0
@@ -27,8 +29,8 @@ class HealthcheckConfig(ServiceConfig):
     server_name: str = option("", "under TLS, another name to look for in the server's certificate")
 
 
-def check(address: str, config: HealthcheckConfig) -> bool:
-    """Whether grpc.health.v1 at `address` (host:port) reports SERVING within two seconds."""
+def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> bool:
+    """Whether grpc.health.v1 at `address` (host:port) reports SERVING for the name within two seconds."""
     credentials = channel_credentials(config)
     named = [verified_name(config.service)] if config.service else []
     if config.server_name:
@@ -36,7 +38,8 @@ def check(address: str, config: HealthcheckConfig) -> bool:
     make = grpc.insecure_channel if credentials is None else lambda a: grpc.secure_channel(a, credentials, named)
     with make(address) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+            request = health_pb2.HealthCheckRequest(service=name)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_TIMEOUT_S)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -44,10 +47,11 @@ def check(address: str, config: HealthcheckConfig) -> bool:
 
 def main() -> int:
     """Probe the address on the command line. Returns the exit code: 0 if it serves, 1 if not, 2 for wrong arguments."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m quire_common.healthcheck HOST:PORT\n")
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], [LIVENESS], [READINESS]):
+        sys.stderr.write(f"usage: python -m quire_common.healthcheck HOST:PORT [{LIVENESS}|{READINESS}]\n")
         return 2
-    return 0 if check(sys.argv[1], load_config(HealthcheckConfig, "healthcheck", [])) else 1
+    address, name = (*sys.argv[1:], READINESS)[:2]
+    return 0 if check(address, load_config(HealthcheckConfig, "healthcheck", []), name) else 1
 
 
 if __name__ == "__main__":

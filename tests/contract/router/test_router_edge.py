@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry import tracing
-from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.front.http.open_paths import LIVE_PATHS, OPEN_PATHS, READY_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.tiers import deep_after
 
@@ -45,7 +45,7 @@ async def test_every_route_except_open_ones_requires_a_key() -> None:
                     assert (bare.status_code, wrong.status_code) == (401, 401), route.path
                     assert bare.headers["www-authenticate"] == "Bearer"
                 assert good.status_code != 401, route.path
-        assert walked > OPEN_PATHS and "/metrics" in walked
+        assert walked > OPEN_PATHS > {*LIVE_PATHS, *READY_PATHS} and "/metrics" in walked
         for unknown in ("/nothing", "/v1", "/livez/", "/docs/", "/openapi"):
             assert (await rig.http.get(unknown)).status_code == 401
 

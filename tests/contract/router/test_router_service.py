@@ -263,7 +263,12 @@ async def test_models_are_listed_under_their_served_names() -> None:
 
 async def test_status_routes_answer() -> None:
     async with router_rig() as rig:
-        assert (await rig.http.get("/livez")).json() == {"live": True}
+        for live in ("/livez", "/health/liveness"):
+            assert (await rig.http.get(live)).json() == {"live": True}
+        ready = (await rig.http.get("/readyz")).json()
+        assert ready["ready"] is True
+        for alias in ("/ready", "/health/readiness"):
+            assert (await rig.http.get(alias)).json() == ready
         assert (await rig.http.get("/health")).status_code == 200
         assert (await rig.http.post("/ping")).status_code == 200
         assert (await rig.http.get("/version")).json()["version"]

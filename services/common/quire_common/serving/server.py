@@ -1,9 +1,9 @@
 """The life of a service process: bind, start, serve, leave, drain, stop. Every service has the same.
 
-The port opens at once and health says NOT_SERVING until `start` returns. On SIGTERM or SIGINT a ready service *leaves*:
-health says NOT_SERVING, discovery forgets the service, and it goes on serving for `--drain-delay-s`, in which its
-callers notice. Then it drains and stops. A second signal ends the delay. A start that fails logs one line with the root
-cause, its code and its fix, and the process exits with 2.
+The port opens at once, and health says that the service lives, but is not ready until `start` returns. On SIGTERM or
+SIGINT a ready service *leaves*: health says that it is not ready, discovery forgets the service, and it goes on serving
+for `--drain-delay-s`, in which its callers notice. Then it drains and stops. A second signal ends the delay. A start
+that fails logs one line with the root cause, its code and its fix, and the process exits with 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire_common.config import ServiceConfig, explain_config, load_config, split_address
@@ -32,13 +32,14 @@ from quire_common.discovery.endpoint import Discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.identity.exposure import require_private
 from quire_common.identity.watched_context import WatchedContext
-from quire_common.serving.aio_health import AioHealth
 from quire_common.serving.announcement import PASSIVE, ThreadAnnouncement, announce
+from quire_common.serving.health import AioHealth, SyncHealth, loop_answers
 from quire_common.serving.heaps import bound_heaps
 from quire_common.serving.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
+from quire_common.telemetry.metrics_server import Probes
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
 from quire_common.transport import SERVER_OPTIONS, PortLimits, callers_of, server_credentials, tls_files
 
@@ -205,12 +206,12 @@ async def _serve_aio(
         bound._set_serving, bound._gate = checker.set_serving, gate
         service = make_service(bound)
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
-        names = [*service.register(server), ""]
-        reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        names = service.register(server)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         await checker.watch(names)
         await server.start()
         if metrics_port:
-            _serve_metrics(config)
+            _serve_metrics(config, Probes(lambda: loop_answers(loop), lambda: checker.readiness.ready))
         log.info("listening", address=bound.address)
         starting, stopping = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -226,7 +227,7 @@ async def _serve_aio(
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, hurried.set)
         log.info("stopping")
-        await checker.enter_graceful_shutdown()
+        await checker.leave()
         if starting.done() and not failures:
             bound.leave()
         if discovery is not None:
@@ -282,14 +283,13 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         service = make_service(bound)
-        checker = health.HealthServicer()
+        checker = SyncHealth()
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
-        names = [*service.register(server), ""]
-        reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        for service_name in names:
-            checker.set(service_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        names = service.register(server)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        checker.watch(names)
         server.start()
-        _serve_metrics(config)
+        _serve_metrics(config, Probes(lambda: True, lambda: checker.readiness.ready))
         log.info("listening", address=bound.address)
 
         def become_ready(service: SyncService) -> None:
@@ -297,8 +297,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
             settle()
             if stopped.is_set():
                 return
-            for each in names:
-                checker.set(each, health_pb2.HealthCheckResponse.SERVING)
+            checker.ready()
             announced = ThreadAnnouncement(config, name, bound.instance, bound.address)
             announcement.callback(announced.close)
             log.info("ready")
@@ -307,7 +306,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         starting.start()
         _wait_signal(stopped)
         log.info("stopping")
-        checker.enter_graceful_shutdown()
+        checker.leave()
         if not starting.is_alive():
             announcement.close()
         if not starting.is_alive() and not failures:
@@ -385,12 +384,12 @@ def _bind(
     return BoundServer(address, config.instance or default, fail)
 
 
-def _serve_metrics(config: ServiceConfig) -> None:
+def _serve_metrics(config: ServiceConfig, probes: Probes) -> None:
     if not config.metrics_listen:
         return
     tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
     require_private(config, host, "metrics_listen", secured=tls.any_pair)
-    serve_metrics(config.metrics_listen, WatchedContext("metrics TLS", tls) if tls.any_pair else None)
+    serve_metrics(config.metrics_listen, probes, WatchedContext("metrics TLS", tls) if tls.any_pair else None)
 
 
 def _service_name(config: ServiceConfig) -> str:

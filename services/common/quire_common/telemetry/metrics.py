@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quire_common.config import split_address
 from quire_common.errors import ConfigError
-from quire_common.telemetry.metrics_server import MetricsServer
+from quire_common.telemetry.metrics_server import MetricsServer, Probes
 
 if TYPE_CHECKING:
     import ssl
@@ -57,11 +57,12 @@ def render() -> bytes:
     return generate_latest(registry)
 
 
-def serve_metrics(address: str, context: ssl.SSLContext | None = None) -> MetricsServer:
-    """Serve `/metrics` on `host:port` (0: a free port), over TLS if there is a context. Raises ConfigError."""
+def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None = None) -> MetricsServer:
+    """Serve `/metrics`, `/livez` and `/readyz` on `host:port` (0: a free port), over TLS if there is a context. Raises
+    ConfigError."""
     host, port = split_address(address, "metrics_listen")
     try:
-        return MetricsServer(host, port, registry, context)
+        return MetricsServer(host, port, registry, probes, context)
     except OSError as error:
         raise ConfigError(
             "PORT_IN_USE", f"Cannot serve metrics on {address}: {error.strerror}.", "Choose another metrics_listen."

@@ -1,11 +1,13 @@
-"""The HTTP server of `/metrics`, with TLS where the service has a certificate. A connection has a thread of its own,
-also for its handshake: a client that is slow holds up nobody."""
+"""The HTTP server of `/metrics`, `/livez` and `/readyz`, with TLS where the service has a certificate. A connection has
+a thread of its own, also for its handshake: a client that is slow holds up nobody."""
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -16,7 +18,7 @@ from quire_common.identity.callers import METRICS_READERS, identity_of
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from wsgiref.types import WSGIApplication
 
     from prometheus_client import CollectorRegistry
@@ -27,14 +29,24 @@ _REFUSAL = "quire.refusal"
 log = get_logger(__name__)
 
 
-class MetricsServer:
-    """Serves from the start until `close`. With an authority, clients need a certificate whose identity may read
-    metrics."""
+@dataclass(frozen=True)
+class Probes:
+    """Whether the process lives, and whether the service can do its work. Both are called in a connection's thread."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, context: ssl.SSLContext | None) -> None:
+    live: Callable[[], bool]
+    ready: Callable[[], bool]
+
+
+class MetricsServer:
+    """Serves from the start until `close`. With an authority, clients need a certificate: for metrics, one whose
+    identity may read them."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, probes: Probes, context: ssl.SSLContext | None
+    ) -> None:
         """Raises OSError for a port that is taken."""
         self._server = _Server((host, port), _Handler, context)
-        self._server.set_app(_guarded(make_wsgi_app(registry)))
+        self._server.set_app(_with_probes(probes, _guarded(make_wsgi_app(registry))))
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.address = f"{self._server.server_address[0]!s}:{self._server.server_port}"
@@ -75,6 +87,22 @@ class _Server(ThreadingWSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Drop a connection that failed, such as a handshake without a certificate."""
         log.debug("a scrape failed", client=str(client_address[0]))
+
+
+def _with_probes(probes: Probes, app: WSGIApplication) -> WSGIApplication:
+    """Wrap the application: `/livez` and `/readyz` are answered by the probes, with 200 or 503."""
+    routes = {"/livez": ("live", probes.live), "/readyz": ("ready", probes.ready)}
+
+    def probed(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        route = routes.get(environ["PATH_INFO"])
+        if route is None:
+            return app(environ, start_response)
+        name, probe = route
+        well = probe()
+        start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "application/json")])
+        return [json.dumps({name: well}).encode()]
+
+    return probed
 
 
 def _guarded(app: WSGIApplication) -> WSGIApplication:

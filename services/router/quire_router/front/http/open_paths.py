@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/docs", "/openapi.json"})
+LIVE_PATHS = ("/livez", "/health/liveness")
+READY_PATHS = ("/readyz", "/ready", "/health/readiness")
+OPEN_PATHS = frozenset({*LIVE_PATHS, *READY_PATHS, "/health", "/ping", "/docs", "/openapi.json"})

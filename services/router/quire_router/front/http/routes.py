@@ -12,7 +12,7 @@ from quire_router.front.http.formats.completion_format import CompletionFormat
 from quire_router.front.http.formats.messages_format import MessagesFormat
 from quire_router.front.http.formats.token_format import TokenFormat
 from quire_router.front.http.generate import GenerateEndpoint, Invocations, Serving
-from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.front.http.open_paths import LIVE_PATHS, OPEN_PATHS, READY_PATHS
 from quire_router.front.http.openapi.page import DOCUMENT_PATH, PAGE_PATH, DocsRoutes
 from quire_router.front.http.parsing.messages_parse import parse_messages
 from quire_router.front.http.parsing.parse import parse_chat, parse_completion
@@ -73,8 +73,8 @@ def make_routes(
         Route("/v1/models/{model:path}", status.model),
         Route("/version", status.version),
         Route("/load", status.load),
-        Route("/livez", status.livez),
-        Route("/readyz", status.readyz),
+        *(Route(path, status.livez) for path in LIVE_PATHS),
+        *(Route(path, status.readyz) for path in READY_PATHS),
         Route("/health", status.health),
         Route("/ping", status.health, methods=["GET", "POST"], name="ping"),
     ]

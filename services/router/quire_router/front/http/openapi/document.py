@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.version import installed_version
 from quire_router.front.http.formats.error_shape import ANTHROPIC_PREFIX
+from quire_router.front.http.open_paths import LIVE_PATHS, READY_PATHS
 from quire_router.front.http.openapi.answers import ANSWERS
 from quire_router.front.http.openapi.event_answers import EVENT_ANSWERS
 from quire_router.front.http.openapi.schemas import STRING, body_schema, either, ref
@@ -92,8 +93,11 @@ OPERATIONS = (
     Operation("GET", "/v1/models/{model}", "One of the models.", "Model"),
     Operation("GET", "/version", "Of this service.", "Version"),
     Operation("GET", "/load", "What is in flight.", "Load"),
-    Operation("GET", "/livez", "The process answers.", "Live"),
-    Operation("GET", "/readyz", "What everybody behind the router is doing.", "Ready", also=(503,)),
+    *(Operation("GET", path, "The process answers.", "Live") for path in LIVE_PATHS),
+    *(
+        Operation("GET", path, "What everybody behind the router is doing.", "Ready", also=(503,))
+        for path in READY_PATHS
+    ),
     Operation("GET", "/health", "Whether a request could be answered."),
     Operation("GET", "/ping", "Whether a request could be answered."),
     Operation("POST", "/ping", "Whether a request could be answered."),

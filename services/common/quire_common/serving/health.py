@@ -1,0 +1,133 @@
+"""Health of a service: whether its process lives, and whether the service can do its work.
+
+grpc.health.v1 answers for both. The name `liveness` is SERVING from the opening of the port to the end of the process:
+a process that does not answer has to be restarted. The name `readiness`, the empty name and the names of gRPC services
+follow `Readiness`: a service that says NOT_SERVING gets no requests, but nobody should restart it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from grpc_health.v1 import health, health_pb2
+
+LIVENESS: Final = "liveness"
+READINESS: Final = "readiness"
+# A probe that waits longer has given up.
+_LOOP_LIMIT_S = 2.0
+_Status = health_pb2.HealthCheckResponse
+
+
+class Readiness:
+    """A service is ready once its start has succeeded, while it has what it depends on, until its stop begins. Any
+    thread may ask."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._up = True
+        self._leaving = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the service can do its work."""
+        return self._started and self._up and not self._leaving
+
+    @property
+    def status(self) -> int:
+        """The same as a status of grpc.health.v1."""
+        return int(_Status.SERVING if self.ready else _Status.NOT_SERVING)
+
+    def start(self) -> None:
+        """The start has succeeded."""
+        self._started = True
+
+    def set_up(self, up: bool) -> bool:
+        """Note whether the service has what it depends on; return whether that is news."""
+        news, self._up = up != self._up, up
+        return news
+
+    def leave(self) -> None:
+        """The stop has begun."""
+        self._leaving = True
+
+
+class AioHealth(health.aio.HealthServicer):  # type: ignore[misc]  # grpc publishes no types for it
+    """grpc.health.v1 of an asyncio service; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readiness = Readiness()
+        self._names: Sequence[str] = ()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def watch(self, names: Sequence[str]) -> None:
+        """Answer for these gRPC services from now on."""
+        self._names = (*names, "", READINESS)
+        await self.set(LIVENESS, _Status.SERVING)
+        await self._tell()
+
+    async def ready(self) -> None:
+        """The start has succeeded."""
+        self.readiness.start()
+        await self._tell()
+
+    async def leave(self) -> None:
+        """The stop has begun."""
+        self.readiness.leave()
+        await self._tell()
+
+    def set_serving(self, up: bool) -> None:
+        """Note whether the service still serves. Peers are told at once, or when it is ready."""
+        if not self.readiness.set_up(up):
+            return
+        task = asyncio.ensure_future(self._tell())
+        self._telling.add(task)  # the loop itself keeps weak references only
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self) -> None:
+        for name in self._names:
+            await self.set(name, self.readiness.status)
+
+
+class SyncHealth(health.HealthServicer):  # type: ignore[misc]  # grpc publishes no types for it
+    """grpc.health.v1 of a threaded service. Methods may run in any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readiness = Readiness()
+        self._names: Sequence[str] = ()
+        self._telling = threading.Lock()
+
+    def watch(self, names: Sequence[str]) -> None:
+        """Answer for these gRPC services from now on."""
+        self._names = (*names, "", READINESS)
+        self.set(LIVENESS, _Status.SERVING)
+        self._tell()
+
+    def ready(self) -> None:
+        """The start has succeeded."""
+        self.readiness.start()
+        self._tell()
+
+    def leave(self) -> None:
+        """The stop has begun."""
+        self.readiness.leave()
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._telling:
+            for name in self._names:
+                self.set(name, self.readiness.status)
+
+
+def loop_answers(loop: asyncio.AbstractEventLoop, limit_s: float = _LOOP_LIMIT_S) -> bool:
+    """Whether the event loop runs a callback within the limit. Called, and waits, in another thread than the loop's."""
+    answered = threading.Event()
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:  # it is closed
+        return False
+    return answered.wait(limit_s)
