@@ -24,7 +24,7 @@ def run(
     """Serve all requests with at most `streams` open at once, over TLS with credentials; checks that every answer has
     its full length."""
     before = cpu_seconds(stack)
-    seconds, ttft = asyncio.run(serve_requests(stack.grpc, requests, streams, secure))
+    seconds, ttft, gaps = asyncio.run(serve_requests(stack.grpc, requests, streams, secure))
     tokens = sum(r.output_len for r in requests)
     cpu = cpu_us_per_token(before, cpu_seconds(stack), tokens)
     return {
@@ -32,6 +32,8 @@ def run(
         "seconds": seconds,
         "output_tokens_per_s": tokens / seconds,
         "ttft_p50_ms": float(np.percentile(ttft, 50)) * 1e3,
+        "gap_p50_ms": float(np.percentile(gaps, 50)) * 1e3,
+        "gap_p99_ms": float(np.percentile(gaps, 99)) * 1e3,
         "cpu_ms_per_1k_tokens": {name: round(ms, 2) for name, ms in cpu.items()},
         "front_cpu_ms_per_1k_tokens": round(sum(cpu[name] for name in FRONT), 2),
     }
@@ -44,9 +46,11 @@ def warm_up(stack: LocalStack, requests: list[Request]) -> None:
 
 async def serve_requests(
     address: str, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
-) -> tuple[float, list[float]]:
-    """Serve them with at most `streams` open at once; returns the seconds of all and the time to each first token."""
+) -> tuple[float, list[float], list[float]]:
+    """Serve them with at most `streams` open at once; returns the seconds of all, those to each first message, and
+    those between two messages of a stream."""
     ttft: list[float] = []
+    gaps: list[float] = []
     gate = asyncio.Semaphore(streams)
     async with grpc.aio.secure_channel(address, secure) if secure else grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
@@ -59,11 +63,11 @@ async def serve_requests(
                     ignore_eos=True,
                     sampling=common_pb2.SamplingParams(temperature=0),
                 )
-                began, seen, usage = time.perf_counter(), False, 0
+                last, seen, usage = time.perf_counter(), False, 0
                 async for response in stub.Generate(message):
-                    if not seen:
-                        seen = True
-                        ttft.append(time.perf_counter() - began)
+                    before, last = last, time.perf_counter()
+                    (gaps if seen else ttft).append(last - before)
+                    seen = True
                     if response.HasField("usage"):
                         usage = response.usage.completion_tokens
                 if usage != request.output_len:
@@ -73,7 +77,7 @@ async def serve_requests(
         async with asyncio.TaskGroup() as group:
             for request in requests:
                 group.create_task(one(request))
-        return time.perf_counter() - began, ttft
+        return time.perf_counter() - began, ttft, gaps
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
