@@ -105,7 +105,9 @@ def test_a_pull_that_gets_no_thread_lets_its_connection_go(
     job = Job(load(1, 1, 11), 0, 0)
     monkeypatch.setattr(pull_manager, "Pull", lambda *_: SimpleNamespace(job=job, last_used="", close=connection.close))
     monkeypatch.setattr(threading, "Thread", no_thread)
-    given: Any = SimpleNamespace(setup=SimpleNamespace(page_bytes=4096, load_slots=range(4)), send=sent.append)
+    given: Any = SimpleNamespace(
+        setup=SimpleNamespace(page_bytes=4096, load_slots=range(4), peer_hosts=""), send=sent.append
+    )
     pull_manager.PullManager(given).start_job(job)
     assert [frame.kind for frame in sent] == [AgentFrameKind.ENDED] and connection.sock.fileno() < 0
 
