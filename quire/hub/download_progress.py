@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,11 +33,11 @@ def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> 
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below the folder. Another program may create and move files meanwhile."""
+    """Return the size of all files below the folder. Another program may create, move and remove files and
+    folders meanwhile."""
     total_bytes = 0
-    for path in folder.rglob("*"):
-        try:
-            total_bytes += path.lstat().st_size if not path.is_dir() else 0
-        except OSError:
-            continue
+    for parent, _, names in os.walk(folder):  # leaves out folders that are gone when it comes to them
+        for name in names:
+            with contextlib.suppress(OSError):
+                total_bytes += os.lstat(os.path.join(parent, name)).st_size
     return total_bytes
