@@ -39,5 +39,5 @@ def folder_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):  # leaves out folders that are gone when it comes to them
         for name in names:
             with contextlib.suppress(OSError):
-                total_bytes += os.lstat(os.path.join(parent, name)).st_size
+                total_bytes += Path(parent, name).lstat().st_size
     return total_bytes
