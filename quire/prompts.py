@@ -70,7 +70,7 @@ def cache_salt_of(prompt: Prompt) -> str:
     none."""
     salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
     if not isinstance(salt, str | None):
-        raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is no text.", "Give a string.", param=_SALT)
+        raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is not a text.", "Give a string.", param=_SALT)
     return salt or ""
 
 

@@ -1,21 +1,20 @@
-"""SamplingParams: how to continue a prompt. vLLM's names, meanings and defaults; a bad value is a typed error at once.
-
-What vLLM knows and this build does not serve yet is accepted by name and refused with an Unsupported error, so that a
-script learns what is missing instead of silently getting something else.
-"""
+"""SamplingParams: how to continue a prompt. vLLM's names, meanings and defaults; a bad value is a typed error at
+once."""
 
 from __future__ import annotations
 
+import json as json_module
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.errors import InvalidArgument, Unsupported
+from quire.errors import InvalidArgument
 from quire.request_parameters import NUMBERS, Parameter
 
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,56 @@ class BeamSearchParams:
 
 
 @dataclass(frozen=True)
+class StructuredOutputsParams:
+    """The constraint that an answer must match, by vLLM's names. Exactly one of the first six fields is set."""
+
+    # A JSON schema, as an object or as text.
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    # EBNF (GBNF) or Lark.
+    grammar: str | None = None
+    # Any JSON object.
+    json_object: bool | None = None
+    # Free text with tags in it, as JSON.
+    structural_tag: str | Mapping[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    # A regular expression for the whitespace between values of JSON.
+    whitespace_pattern: str | None = None
+    # Ours: refuse what of a schema cannot be enforced, instead of passing over it.
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in _STRUCTURES if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise _bad_structure(" and ".join(given) or "nothing", f"exactly one of {', '.join(_STRUCTURES)}")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            if not isinstance(getattr(self, name), str | None):
+                raise _bad_structure(f"{name}={getattr(self, name)!r}", f"a string as {name}")
+        for name in ("json", "structural_tag"):
+            if not isinstance(getattr(self, name), str | Mapping | None):
+                raise _bad_structure(f"{name}={getattr(self, name)!r}", f"an object or a string as {name}")
+        choice = self.choice
+        if choice is not None and (isinstance(choice, str) or not all(isinstance(each, str) for each in choice)):
+            raise _bad_structure(f"choice={choice!r}", "a list of strings as choice")
+
+    @property
+    def kind(self) -> str:
+        """The contract's name of what is asked for."""
+        (name,) = (name for name in _STRUCTURES if getattr(self, name) not in (None, False))
+        return "json_schema" if name == "json" else name
+
+    @property
+    def text(self) -> str:
+        """Return the request for a grammar, as the contract's text."""
+        value = {"json_schema": self.json, "json_object": ""}.get(self.kind, getattr(self, self.kind, None))
+        if isinstance(value, str):
+            return value
+        return json_module.dumps(value if isinstance(value, Mapping) else list(value or ()), default=dict)
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """Immutable; `clone(temperature=0)` gives a changed copy."""
 
@@ -103,8 +152,8 @@ class SamplingParams:
     detokenize: bool = True
     # Of those that the worker allows, by name; see docs/python.md. Code does not travel.
     logits_processors: Sequence[str] | None = None
-    # Known, but not served yet.
-    structured_outputs: Any = None
+    # The constraint that the answer must match.
+    structured_outputs: StructuredOutputsParams | None = None
     # Locally typical sampling; 1: all.
     typical_p: float = 1.0
 
@@ -139,13 +188,10 @@ class SamplingParams:
             raise _bad("bad_words", self.bad_words, "strings that are not empty")
         if any(not isinstance(name, str) or not name for name in self.logits_processors or ()):
             raise _bad("logits_processors", self.logits_processors, "names of processors that the worker allows")
-        if self.structured_outputs is not None:
-            raise Unsupported(
-                "UNSUPPORTED_PARAM",
-                "structured_outputs is not supported yet.",
-                "Leave structured_outputs at its default.",
-                param="structured_outputs",
-            )
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise _bad("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise _bad("ignore_eos", True, "false with structured_outputs, which say where the answer ends")
 
     @property
     def told_at_once(self) -> bool:
@@ -162,6 +208,15 @@ class SamplingParams:
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy, with changes if any; they are checked like the first time."""
         return replace(self, **changes)
+
+
+def _bad_structure(value: str, wanted: str) -> InvalidArgument:
+    return InvalidArgument(
+        "BAD_SAMPLING_PARAM",
+        f"structured_outputs has {value[:200]}.",
+        f"structured_outputs must have {wanted}.",
+        param="structured_outputs",
+    )
 
 
 def _bad(name: str, value: object, wanted: str) -> InvalidArgument:

@@ -131,7 +131,6 @@ _ONE_GPU = "one worker runs on one GPU."
 _REPLICAS = "Leave it out. `--replicas N` runs N copies of the model."
 _LORA = "LoRA adapters are not served."
 _MERGE = "Serve a checkpoint into which the adapter is merged."
-_TOOLS = "tool calls are not extracted from answers."
 _MEDIA = "only text is served."
 _WITHOUT = "This option needs {}, which is refused."
 
@@ -168,7 +167,6 @@ VLLM_OPTIONS = (
     _neutral("task", "auto generate", "only text generation is served."),
     _neutral("runner", "auto generate", "only text generation is served."),
     _neutral("convert", "auto none", "only text generation is served."),
-    _neutral("model-impl", "auto vllm", "Quire has its own implementation of each model."),
     _neutral("config-format", "auto hf", "Hugging Face folders and GGUF files are read."),
     _neutral("code-revision", "main none", "code of a model is never run."),
     _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
@@ -191,7 +189,7 @@ VLLM_OPTIONS = (
         "data-parallel-size-local", "1", "Quire calls copies of the model replicas.", "Use `--replicas N`.", "dpl"
     ),
     _neutral("data-parallel-backend", "mp", "Ray is not used.", "Leave it out.", "dpb"),
-    _switch("enable-expert-parallel", "false", "models with experts are not served."),
+    _switch("enable-expert-parallel", "false", "experts are not divided among GPUs."),
     _neutral("distributed-executor-backend", "mp uni none", "each worker is a process; Ray is not used."),
     _switch("disable-custom-all-reduce", "false", _ONE_GPU),
     _neutral("nnodes", "1", "services on other hosts are found by --discovery.", "See services/common/README.md.", "n"),
@@ -248,17 +246,16 @@ VLLM_OPTIONS = (
     _refused("lora-modules", _LORA, _MERGE),
     *(_accepted(name, _WITHOUT.format("--enable-lora")) for name in ("max-loras", "max-lora-rank", "max-cpu-loras")),
     _accepted("fully-sharded-loras", _WITHOUT.format("--enable-lora"), switch=True),
-    _neutral("guided-decoding-backend", "auto", "there is no structured output yet."),
-    _neutral("structured-outputs-config", "{} none", "there is no structured output yet."),
-    _neutral(
-        "reasoning-parser",
-        "none",
-        "the thinking is not separated from the answer.",
-        "Use --reasoning-config for thinking budgets.",
+    _neutral("guided-decoding-backend", "auto guidance", "grammars are always those of llguidance."),
+    _neutral("structured-outputs-config", "{} none", "a request has these options itself."),
+    _accepted(
+        "enable-auto-tool-choice", "Tool calls are taken out of answers wherever a parser is known.", switch=True
     ),
-    _switch("enable-auto-tool-choice", "false", _TOOLS, "Read the calls from the text of the answer."),
-    _accepted("tool-call-parser", _WITHOUT.format("--enable-auto-tool-choice")),
-    _accepted("tool-parser-plugin", _WITHOUT.format("--enable-auto-tool-choice")),
+    _refused(
+        "tool-parser-plugin",
+        "parsers are part of the tokenizer.",
+        "Use a parser of --tool-call-parser, which docs/tools.md lists.",
+    ),
     _accepted("chat-template-content-format", "The chat template decides whether it gets a list or a text."),
     _neutral("response-role", "assistant", "answers always have the role assistant."),
     _accepted("disable-log-requests", "Prompts are never logged.", switch=True),
@@ -300,7 +297,7 @@ VLLM_OPTIONS = (
     _neutral("pooler-config", "none {}", "only text generation is served."),
     _accepted("ignore-patterns", "Quire reads only the files that it needs."),
     _switch("use-tqdm-on-load", "true", "`quire up` shows the progress."),
-    _switch("enable-eplb", "false", "models with experts are not served."),
+    _switch("enable-eplb", "false", "experts are not divided among GPUs."),
     _accepted(
         "disable-cascade-attn", "Quire has no cascade attention, so there is nothing to switch off.", switch=True
     ),

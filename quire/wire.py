@@ -16,7 +16,7 @@ from quire.columns import pack_i32, unpack_i32
 from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
 from quire.prompts import ChatPrompt, Prompt, cache_salt_of, normalise
 from quire.request_parameters import NUMBERS
-from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.v1 import common_pb2, inference_pb2
 
 _BY_STATUS: dict[int, type[errors.QuireError]] = {
@@ -100,6 +100,8 @@ def build_request(
         request.repetition_detection.max_pattern_size = rule.max_pattern_size
         request.repetition_detection.min_pattern_size = rule.min_pattern_size
         request.repetition_detection.min_count = rule.min_count
+    if params.structured_outputs is not None:
+        request.constraint.CopyFrom(_constraint(params.structured_outputs))
     if isinstance(asked, str):
         request.text = asked
     elif isinstance(asked, ChatPrompt):
@@ -210,6 +212,18 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     if params.prompt_logprobs is not None:
         message.prompt_logprobs = params.prompt_logprobs
     return message
+
+
+def _constraint(asked: StructuredOutputsParams) -> common_pb2.Constraint:
+    """Encode what the answer must match."""
+    return common_pb2.Constraint(
+        kind=asked.kind,
+        text=asked.text,
+        strict=asked.strict,
+        disable_any_whitespace=asked.disable_any_whitespace,
+        disable_additional_properties=asked.disable_additional_properties,
+        whitespace_pattern=asked.whitespace_pattern or "",
+    )
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:

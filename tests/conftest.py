@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from quire_common.telemetry.metrics import registry
+
 # Before torch is loaded, and for services too: its threads spin otherwise, at two thirds of what tests compute.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+_TESTS = Path(__file__).parent
+# Under `python -O`, assertions of our helpers count only where pytest rewrites them.
+pytest.register_assert_rewrite(*(f"tests.{entry.stem}" for entry in _TESTS.iterdir()))
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
 _LONG = ("exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels", "model", "worker")
@@ -25,14 +31,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    places = (place for place, folder in enumerate(_LONG) if folder in item.path.parts)
-    return next(places, len(_LONG))
+    """The place of the outermost folder that has one."""
+    folders = item.path.relative_to(_TESTS).parts
+    return next((_LONG.index(folder) for folder in folders if folder in _LONG), len(_LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unnamed_models() -> Iterator[None]:
+    """A service that a test starts in this process gives its metrics the model's label. Other files do not see it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_models", {})
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def optimized_services() -> Iterator[None]:
+    """Under `make test-optimized`, Python processes that tests start ignore `assert`, as under `python -O`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("QUIRE_TEST_OPTIMIZED") == "1":
+            patch.setenv("PYTHONOPTIMIZE", "1")
         yield
 
 

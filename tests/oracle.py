@@ -40,13 +40,13 @@ class Divergence:
 class Oracle:
     """transformers' model of a folder, or of a GGUF file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attention: str = "eager") -> None:
         with quiet_transformers():
             from transformers import AutoModelForCausalLM
 
             folder, file = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
             model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager", **file
+                folder, dtype=torch.float32, attn_implementation=attention, **file
             )
         self._model = model  # from_pretrained leaves it in evaluation mode
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 from concurrent import futures
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tests.certificates import HOST
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from tests.certificates import TlsFiles
 
 
 @dataclass(frozen=True)
@@ -29,18 +34,24 @@ class SinkSpan:
     end_ns: int
     attributes: dict[str, Any]
     failed: bool
+    events: tuple[str, ...] = ()
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
-    """`with OtlpSink() as sink:` serves at `sink.endpoint` on a free port."""
+    """`with OtlpSink() as sink:` serves at `sink.endpoint` on a free port; over TLS with the files given."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsFiles | None = None) -> None:
         self._spans: list[SinkSpan] = []
         self._changed = threading.Condition()
         self._pool = futures.ThreadPoolExecutor(2)
         self._server = grpc.server(self._pool)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if tls is None:
+            self.endpoint = f"http://{HOST}:{self._server.add_insecure_port(f'{HOST}:0')}"
+        else:
+            pair = Path(tls.key).read_bytes(), Path(tls.cert).read_bytes()
+            port = self._server.add_secure_port(f"{HOST}:0", grpc.ssl_server_credentials([pair]))
+            self.endpoint = f"https://{HOST}:{port}"
 
     def __enter__(self) -> OtlpSink:
         self._server.start()
@@ -86,6 +97,7 @@ def _span(identity: dict[str, Any], span: Any) -> SinkSpan:
         end_ns=span.end_time_unix_nano,
         attributes=_attributes(span.attributes),
         failed=span.status.code == 2,
+        events=tuple(event.name for event in span.events),
     )
 
 

@@ -61,14 +61,15 @@ class TcpRelay:
 
     def hang_up(self, *, reset: bool = False) -> None:
         """Close all that is open; with `reset`, by a reset of each connection instead of an end."""
-        for each in self._sockets.copy():
+        # The relaying threads must find them gone: they would end with FIN what is to be reset.
+        closing, self._sockets = self._sockets, []
+        for each in closing:
             with contextlib.suppress(OSError):
                 if reset:
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 # Also wakes the thread that reads.
                 each.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
             each.close()
-        self._sockets.clear()
 
     def _accept(self) -> None:
         while True:
@@ -114,7 +115,8 @@ class TcpRelay:
                 self._hold()
                 sink.sendall(self._harm(data) if answers else data)
             self._hold()
-            sink.shutdown(socket.SHUT_WR)
+            if sink in self._sockets:
+                sink.shutdown(socket.SHUT_WR)
 
     def _hold(self) -> None:
         """Wait for the end of the mode that holds all back."""

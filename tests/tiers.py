@@ -17,6 +17,6 @@ def deep_after(count: int, cases: Iterable[object]) -> list[object]:
 
 
 def _deep(case: object) -> object:
-    if isinstance(case, tuple):
+    if type(case) is tuple:  # the values of several arguments; a NamedTuple is one value
         return pytest.param(*case, marks=pytest.mark.deep)
     return pytest.param(case, marks=pytest.mark.deep)

@@ -30,9 +30,9 @@ def table(record: dict[str, Any]) -> str:
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. After {total['kept']} faults"
         f" something was kept. The test itself failed at {total['failed']} faults.\n\n"
-        "Of the faults with *, 99% were noticed, or streams went on without notice,"
-        f" within {record['detection_p99_s']:.2f} s. After 99% of all faults,"
-        f" every stream went on within {record['pause_p99_s']:.2f} s.\n"
+        "The services noticed 99% of the faults with *, or streams went on without notice,"
+        f" within {record['detection_p99_s']:.2f} s. Every stream went on within {record['pause_p99_s']:.2f} s"
+        " after 99% of all faults.\n"
     )
     for title, group in record["groups"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{_HEAD}" + "".join(map(_row, group))

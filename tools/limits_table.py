@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2
 from quire_common.request_parameters import PARAMETERS
+from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
 from quire_router.front.grpc.smg.request_codec import MAX_ABORTED
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
 from quire_router.front.parameters import tables
 from quire_router.front.parameters.fields import MAX_INT32, MAX_NAME_CHARS, Field
 from quire_router.requests import products
+from quire_tokenizer.grammar.grammar_compiler import MAX_SOURCE_BYTES
+from quire_tokenizer.grammar.source import MAX_DEPTH
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -39,6 +42,8 @@ _BODY = "only the limit of the body"
 _CONTEXT = "at most the model's context length"
 _OBJECT = "an object; each of its fields has its own row"
 _REFUSED = "not supported: refused"
+_SOURCE = f"at most {MAX_SOURCE_BYTES >> 20} MiB, and {MAX_GRAMMAR_BYTES >> 10} KiB as a grammar"
+_SCHEMA = f"{_SOURCE}; nested at most {MAX_DEPTH} deep"
 
 
 def bound_of(field: Field) -> str:
@@ -74,6 +79,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "add_generation_prompt": ("once", ""),
     "add_special_tokens": ("once", ""),
     "background": ("once", ""),
+    "choice": ("bytes", ""),
     "beam_search": ("sequence", "`n`, the number of beams, is at most `--max-n`"),
     "best_of": ("sequence", "at most `--max-n`"),
     "cache_salt": ("sequence", ""),
@@ -81,7 +87,11 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "chat_template_kwargs": ("prompt", f"{_BODY}; nested at most 100 deep"),
     "continue_final_message": ("once", ""),
     "continuous_usage_stats": ("answer", ""),
+    "description": ("bytes", _BODY),
     "detokenize": ("once", "only true"),
+    "disable_additional_properties": ("once", ""),
+    "disable_any_whitespace": ("once", ""),
+    "disable_fallback": ("none", _BODY),
     "do_remote_decode": ("once", ""),
     "do_remote_prefill": ("once", ""),
     "documents": ("prompt", ""),
@@ -89,11 +99,22 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "effort": ("once", ""),
     "extra_args": ("once", "an object that contains only kv_transfer_params"),
     "fill_context": ("answer", ""),
+    "format": ("once", _OBJECT),
+    "grammar": ("bytes", _SOURCE),
+    "guided_choice": ("token", ""),
+    "guided_grammar": ("token", _SOURCE),
+    "guided_json": ("token", _SCHEMA),
+    "guided_regex": ("token", _SOURCE),
+    "guided_whitespace_pattern": ("bytes", _SOURCE),
     "include": ("once", ""),
+    "include_reasoning": ("once", ""),
     "include_usage": ("once", ""),
     "inference_geo": ("none", _BODY),
     "input": ("prompt", _CONTEXT),
     "instructions": ("prompt", _CONTEXT),
+    "json": ("bytes", _SCHEMA),
+    "json_object": ("once", ""),
+    "json_schema": ("once", _OBJECT),
     "kind": ("once", "only GENERATE"),
     "kv_transfer_params": ("once", _OBJECT),
     "max_completion_tokens": ("answer", _CONTEXT),
@@ -104,8 +125,13 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "min_count": ("token", ""),
     "min_pattern_size": ("token", ""),
     "model": ("once", ""),
+    "name": ("once", ""),
+    "output_config": ("once", _OBJECT),
+    "output_format": ("token", _OBJECT),
+    "parallel_tool_calls": ("once", ""),
     "previous_response_id": ("prompt", ""),
     "priority": ("once", ""),
+    "prompt_end": ("once", "`unknown`, `thinking` or `answering`"),
     "prompt": ("prompt", f"at most {MAX_PROMPTS:,} prompts, each {_CONTEXT}"),
     "prompt_cache_key": ("once", _ECHOED),
     "prompt_cache_retention": ("none", _BODY),
@@ -119,6 +145,8 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "remote_request_id": ("once", ""),
     "repetition_detection": ("token", _OBJECT),
     "request_id": ("once", ""),
+    "regex": ("bytes", _SOURCE),
+    "response_format": ("token", _OBJECT),
     "resume": ("prompt", _CONTEXT),
     "return_timings": ("once", ""),
     "return_token_ids": ("answer", ""),
@@ -126,19 +154,30 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "return_tokens_as_token_ids": ("answer", ""),
     "safety_identifier": ("once", _ECHOED),
     "sampling_params": ("once", _OBJECT),
+    "schema": ("bytes", _SCHEMA),
     "service_tier": ("none", _BODY),
     "stop_sequences": ("sequence", ""),
     "store": ("answer", ""),
     "stream": ("answer", ""),
     "stream_options": ("once", _OBJECT),
+    "strict": ("once", ""),
+    "structural_tag": ("bytes", _SCHEMA),
+    "structured_outputs": ("token", _OBJECT),
+    "structures": ("bytes", ""),
     "system": ("prompt", _CONTEXT),
     "text": ("once", _OBJECT),
+    "thinking": ("token", _OBJECT),
     "timeout_s": ("once", ""),
     "token_ids": ("prompt", _CONTEXT),
     "tokens": ("bytes", _BODY),
+    "tool_choice": ("token", "none, auto, required, or one function by its name"),
+    "tools": ("prompt", f"at most {tables.MAX_TOOLS:,} functions, nested at most 100 deep; in all {_CONTEXT}"),
     "top_logprobs": ("answer", "at most `--max-logprobs`"),
     "tp_size": ("once", ""),
+    "triggers": ("bytes", ""),
     "truncation": ("prompt", ""),
+    "type": ("once", "text, json_object, json_schema or structural_tag"),
+    "whitespace_pattern": ("bytes", _SOURCE),
     "user": ("once", _ECHOED),
 }
 # Fields of the gRPC contract that HTTP calls otherwise, or that one of another meaning is called alike.
@@ -146,7 +185,7 @@ RPC_FIELDS: Mapping[str, tuple[str, str]] = {
     "GenerateRequest.text": ("prompt", _CONTEXT),
     "GenerateRequest.chat": ("prompt", _OBJECT),
     "GenerateRequest.sampling": ("once", _OBJECT),
-    "GenerateRequest.constraint": ("none", _REFUSED),
+    "GenerateRequest.constraint": ("token", _OBJECT),
     "GenerateRequest.adapter": ("none", _REFUSED),
     "GenerateRequest.media": ("none", _REFUSED),
     "GenerateRequest.timeout_ms": ("once", "uint32"),
@@ -161,9 +200,14 @@ RPC_FIELDS: Mapping[str, tuple[str, str]] = {
     "SamplingParams.bad_words_ids": ("none", "refused; send bad_words instead"),
     "LogitBiasEntry.key": ("token", "a token id of the vocabulary"),
     "LogitBiasEntry.value": ("token", "-100 to 100"),
-    "Constraint.kind": ("none", _REFUSED),
-    "Constraint.text": ("none", _REFUSED),
-    "Constraint.digest": ("none", _REFUSED),
+    "Constraint.kind": ("once", "a kind of the contract that is not compiled"),
+    "Constraint.text": ("bytes", _SCHEMA),
+    "Constraint.digest": ("none", "refused"),
+    "Constraint.strict": ("once", "true or false"),
+    "Constraint.disable_any_whitespace": ("once", "true or false"),
+    "Constraint.disable_additional_properties": ("once", "true or false"),
+    "Constraint.whitespace_pattern": ("bytes", _SOURCE),
+    "Constraint.version": ("none", "set by tokenizers; ignored in requests"),
     "MediaBlob.digest": ("none", _REFUSED),
     "MediaBlob.mime_type": ("none", _REFUSED),
     "MediaBlob.data": ("none", _REFUSED),
@@ -174,6 +218,7 @@ RPC_FIELDS: Mapping[str, tuple[str, str]] = {
 # Names of products, and how large each may be.
 _PRODUCTS = (
     ("bytes of stop strings and stop_token_ids x sequences", products.MAX_STOP_BYTES),
+    ("bytes of the compiled grammar x sequences", products.MAX_GRAMMARS_BYTES),
     ("entries of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
     ("tokens of all prompts x n", products.MAX_PROMPT_TOKENS),
     ("tokens of all prompts x n, with echo or return_token_ids", products.MAX_TOLD_PROMPT_TOKENS),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quire.v1 import inference_pb2, kvstore_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
 from quire_common.kv.page_events import FRAME_PAGES
 from quire_common.kv_data.frame import BODY_BYTES, FRAME_BYTES, MAX_PAYLOAD_BYTES, FrameKind
+from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_kvstore.puts import MAX_FRAME_BYTES as PUT_FRAME_BYTES
 from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES
@@ -25,11 +26,13 @@ from quire_scheduler.batching.admission import MAX_START_BYTES
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_tokenizer.detokenize.long_answer import MOST_CHARS
+from quire_tokenizer.grammar.grammar_compiler import MAX_SOURCE_BYTES
 from quire_worker.engine.run.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
-from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as AGENT_FRAME_BYTES
 from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.matcher.wire import MatcherFrameKind
+from quire_worker.side_process.frames import MAX_FRAME_BYTES as AGENT_FRAME_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
@@ -104,6 +107,10 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Tokenizer.RenderChat": (
         ("`--max-text-bytes` (16 MiB)", "conversation.py"),
         ("4 bytes per token, or the text", f"max_tokens, the memory limit of the renderer; {_CHANNEL}"),
+    ),
+    "Tokenizer.CompileGrammar": (
+        (f"{size(MAX_SOURCE_BYTES)}", "grammar_compiler.py"),
+        (f"{size(MAX_GRAMMAR_BYTES)} of canonical text, and warnings", "constraint.py"),
     ),
     "Tokenizer.Tokenize": (
         (size(TOKENIZE_BYTES), "tokenize_stream.py, which sends larger texts by Encode or RenderChat"),
@@ -208,6 +215,24 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
     AgentFrameKind.FETCH: ("asks the engine to read pages from another worker's memory", "4 bytes per page"),
     AgentFrameKind.KEPT: ("says how many of the FETCHED pages are valid", "4 bytes"),
 }
+# The same of frames between a worker's engine and its matcher.
+MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
+    MatcherFrameKind.SETUP: ("configures the matcher", "JSON"),
+    MatcherFrameKind.OPEN: (
+        "gives a seat to a sequence",
+        f"its grammar, at most {size(MAX_GRAMMAR_BYTES)}; 4 bytes per output token",
+    ),
+    MatcherFrameKind.TOKENS: ("says which tokens sequences have got in a step", "16 bytes per token"),
+    MatcherFrameKind.CLOSE: ("takes the seat from its sequence", _NONE),
+    MatcherFrameKind.AWAIT: ("asks to be told when the mask of a position is there", "4 bytes"),
+    MatcherFrameKind.PING: ("asks whether the matcher is alive", _NONE),
+    MatcherFrameKind.READY: ("says that the matcher has started", _NONE),
+    MatcherFrameKind.OPENED: ("says that the first mask of a seat lies in the shared memory", "4 bytes"),
+    MatcherFrameKind.FAILED: ("says that a grammar cannot be applied", "the cause, at most 500 characters"),
+    MatcherFrameKind.TOO_SLOW: ("says that a grammar's masks take too long", "the cause"),
+    MatcherFrameKind.MASKED: ("says that the awaited mask lies in the shared memory", _NONE),
+    MatcherFrameKind.PONG: ("answers PING", _NONE),
+}
 # ZeroMQ messages and Redis values: name, limit and enforcer.
 ZMQ = (
     (
@@ -303,12 +328,23 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "The KV transfer agent is the worker's helper process that sends and receives pages. Worker and agent pass"
     yield "pages to each other through the *ring*, a shared memory. They also exchange frames, which say what to do"
-    yield f"with the pages. A frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/kv_transfer/wire.py`)."
+    yield f"with the pages. A frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
     for agent_frame_kind in AgentFrameKind:
         yield "| {} | {} | {} |".format(agent_frame_kind.name, *AGENT_FRAMES[agent_frame_kind])
+    yield ""
+    yield "## Frames between a worker and its matcher"
+    yield ""
+    yield "The matcher is the worker's helper process that applies grammars. Each sequence that has a grammar has a"
+    yield "*seat*, a place in a shared memory where the matcher leaves masks: which tokens may come next. Masks do not"
+    yield f"travel in frames. A frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
+    yield ""
+    yield "| frame | purpose | payload |"
+    yield "|---|---|---|"
+    for matcher_frame_kind in MatcherFrameKind:
+        yield "| {} | {} | {} |".format(matcher_frame_kind.name, *MATCHER_FRAMES[matcher_frame_kind])
     for title, intro, rows in (
         (
             "KV events over ZeroMQ",

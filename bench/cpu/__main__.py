@@ -1,10 +1,11 @@
 """`python -m bench.cpu`: SmolLM2 on the CPU: Quire, in process and through the services, transformers and llama.cpp.
 
-All arms use the same GGUF file and number of threads, and take turns in each round. Measured in tokens/s: prefill of
-128 tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included). An arm's figure is its best
-of three repeats; the table shows medians over rounds. Memory is a process's peak; for `services` it is the worker's
-at the end. llama.cpp needs an environment of its own: `pip install llama-cpp-python`; pass its interpreter as
-`--llama-python`.
+All arms use the same model and number of threads, and take turns in each round. Measured in tokens/s: prefill of 128
+tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included). An arm's figure is its best of
+three repeats; the table shows medians over rounds. Memory is a process's peak; for `services` it is the worker's at the
+end. llama.cpp needs an environment of its own: `pip install llama-cpp-python`; pass its interpreter as
+`--llama-python`. `quire int8` quantizes weights of floats when it loads them: give it a folder with safetensors, which
+the arms of other programs do not read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
 
-ARMS = ("quire", "services", "transformers float32", "transformers bfloat16", "llama.cpp")
+ARMS = ("quire", "quire int8", "services", "transformers float32", "transformers bfloat16", "llama.cpp")
 FIGURES = ("prefill", "one_stream", "many_streams", "resident_mib")
 Figures = dict[str, float]
 
@@ -38,11 +39,11 @@ Figures = dict[str, float]
 def main() -> None:
     """Run the arms by turns and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="a GGUF file, or a name of `quire models`")
+    parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a name of `quire models`")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-python", help="an interpreter that has llama_cpp; without it llama.cpp is left out")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--arms", nargs="+", default=[arm for arm in ARMS if arm != "quire int8"], choices=ARMS)
     arguments = parser.parse_args()
     arms = [arm for arm in arguments.arms if arm != "llama.cpp" or arguments.llama_python]
     model = str(find_model(arguments.model))

@@ -1,4 +1,4 @@
-"""Quire's scheduler core and worker engine in one process, on a model file: `-m bench.cpu.quire_arm MODEL THREADS`."""
+"""Quire's scheduler core and worker engine in a process, on a model: `-m bench.cpu.quire_arm MODEL THREADS [int8]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ def main() -> None:
     limit_spinning(os.environ)  # before torch is imported, as the worker's command does
     from bench.harness.local_engine import LocalEngine, load
 
-    model = load(sys.argv[1], kv_cache_bytes=1 << 30, threads=int(sys.argv[2]))
+    model = load(
+        sys.argv[1],
+        kv_cache_bytes=1 << 30,
+        threads=int(sys.argv[2]),
+        quantize="int8" if "int8" in sys.argv[3:] else "none",
+    )
     local = LocalEngine(model, max_num_seqs=measures.STREAMS)
     handles = count()
 

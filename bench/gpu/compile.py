@@ -37,12 +37,12 @@ _SEQUENCES, _TOKENS, _AT_START = 512, 16_384, 32
 
 def small_memory_body() -> StepBody:
     """Two layers with the model's own sizes, on memory that nobody touches."""
-    spec, here = dataclasses.replace(QWEN3_06B, layers=2), torch.device("cpu")
+    spec, here = dataclasses.replace(QWEN3_06B, layers=QWEN3_06B.layers[:2]), torch.device("cpu")
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
     ops = TritonOps(HeadShape.of(spec), here, gemm_configs_for("NVIDIA H200"))
     ops.pdl = True
     ops.kept_logits = torch.empty((_SEQUENCES + 128, spec.vocab_size), dtype=torch.bfloat16)
-    pages = torch.empty(8, spec.kv_heads, spec.layers, 2, 64, spec.head_dim, dtype=torch.bfloat16)
+    pages = torch.empty(8, spec.kv_heads, len(spec.layers), 2, 64, spec.head_dim, dtype=torch.bfloat16)
     with torch.inference_mode():
         decoder = Decoder(spec, store, ops, 4096)
     return StepBody(decoder, pages, 1 << 21, 1280, 1024)

@@ -29,10 +29,12 @@ from bench.gpu.model import write_config
 from bench.gpu.shapes import MODELS, SHAPES
 from quire_common.credit import WorkerHello
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_common.structured.constraint import Constraint
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.engine import Engine
+from quire_worker.matcher.matcher_client import MatcherClient
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 
@@ -47,12 +49,16 @@ _TURNS = 3
 class Local:
     """One replica in this process, free-running."""
 
-    def __init__(self, served: ServedModel, max_num_seqs: int) -> None:
+    def __init__(self, served: ServedModel, max_num_seqs: int, matcher: MatcherClient | None = None) -> None:
         sizes = served.engine_spec(max_num_seqs)
+        if matcher is not None:
+            sizes = replace(sizes, masks=matcher.ring)
         self.device = served.make_device(sizes, False)
         self.ended = threading.Event()
         self.device.wake = self.ended.set
-        self.engine = Engine(sizes, self.device)
+        if matcher is not None:
+            matcher.wake = self.ended.set
+        self.engine = Engine(sizes, self.device, matcher=matcher)
         self.hello = WorkerHello(
             self.engine.epoch,
             sizes.num_slots,
@@ -65,14 +71,22 @@ class Local:
         self.config = SchedulerConfig(max_waiting=100_000)
         self.vocab = sizes.vocab_size
 
-    def serve(self, prompts: list[int], outputs: list[int], sampling: Sampling) -> dict[str, float]:
-        """Serve them all at once; figures of the whole."""
+    def serve(
+        self, prompts: list[int], outputs: list[int], sampling: Sampling, constraint: Constraint | None = None
+    ) -> dict[str, float]:
+        """Serve them all at once, each with the grammar if there is one; figures of the whole."""
         core = Scheduler(self.config, replace(self.hello, epoch=self.engine.begin_run()))
         rng = np.random.default_rng(0)
         for handle, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             ids = rng.integers(0, self.vocab, prompt).astype(np.int32)
             stop = Stop(output, 0, (), True)
-            core.submit(1, handle, RequestContext(f"r{handle}"), Sequence(ids, stop, sampling), time.time())
+            core.submit(
+                1,
+                handle,
+                RequestContext(f"r{handle}"),
+                Sequence(ids, stop, sampling, constraint=constraint),
+                time.time(),
+            )
         begin = time.perf_counter()
         first = 0.0
         steps: list[tuple[float, int, int]] = []
@@ -108,7 +122,7 @@ class Local:
             "input_tok_s": sum(prompts) / took,
             "first_ms": first * 1000,
             "itl_ms": float(np.median(pure) * 1000) if pure else 0.0,
-            "tpot_ms": median_tpot_ms(rows) if pure else 0.0,
+            "tpot_ms": median_tpot_ms(rows),
             "host_us_per_step": host / max(1, len(steps)) * 1e6,
             "steps": len(steps),
         }

@@ -73,6 +73,12 @@ OVER_GREEDY: Mapping[str, Target] = {
 }
 """What inter-token latency at 256 sequences may take more than with greedy requests, in percent."""
 
+OVER_FREE: Mapping[str, Target] = {
+    "grammars 32": Target("percent", None, 5.0),
+    "grammars 128": Target("percent", None, 5.0),
+}
+"""Most growth of the time per token if every sequence has a grammar, in percent, by `bench.gpu.grammars`' rows."""
+
 SERVICES_COST = Target("cost_percent", None, 3.0)
 """What the table may lose through the services, in percent."""
 

@@ -28,6 +28,7 @@ from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.model.arch_spec import Dense, LayerSpec
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
@@ -133,15 +134,14 @@ def stand_in() -> None:
     fresh_attention.PIECE = _PIECE
 
 
-def small_body(layers: int = QWEN3_06B.layers) -> StepBody:
+def small_body(layers: int = len(QWEN3_06B.layers)) -> StepBody:
     """The small model's layers and launches, with little memory behind them."""
-    spec = dataclasses.replace(
-        QWEN3_06B, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=16, layers=layers
-    )
+    layer = LayerSpec(dataclasses.replace(QWEN3_06B.attention[0], head_dim=16), Dense(64))
+    spec = dataclasses.replace(QWEN3_06B, vocab_size=64, hidden_size=64, layers=(layer,) * layers)
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
     ops = TritonOps(HeadShape.of(spec), torch.device("cpu"), GemmConfigs({}))
     ops.pdl = True
-    pages = torch.empty(8, spec.kv_heads, spec.layers, 2, 64, spec.head_dim, dtype=torch.bfloat16)
+    pages = torch.empty(8, spec.kv_heads, layers, 2, 64, spec.head_dim, dtype=torch.bfloat16)
     return StepBody(Decoder(spec, store, ops, 128), pages, _WORDS, 640, 640)
 
 

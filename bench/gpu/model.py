@@ -9,31 +9,32 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.arch_spec import ArchSpec, RopeSpec
 
 
 def write_config(folder: Path, spec: ArchSpec, context: int) -> Path:
     """A folder that describes the shape, with no weights."""
-    rope: dict[str, object] = {"rope_type": spec.rope.kind, "rope_theta": spec.rope.theta}
-    if spec.rope.kind == "llama3":
+    rope_spec = spec.attention[0].rope or RopeSpec()
+    rope: dict[str, object] = {"rope_type": rope_spec.kind, "rope_theta": rope_spec.theta}
+    if rope_spec.kind == "llama3":
         rope |= {
-            "factor": spec.rope.factor,
-            "low_freq_factor": spec.rope.low_freq_factor,
-            "high_freq_factor": spec.rope.high_freq_factor,
-            "original_max_position_embeddings": spec.rope.original_max_positions,
+            "factor": rope_spec.factor,
+            "low_freq_factor": rope_spec.low_freq_factor,
+            "high_freq_factor": rope_spec.high_freq_factor,
+            "original_max_position_embeddings": rope_spec.original_max_positions,
         }
     fields = {
         "architectures": [spec.architecture],
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.layers,
+        "num_hidden_layers": len(spec.layers),
         "num_attention_heads": spec.heads,
         "num_key_value_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
         "max_position_embeddings": context,
         "hidden_act": "silu",
-        "rms_norm_eps": spec.norm_eps,
+        "rms_norm_eps": spec.norm.eps,
         "tie_word_embeddings": spec.tied_embeddings,
         "rope_parameters": rope,
     }

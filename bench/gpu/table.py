@@ -29,7 +29,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     """Both shapes; `tiny`: the small one's first rows; without a GPU a tiny shape, which shows that every row is
     there."""
     names, options = list(SHAPES), list[str]()
-    if not torch.cuda.is_available():
+    if not has_gpu():
         names, options = ["tiny"], [*WITHOUT_GPU]
     elif tiny:
         names, options = ["0.6B"], ["--rows", "itl", "--max-num-seqs", "8"]
@@ -37,12 +37,19 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         report(recorder, measured_in_process(recorder, name, options))
 
 
-def measured_in_process(recorder: Recorder, name: str, options: Listed[str]) -> dict[str, dict[str, float]]:
-    """Figures by model and row, and a check that it came to its end."""
-    title = f"{name} in process"
+def has_gpu() -> bool:
+    """Whether there is a GPU to measure."""
+    return torch.cuda.is_available()
+
+
+def measured_in_process(
+    recorder: Recorder, name: str, options: Listed[str], module: str = "bench.gpu.engine", what: str = "in process"
+) -> dict[str, dict[str, float]]:
+    """Figures by model and row of a module that measures, and a check that it came to its end."""
+    title = f"{name} {what}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "bench.gpu.engine", "--models", name, "--out", str(out), *options]
+        command = [sys.executable, "-m", module, "--models", name, "--out", str(out), *options]
         with recorder.attempt(title):
             done = subprocess.run(command, cwd=ROOT, timeout=_LIMIT_S, stdout=sys.stderr, check=False)
             recorder.check(title, done.returncode == 0, exit_code=done.returncode)

@@ -21,7 +21,8 @@ from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import DEPTH, Engine
-from quire_worker.loading import LoadedModel, LoadOptions, load_model
+from quire_worker.loading import LoadedModel, LoadOptions, Quantize, load_model
+from quire_worker.matcher.matcher_client import MatcherClient
 from quire_worker.model_source import model_info
 from quire_worker.replica import ServedModel, from_host, on_host
 
@@ -50,6 +51,7 @@ class LocalEngine:
         num_pages: int = 0,
         *,
         lockstep: bool = False,
+        matcher: MatcherClient | None = None,
         **scheduler: object,
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
@@ -58,11 +60,15 @@ class LocalEngine:
         else:
             served = ServedModel(on_host(model.runner), from_host(model.runner.pool), model_info(name, model), pages)
         spec = served.engine_spec(max_num_seqs)
+        if matcher is not None:
+            spec = replace(spec, masks=matcher.ring)
         device = served.make_device(spec, lockstep)
         self.close = weakref.finalize(self, device.close)
         self._step_ended = threading.Event()
         device.wake = self._step_ended.set
-        self.engine = Engine(spec, device, depth=1 if lockstep else DEPTH)
+        if matcher is not None:
+            matcher.wake = self._step_ended.set
+        self.engine = Engine(spec, device, depth=1 if lockstep else DEPTH, matcher=matcher)
         hello = WorkerHello(
             self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), served.info, capabilities=(served.device,)
         )
@@ -145,10 +151,16 @@ class LocalEngine:
                 self.served[note.handle].error = note.error.code
 
 
-def load(model: str | Path, kv_cache_bytes: int = 512 << 20, threads: int = 1, page_size: int = 16) -> LoadedModel:
+def load(
+    model: str | Path,
+    kv_cache_bytes: int = 512 << 20,
+    threads: int = 1,
+    page_size: int = 16,
+    quantize: Quantize = "none",
+) -> LoadedModel:
     """Load a model for in-process use."""
     torch.set_num_threads(threads)
-    return load_model(model, LoadOptions(kv_cache_bytes=kv_cache_bytes, page_size=page_size))
+    return load_model(model, LoadOptions(kv_cache_bytes=kv_cache_bytes, page_size=page_size, quantize=quantize))
 
 
 def serve(model: LoadedModel, sequences: Mapping[int, Sequence], **options: object) -> dict[int, Served]:

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    scheduler = start("tests.fakes.fake_scheduler", "--step-ms", str(options.step_ms))
+    scheduler = start("tests.fakes.scheduler.fake_scheduler", "--step-ms", str(options.step_ms))
     tokenizer = start("tests.fakes.fake_tokenizer")
     with contextlib.ExitStack() as stack:
         for fake in (scheduler, tokenizer):

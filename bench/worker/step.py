@@ -1,16 +1,25 @@
 """What a step costs the worker's host beside the model: microseconds of the model thread per step of steady decode.
 
+    python -m bench.worker.step [--steps 1000 --spares 0] [--beside ../other/checkout --starts 12 --rounds 4]
+
 `launch`: the batch rule and the batch. `collect`: settling and the Report. `encode`: the Report as bytes, the writer
 thread's share. `device`: feeding back and checking stops, the device thread's share. No model runs. Beside them what a
 Grant takes that gives two pages to every row.
+
+With `--beside` a process of each checkout measures in turn, and both are started anew several times. Compared is
+the thread's own time of launch, collect and device for 256 rows; the ratio has bounds of 95 % by bootstrap over the
+starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -64,8 +73,8 @@ class TimedDevice:
         self.drain()
 
 
-def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
-    """Medians."""
+def decoding(rows: int, spares: int) -> tuple[Engine, TimedDevice, EngineSpec, int]:
+    """An engine whose rows are about to decode, its device and sizes, and the first page that nobody has."""
     width = CONTEXT // PAGE_SIZE
     first_new = (rows + spares) * (width - 2) + 1
     spec = EngineSpec(rows, CONTEXT, 32000, PAGE_SIZE, first_new + 2 * rows, (2,))
@@ -85,6 +94,12 @@ def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
         for slot in range(rows + spares)
     ]
     engine.apply(Grant(engine.epoch, 1, start=starts, budget=Budget(1 << 20, 1 << 20, 1 << 20, rows)))
+    return engine, device, spec, first_new
+
+
+def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
+    """Medians."""
+    engine, device, spec, first_new = decoding(rows, spares)
     spent: dict[str, list[int]] = {"launch": [], "collect": [], "encode": [], "device": []}
     engine.launch()
     for step in range(steps):
@@ -111,11 +126,61 @@ def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
     return {name: statistics.median(values) / 1000 for name, values in spent.items()}
 
 
+def step_us(steps: int) -> float:
+    """Mean microseconds of this thread per step of 256 rows: launch, device and collect."""
+    engine, device = decoding(256, 0)[:2]
+    engine.launch()
+    for step in range(steps):
+        if step == 10:
+            began_s = time.thread_time()
+        engine.launch()
+        device.end()
+        engine.collect()
+    return (time.thread_time() - began_s) / (steps - 10) * 1e6
+
+
+def answer(steps: int) -> None:
+    """Measure once for every line of the standard input."""
+    for _ in sys.stdin:
+        print(step_us(steps), flush=True)
+
+
+def compare(other: Path, options: argparse.Namespace) -> None:
+    """Print the ratio of this checkout's time to another one's."""
+    from bench.scheduler.core_step import ROOT, ask_by_turns, measuring, ratio
+
+    took: dict[Path, list[float]] = {ROOT: [], other: []}
+    for start in range(options.starts):
+        with contextlib.ExitStack() as stack:
+            flags = ["--steps", str(options.steps)]
+            order = [*took][:: 1 - 2 * (start % 2)]
+            children = {
+                path: stack.enter_context(measuring(path, flags, __file__, ("common", "worker"))) for path in order
+            }
+            for path, us in ask_by_turns(children, order, options.rounds).items():
+                took[path].append(us)
+    for path, each in took.items():
+        print(
+            f"256 rows: median {statistics.median(each):.1f} us a step ({min(each):.1f}-{max(each):.1f}) [{path.name}]"
+        )
+    print(f"beside {other.name}: {ratio(took[ROOT], took[other])}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--spares", type=int, default=0, help="started slots beyond the rows, in percent of them")
+    parser.add_argument("--beside", type=Path, help="another checkout, its stubs generated")
+    parser.add_argument("--starts", type=int, default=12, help="processes of each checkout, one after the other")
+    parser.add_argument("--rounds", type=int, default=4, help="of each process, after one that warms up")
+    parser.add_argument("--answer", action="store_true", help="measure when asked by the standard input")
     arguments = parser.parse_args()
+    if arguments.answer:
+        answer(arguments.steps)
+        return
+    if arguments.beside is not None:
+        compare(arguments.beside.resolve(), arguments)
+        return
     for rows in (64, 256):
         figures = measure(rows, rows * arguments.spares // 100, arguments.steps)
         host = figures["launch"] + figures["collect"] + figures["encode"]

@@ -91,7 +91,7 @@ def _read_requests(path: Path) -> list[BatchRequest]:
         except (ValueError, KeyError, TypeError) as error:
             raise _bad(path, number, "has no custom_id, url and body") from error
         if not isinstance(request.custom_id, str) or not isinstance(request.body, dict):
-            raise _bad(path, number, "has a custom_id that is no text, or a body that is no object")
+            raise _bad(path, number, "has a custom_id that is not a text, or a body that is not an object")
         if value.get("method", "POST") != "POST" or request.url not in ENDPOINTS:
             raise _bad(path, number, f"asks for {value.get('method', 'POST')} {request.url}")
         if request.custom_id in requests:

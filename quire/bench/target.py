@@ -45,7 +45,7 @@ class Target:
         """Host, port, and whether TLS is spoken. Raises InvalidArgument for a base URL that is none."""
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgument("BAD_URL", f"{self.base_url!r} is no URL.", "Write http://127.0.0.1:8000.")
+            raise InvalidArgument("BAD_URL", f"{self.base_url!r} is not a URL.", "Write http://127.0.0.1:8000.")
         secure = parts.scheme == "https"
         return parts.hostname, parts.port or (443 if secure else 80), secure
 

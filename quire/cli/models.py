@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
             model.about,
             model.license,
             f"{model.num_bytes / 1e6:.0f} MB",
-            f"{model.package} {model.version}",
+            model.packages,
             str(fetched(model) or "not fetched"),
         )
         for model in CATALOG.values()

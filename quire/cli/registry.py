@@ -24,6 +24,7 @@ NAMES = (
     "complete",
     "run-batch",
     "bench",
+    "plan",
     "profile",
     "key",
     "certs",

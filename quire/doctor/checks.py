@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from quire.doctor.finding import Finding
 from quire.doctor.machine import check_clock, check_cores, check_disk, check_files, check_memory, check_shared_memory
 from quire.doctor.network import check_port, check_redis
-from quire.doctor.software import check_gpu, check_model, check_python, check_services
+from quire.doctor.software import check_gpu, check_grammars, check_model, check_python, check_services
 
 
 def check_all(host: str, port: int, redis: str | None, model: str | None, device: str) -> list[Finding]:
@@ -19,6 +19,7 @@ def _all(host: str, port: int, redis: str | None, model: str | None, device: str
     """Run the checks one by one; those of Redis and of a model only where one is named."""
     yield check_python()
     yield check_services()
+    yield check_grammars()
     yield check_port(host, port)
     if redis:
         yield check_redis(redis)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from quire.doctor.finding import Finding, failed, ok, warning
@@ -46,6 +47,31 @@ def check_services() -> Finding:
     if len(set(family.values())) > 1:
         return failed("services", f"gRPC is of several versions: {family}", "Install under constraints.txt.")
     return ok("services", f"all five, gRPC {family.get('grpcio', 'unknown')}")
+
+
+def check_grammars() -> Finding:
+    """Check that the library of structured output is there, in the version that tokenizer and worker are built for."""
+    wanted = {
+        pin[1]
+        for service in ("tokenizer", "worker")
+        for line in _requirements(f"quire-{service}")
+        if (pin := re.fullmatch(r"llguidance==([\d.]+)", line.replace(" ", "")))
+    }
+    try:
+        found = version("llguidance")
+    except PackageNotFoundError:
+        return warning("grammars", "no llguidance: no structured output", "Install under constraints.txt.")
+    if wanted - {found}:
+        known = ", ".join(sorted(wanted))
+        return failed("grammars", f"llguidance {found}, services need {known}", "Install under constraints.txt.")
+    return ok("grammars", f"llguidance {found}")
+
+
+def _requirements(package: str) -> list[str]:
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:
+        return []
 
 
 def check_gpu(*, needed: bool) -> Finding:

@@ -93,7 +93,10 @@ class StateDirectory:
     def __init__(self, name: str = DEFAULT_NAME, base: Path | None = None) -> None:
         if not _NAME.fullmatch(name):
             raise InvalidArgument(
-                "BAD_NAME", f"{name!r} is no name for a stack.", "Use letters, digits, dots and dashes.", param="name"
+                "BAD_NAME",
+                f"{name!r} is not a name for a stack.",
+                "Use letters, digits, dots and dashes.",
+                param="name",
             )
         self.name = name
         self.path = (base or base_directory()) / name

@@ -33,10 +33,50 @@ ROUTES: Mapping[str, tuple[Mapping[str, Field], dict[str, Any]]] = {
     "/v1/completions/render": (tables.COMPLETION, {"prompt": "ABUSE:", "max_tokens": 4}),
     "/v1/chat/completions/render": (tables.CHAT, {"messages": [{"role": "user", "content": "ABUSE"}]}),
 }
-# Routes without a body of fields.
-PLAIN = ("/v1/responses/{response_id}/cancel", "/ping")
+# Routes without a body of fields, and the console's, which refuse everybody but administrators before they read a body.
+PLAIN = (
+    "/v1/responses/{response_id}/cancel",
+    "/ping",
+    *(f"/console/{action}" for action in ("cancel", "drain", "role", "pause", "resume")),
+)
+
+_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        f"name{number}": {"type": "string", "enum": [f"value {number} {value}" for value in range(16)]}
+        for number in range(256)
+    },
+    "required": [f"name{number}" for number in range(256)],
+}
+# What an answer must match: a request has one of them.
+_CONSTRAINTS: Mapping[str, Any] = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}},
+    "structured_outputs": {"json": _SCHEMA},
+    "guided_json": _SCHEMA,
+    "guided_regex": "([a-z]{1,60} ){1,60}",
+    "guided_choice": [f"choice {number}" for number in range(tables.MAX_CHOICES)],
+    "guided_grammar": "start: " + " | ".join(f'"word{number}"' for number in range(1000)),
+    "output_format": {"type": "json_schema", "schema": _SCHEMA},
+    "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
+}
+
+
+def _tools(count: int, form: str) -> list[dict[str, Any]]:
+    """Make `count` tools, in the form of Anthropic's messages, of the Responses API or of a chat."""
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "many": {"type": "integer"}}}
+    plain = [{"name": f"tool{number}", "description": "d" * 200} for number in range(count)]
+    if form == "messages":
+        return [{**tool, "input_schema": schema} for tool in plain]
+    if form == "responses":
+        return [{"type": "function", **tool, "parameters": schema} for tool in plain]
+    return [{"type": "function", "function": {**tool, "parameters": schema}} for tool in plain]
+
 
 _OBJECTS: Mapping[str, Any] = {
+    **_CONSTRAINTS,
+    "tool_choice": "none",
+    "thinking": {"type": "enabled", "budget_tokens": 4096},
     "prompt": [LONG_TEXT[:20_000]] * 32,
     "messages": [{"role": "user", "content": "x" * 40} for _ in range(tables.MAX_MESSAGES)],
     "input": [{"role": "user", "content": "x" * 40} for _ in range(tables.MAX_MESSAGES)],
@@ -52,7 +92,6 @@ _OBJECTS: Mapping[str, Any] = {
     "chat_template_kwargs": {f"name{number}": "v" * 100 for number in range(5000)},
     "metadata": {f"name{number}": "v" * 100 for number in range(5000)},  # where it is a hint
     "system": LONG_TEXT,
-    "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "e" * tables.MAX_ID_CHARS},
     "extra_args": {},
     "kv_transfer_params": {
@@ -85,6 +124,7 @@ _TAKEN: Mapping[str, Any] = {
     "instructions": LONG_TEXT[:8000],
     "documents": [{"title": "t" * 8, "text": "x" * 8} for _ in range(64)],
 }
+_FEW_TOOLS = 64
 
 
 def at_bound(name: str, field: Field, rng: random.Random) -> Any:
@@ -109,6 +149,8 @@ def at_bound(name: str, field: Field, rng: random.Random) -> Any:
             return {str(token): 1.0 for token in range(min(field.max_items, VOCABULARY))}
         case "texts":
             return {"n" * 62 + f"{number:02d}": "v" * int(field.high) for number in range(field.max_items)}
+        case "list" if name == "tools":
+            return _tools(tables.MAX_TOOLS, "chat")
         case "list" | "object" | "any":
             return _OBJECTS.get(name, "x" * 10_000)
     raise ValueError(field.kind)
@@ -125,6 +167,17 @@ def all_fields(
         body |= {name: value for name, value in base.items() if name != "sampling_params"}
         body |= {name: value for name, value in _TAKEN.items() if name in body and table[name].kind != "bool"}
     body |= {name: siblings for name in ("n", "best_of") if name in body}
+    constraints = sorted(_CONSTRAINTS.keys() & body)
+    constraint = rng.choice(constraints) if constraints and rng.random() < 0.5 else ""
+    for name in (*_CONSTRAINTS, "guided_whitespace_pattern"):
+        body.pop(name, None)
+    if constraint:
+        body[constraint] = _CONSTRAINTS[constraint]
+        body |= {name: False for name in ("ignore_eos",) if name in body}
+    if "tools" in body:
+        form = "messages" if "output_format" in table else "responses" if "text" in table else "chat"
+        body["tools"] = _tools(_FEW_TOOLS, form)
+        body["tool_choice"] = {"type": "none"} if form == "messages" else "none"
     if "prompt_logprobs" in body and rng.random() < 0.5:  # one excludes the other
         del body["prompt_logprobs"]
         body.pop("echo", None)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from tests.chaos.faults import Saboteur
 from tests.chaos.load import Load
 from tests.chaos.rig import Rig
-from tests.chaos.scripts import make_scripts
+from tests.chaos.scripts import make_scripts, with_constraints
 
 STREAMS = 16
 # By reason: absent until something has moved.
@@ -30,7 +30,7 @@ async def run_chaos(
 ) -> Saboteur:
     """Learn, load, disturb, judge: no error, nothing different, no page kept."""
     load = Load(rig, STREAMS, seed)
-    await load.learn(make_scripts(scripts, seed, *lengths))
+    await load.learn(with_constraints(make_scripts(scripts, seed, *lengths)))
     saboteur = Saboteur(rig, load, seed)
     load.start()
     began = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 
 import httpx
@@ -37,6 +38,8 @@ class References:
             if engine.startswith("paced"):
                 _check_paced(answers)
             assert all(answer.complete for answer in answers.values())
+            for (script, _), answer in answers.items():
+                _check_constraint(script, answer)
             return answers
 
         longer = await ask_all(free, GRPC)
@@ -65,10 +68,19 @@ async def ask(
     return await over_http(http, script, ticks, leave_after)
 
 
+def _check_constraint(script: Script, answer: Answer) -> None:
+    """A whole answer matches the script's constraint."""
+    for index, text in answer.texts.items():
+        whole = answer.finishes[index] == "stop" and not script.stop
+        assert not (script.regex and whole) or re.fullmatch(script.regex, text), (script, text)
+
+
 def _check_paced(answers: Mapping[tuple[Script, int], Answer]) -> None:
-    """What the paced worker answers is known without asking."""
+    """What the paced worker answers is known without asking, where no constraint says which tokens may be sampled."""
     facts = read_facts(str(find_model(None)))
     for (script, _), answer in answers.items():
+        if script.regex:
+            continue
         for index, tokens in answer.tokens.items():
             sampling = Sampling(temperature=script.temperature, seed=script.seed, sample=index)
             pure = paced_tokens(answer.prompt_tokens, Stop(script.max_tokens), sampling, facts=facts)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire import SamplingParams
+from quire import SamplingParams, StructuredOutputsParams
 
 LINES = (
     "ROMEO:\nBut, soft! what light through yonder window breaks?\n",
@@ -15,6 +16,10 @@ LINES = (
     "MACBETH:\nIs this a dagger which I see before me,\nThe handle toward my hand?\n",
     "ANTONY:\nFriends, Romans, countrymen, lend me your ears;\n",
 )
+
+
+# A constraint under which an answer has many tokens, and almost all of them a choice.
+REGEX = r"([a-z]{1,9} ){20,60}[A-Z]{3}"
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Script:
     # -1: not asked for.
     logprobs: int = -1
     stop: str = ""
+    # The constraint that the answer must match.
+    regex: str = ""
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -39,12 +46,14 @@ class Script:
             stop=[self.stop] if self.stop else None,
             n=self.n,
             logprobs=self.logprobs if self.logprobs >= 0 else None,
+            structured_outputs=StructuredOutputsParams(regex=self.regex) if self.regex else None,
         )
 
     def body(self) -> dict[str, object]:
         """For HTTP."""
         stop = {"stop": [self.stop]} if self.stop else {}
         logprobs = {"logprobs": self.logprobs} if self.logprobs >= 0 else {}
+        structured = {"structured_outputs": {"regex": self.regex}} if self.regex else {}
         return {
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
@@ -57,12 +66,13 @@ class Script:
             "return_token_ids": True,
             **stop,
             **logprobs,
+            **structured,
         }
 
     def __str__(self) -> str:
         kind = "greedy" if self.temperature == 0 else f"seed {self.seed}"
         extras = [f"n {self.n}"] * (self.n > 1) + [f"logprobs {self.logprobs}"] * (self.logprobs >= 0)
-        extras += [f"stop {self.stop!r}"] * bool(self.stop)
+        extras += [f"stop {self.stop!r}"] * bool(self.stop) + [f"regex {self.regex}"] * bool(self.regex)
         return f"script {self.number} ({', '.join([kind, f'{self.max_tokens} tokens', *extras])})"
 
 
@@ -104,6 +114,11 @@ def make_conversations(users: int, turns: int, seed: int, least: int, most: int)
             length, number = rng.randint(least, most), len(scripts)
             scripts.append(Script(number, said, length, temperature, rng.getrandbits(31), n, logprobs))
     return scripts
+
+
+def with_constraints(scripts: Sequence[Script]) -> list[Script]:
+    """The same, where the answers of every fourth must match REGEX."""
+    return [replace(script, regex=REGEX if script.number % 4 == 2 else "") for script in scripts]
 
 
 def with_stop(script: Script, text: str) -> Script:

@@ -10,7 +10,7 @@ from quire.local.rolling import Rolling, rolling_turns
 from tests.chaos.judge import STREAMS
 from tests.chaos.load import Load
 from tests.chaos.rig import LIMIT_S, Rig
-from tests.chaos.scripts import make_scripts
+from tests.chaos.scripts import make_scripts, with_constraints
 
 pytestmark = pytest.mark.slow
 ROUNDS = 2
@@ -26,7 +26,7 @@ async def test_streams_survive_a_rolling_restart(
     """With half a second to drain, most answers must move."""
     async with Rig(engine, drain_timeout_s=drain_s) as rig:
         load = Load(rig, STREAMS, seed)
-        await load.learn(make_scripts(12, seed, *lengths))
+        await load.learn(with_constraints(make_scripts(12, seed, *lengths)))
         before = rig.state()
         rolling = Rolling(rig.stack.directory, LIMIT_S, lambda line: print(f"{load.at()}: {line}", flush=True))
         load.start()

@@ -21,10 +21,10 @@ from tests.chaos.canaries import Canaries, asking
 from tests.chaos.faults import Saboteur
 from tests.chaos.growth import LEAST_LIFE_S, Growth
 from tests.chaos.judge import STREAMS, assert_unharmed
+from tests.chaos.kv.tier_saboteur import TierSaboteur
 from tests.chaos.load import Load
 from tests.chaos.rig import Rig
-from tests.chaos.scripts import make_conversations, make_scripts
-from tests.chaos.tier_saboteur import TierSaboteur
+from tests.chaos.scripts import make_conversations, make_scripts, with_constraints
 from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
 
@@ -75,7 +75,9 @@ async def test_soak_of_random_faults_leaks_nothing(seed: int, tmp_path: Path, re
     with RedisProxy(redis_server.port) as proxy:
         async with Rig("paced 20", flags=flags(folder, proxy.url)) as rig:
             load = Load(rig, STREAMS, seed)
-            await load.learn([*make_conversations(10, 4, seed, 20, 120), *make_scripts(12, seed, 20, 250)])
+            await load.learn(
+                [*make_conversations(10, 4, seed, 20, 120), *with_constraints(make_scripts(12, seed, 20, 250))]
+            )
             saboteur, tiers = Saboteur(rig, load, seed), TierSaboteur(rig, folder, redis_server, proxy, seed)
             growth = Growth(rig)
             watching = [asyncio.create_task(growth.watch()), asyncio.create_task(tiers.look())]

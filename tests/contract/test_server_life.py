@@ -13,7 +13,7 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from quire.v1 import tokenizer_pb2_grpc
+from quire.v1 import kvstore_pb2, kvstore_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from quire_common.channel import sync_channel
 from quire_common.config import ServiceConfig
 from quire_common.errors import InvalidArgument, from_rpc_error
@@ -172,6 +172,7 @@ def test_a_probe_tells_liveness_from_readiness(tmp_path: Path, kind: str) -> Non
     assert process.returncode == 0, err
 
 
+@pytest.mark.deep
 def test_a_loop_that_is_stuck_does_not_live(tmp_path: Path) -> None:
     """The metrics port has threads of its own, which would answer all the same."""
     address, metrics, go = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}", tmp_path / "go"
@@ -204,6 +205,7 @@ def test_a_loop_that_is_stuck_does_not_live(tmp_path: Path) -> None:
     assert process.returncode == 0, err
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_leaving_service_serves_on_for_its_delay_and_says_so(tmp_path: Path, kind: str) -> None:
     """Callers that have not heard of it are served for the delay; a second signal ends the delay."""
@@ -251,6 +253,7 @@ def test_sigterm_during_a_native_start_exits_cleanly(tmp_path: Path) -> None:
         assert json.loads(err.strip().splitlines()[-1])["message"] == "stopped"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
     process = start(tmp_path, kind, FAIL="1")
@@ -260,6 +263,7 @@ def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
     assert (last["code"], last["error"], last["fix"]) == ("NO_MODEL", "There is no model.", "Name one.")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("flags", "code"),
@@ -320,6 +324,56 @@ def test_broken_utf8_is_a_typed_error_over_threads() -> None:
             encode: Any = channel.unary_unary("/quire.v1.Tokenizer/Encode")
             with pytest.raises(grpc.RpcError) as caught:
                 encode(b"\x12\x02\xff\xfe")
+        error = from_rpc_error(caught.value)
+        assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
+    finally:
+        server.stop(None).wait()
+
+
+class StreamServicer(tokenizer_pb2_grpc.TokenizerServicer):
+    """Reads streams to their end."""
+
+    async def Detokenize(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for _ in request_iterator:
+            yield tokenizer_pb2.DetokenizeResponse()
+
+
+class PutServicer(kvstore_pb2_grpc.KvStoreServicer):
+    """Reads streams to their end, in a thread."""
+
+    def Put(self, request_iterator: Iterator[Any], context: Any) -> Any:
+        return kvstore_pb2.PutResponse(pages=sum(1 for _ in request_iterator))
+
+
+async def test_a_broken_message_in_a_stream_is_a_typed_error_over_aio() -> None:
+    """The messages before it are answered."""
+    server = grpc.aio.server(interceptors=aio_server_interceptors())
+    tokenizer_pb2_grpc.add_TokenizerServicer_to_server(StreamServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream("/quire.v1.Tokenizer/Detokenize")
+            answers = call(iter([b"", b"\x12\x7f"]))
+            assert await answers.read() == b""
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answers.read()
+        error = from_rpc_error(caught.value)
+        assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
+    finally:
+        await server.stop(None)
+
+
+def test_a_broken_message_in_a_stream_is_a_typed_error_over_threads() -> None:
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=sync_server_interceptors())
+    kvstore_pb2_grpc.add_KvStoreServicer_to_server(PutServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            put: Any = channel.stream_unary("/quire.v1.KvStore/Put")
+            with pytest.raises(grpc.RpcError) as caught:
+                put(iter([b"", b"\x12\x7f"]))
         error = from_rpc_error(caught.value)
         assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
     finally:

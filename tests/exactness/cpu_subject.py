@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,15 @@ from quire_worker.model_source import model_info
 from quire_worker.sampling.logits_state import LogitsState
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
-from tests.fakes.some_processors import PROCESSORS
+from tests.fakes.worker.local_matcher import FixedMask, letter_grammars, masks_after
+from tests.fakes.worker.some_processors import PROCESSORS
 from tests.model.batches import Run, make_batch
 from tests.model.folders import write_config
 from tests.parity.real_models import real_model
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
+    from quire_worker.matcher.grammars import Grammars
 
 
 class CpuSubject:
@@ -58,6 +61,10 @@ class CpuSubject:
         scale = Scale(vocab_size=49152, page_size=16, max_model_len=256, longest_prompt=96, most_tokens=24, most_asks=5)
         return cls("smollm2", real_model("smollm2"), scale, LoadOptions(kv_cache_bytes=128 << 20))
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        return letter_grammars(self.info.vocab_size, self.info.eos_token_ids)
+
     def parts(self, num_pages: int, seed: int) -> Parts:
         assert num_pages <= self._model.num_pages
         pool = self._model.runner.pool
@@ -67,7 +74,7 @@ class CpuSubject:
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         """The runner alone, one token at a time on pages of its own: no engine, no scheduler."""
         stop, sampling = sequence.stop, sequence.sampling
-        key = (sequence.prompt_ids.tobytes(), sampling, stop, sequence.thinking, max_len)
+        key = (sequence.prompt_ids.tobytes(), sampling, stop, sequence.thinking, sequence.constraint, max_len)
         if key not in self._answers:
             self._answers[key] = self._run(sequence, max_len)
         return self._answers[key]
@@ -82,6 +89,8 @@ class CpuSubject:
         pages = list(range(1, -(-max_len // size) + 1))
         logprobs: list[float] = []
         controls = LogitsState.of(sequence, PROCESSORS)
+        constraint = sequence.constraint
+        masks = None if constraint is None else masks_after(self.grammars, constraint.text)
         while True:
             emitted = len(tokens) - prompt
             run = Run(
@@ -92,6 +101,7 @@ class CpuSubject:
                 logprobs=sampling.logprobs,
                 blocked=sorted(ends) if emitted < stop.min_tokens else (),
                 controls=controls,
+                constraint=None if masks is None else FixedMask(masks(tokens[prompt:])),
             )
             computed = len(tokens)
             output = self._model.runner.run(make_batch([run]))

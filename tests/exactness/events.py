@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 Events = Counter[str]
 
 
-def require_events(events: Events, least: dict[str, int]) -> None:
-    """Every event that the run was to provoke has occurred so often."""
-    rare = {name: f"{events[name]} of {wanted}" for name, wanted in least.items() if events[name] < wanted}
+def require_events(events: Events, count: int, least: Mapping[str, int]) -> None:
+    """Every event that `count` scenarios were to provoke has occurred often enough. `least`: in a hundred scenarios."""
+    wanted = {name: each * count // 100 for name, each in least.items()}
+    rare = {name: f"{events[name]} of {most}" for name, most in wanted.items() if events[name] < most}
     assert not rare, f"these hardly happened, so nothing was shown about them: {rare}"
 
 

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tests.exactness.events import Events
 from tests.exactness.judge import Wrong, judge, judge_alone
-from tests.exactness.scenario import make_scenario, without
-from tests.exactness.virtual_kvstore import StoreWeather
+from tests.exactness.scenario import ONE_EACH, make_scenario, without
+from tests.exactness.virtual.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from _typeshed import DataclassInstance
+    from pytest import MonkeyPatch
 
+    from tests.exactness.mutations import Mutation
     from tests.exactness.scenario import Scale, Scenario
     from tests.exactness.subject import Subject
 
@@ -77,6 +79,22 @@ def first_wrong(
     return None
 
 
+def require_noticed(
+    mutation: Mutation,
+    patch: MonkeyPatch,
+    subject: S,
+    seeds: range,
+    make: Callable[[int, Scale], C] = make_scenario,  # type: ignore[assignment]  # the usual kind
+    judge: Callable[[S, C], Events] = judge_alone,  # type: ignore[assignment]  # the usual kind
+) -> None:
+    """Break the rule; one of the scenarios must go wrong in the mutation's weather."""
+    mutation.break_rule(patch)
+    found = first_wrong(subject, seeds, make, judge, **mutation.weather)
+    assert found is not None, f"{len(seeds)} scenarios went well though a rule was broken: {mutation.name}"
+    seed, wrong = found
+    print(f"\n{mutation.name}, {type(subject).__name__}: found by scenario {seed}: {str(wrong)[:200]}")
+
+
 def shrink(subject: Subject, scenario: Scenario, wrong: Wrong, judge: Judge = judge) -> tuple[Scenario, Wrong]:
     """The smallest scenario found that goes wrong, in whatever way, and how it does."""
     until, found = time.monotonic() + _SHRINK_LIMIT_S, True
@@ -112,6 +130,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "prefix_cache": False,
         "store": StoreWeather(),
         "lose_rows": 0.0,
+        "row_tokens": 1,
+        "odds": ONE_EACH,
         "lost_us": None,
         "leave_us": None,
         "settle": "launch",

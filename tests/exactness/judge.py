@@ -9,7 +9,7 @@ import numpy as np
 
 from quire_common.finish import FinishReason
 from tests.exactness.clients import LEFT, Heard
-from tests.exactness.virtual_replica import VirtualReplica, a_sequence, num_pages
+from tests.exactness.virtual.virtual_replica import VirtualReplica, a_sequence, num_pages
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence

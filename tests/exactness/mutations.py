@@ -26,9 +26,9 @@ from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.engine.waiting import WaitingSlots
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.thinking_track import ThinkingTrack
-from tests.exactness import virtual_kvstore
-from tests.exactness.virtual_kvstore import StoreWeather
-from tests.exactness.virtual_worker import VirtualWorker
+from tests.exactness.virtual import virtual_kvstore
+from tests.exactness.virtual.virtual_kvstore import StoreWeather
+from tests.exactness.virtual.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,12 +169,12 @@ def fed_from_another_slot(patch: MonkeyPatch) -> None:
 def stops_missed_in_flight(patch: MonkeyPatch) -> None:
     """Stop ids are looked for only in rows whose token did not come from the step before."""
 
-    def missed(batch: StepBatch, token: Any) -> Any:
-        finish = finish_codes(batch, token)
+    def missed(batch: StepBatch, token: Any, nth: int = 0) -> Any:
+        finish = finish_codes(batch, token, nth)
         finish[batch.fed & (finish == Finish.STOP)] = Finish.NONE
         return finish
 
-    patch.setattr("quire_worker.engine.step_runner.finish_codes", missed)
+    patch.setattr("quire_worker.engine.stop_rule.finish_codes", missed)
 
 
 def rows_after_the_end_told(patch: MonkeyPatch) -> None:

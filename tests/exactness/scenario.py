@@ -16,11 +16,15 @@ from quire_common.logit_controls import MAX_ALLOWED_TOKENS, LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
 from quire_common.thinking import ThinkingBudget
-from tests.exactness.virtual_kvstore import StoreWeather
+from quire_worker.paced.random_yields import Odds
+from tests.exactness.virtual.virtual_kvstore import StoreWeather
+from tests.exactness.virtual.virtual_matcher import MatcherWeather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+# Each row draws in each step.
+ONE_EACH = Odds(held=0.0, wrong=0.0)
 # Waits and steps that scenarios draw from, in microseconds: (least, most).
 NEAR_US = ((0, 0), (0, 0), (0, 1_000))
 DELAYS_US = ((0, 0), (0, 1_000), (1_000, 1_000), (4_000, 6_000), (0, 20_000), (15_000, 20_000))
@@ -88,6 +92,8 @@ class Ask:
     thinking: ThinkingBudget | None = None
     begins_thinking: bool = False
     """Whether the prompt ends with the start mark."""
+    grammar: str = ""
+    """The grammar that the answer must match, over the letters that the tokens stand for; empty: there is none."""
 
     def prompt(self, scale: Scale, said: np.ndarray | None = None) -> np.ndarray:
         """Families share how they begin; who follows goes on from what was `said`."""
@@ -141,6 +147,12 @@ class Scenario:
     """With `kvstore`; None: one of a single tier that is as `store` says."""
     offload: str = "write-through"
     """When pages go to the kvstore."""
+    row_tokens: int = 1
+    """Tokens that a decode row tries to draw in one step."""
+    odds: Odds = ONE_EACH
+    """Chances of rows that are held, and of drafts that are wrong."""
+    matcher: MatcherWeather | None = None
+    """None: no ask has a grammar."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +245,58 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
         prefix_cache=bool(rng.random() < (0.5 if mix is TALK else 0.7)),
         offload=str(np.random.default_rng((seed, 80)).choice(OFFLOADS)),
+    )
+
+
+def make_yield_scenario(seed: int, scale: Scale) -> Scenario:
+    """The scenario of that number, whose rows draw no token, one or several in a step."""
+    rng = np.random.default_rng((seed, 82))
+    odds = Odds(held=float(rng.choice([0.0, 0.1, 0.3, 0.6])), wrong=float(rng.choice([0.0, 0.2, 0.2, 0.5, 1.0])))
+    row_tokens = int(rng.choice([1, 2, 3, 4, 6])) if odds.held else int(rng.choice([2, 3, 4, 6]))
+    return replace(make_scenario(seed, scale), row_tokens=row_tokens, odds=odds)
+
+
+# Expressions of letters that small vocabularies have too: some leave one token, some many, some end late or never.
+GRAMMARS = (
+    "start: /[A-F]{2,9}/",
+    'start: "0" /[3-9]+/ "A"',
+    'start: ("AB" | "CD")+ "0"',
+    "start: /([A-Z][a-e]?){1,12}/",
+    'start: "ABCDEFGH"',
+    'start: "<" start ">" | "A"',
+    "start: /.*/",
+)
+
+
+def make_constrained_scenario(seed: int, scale: Scale) -> Scenario:
+    """The scenario of that number, most of whose answers must match a grammar. Its matcher is slow, and lost at times.
+
+    Other parameters that forbid tokens are left out: an answer that forbids itself what its grammar wants is an error.
+    """
+    rng = np.random.default_rng((seed, 83))
+    scenario = make_yield_scenario(seed, scale) if rng.random() < 0.4 else make_scenario(seed, scale)
+    asks = with_grammars(scenario.asks, rng)
+    return replace(scenario, asks=asks, matcher=some_matcher(rng))
+
+
+def with_grammars(asks: Sequence[Ask], rng: np.random.Generator) -> tuple[Ask, ...]:
+    """The asks, most of them with a grammar."""
+    found = []
+    for ask in asks:
+        sampling = replace(ask.sampling, controls=None, processors=())
+        chosen = str(rng.choice(GRAMMARS)) if rng.random() < 0.7 else ""
+        found.append(replace(ask, grammar=chosen, sampling=sampling, thinking=None) if chosen else ask)
+    return tuple(found)
+
+
+def some_matcher(rng: np.random.Generator) -> MatcherWeather:
+    """A matcher that is slow or fast, and lost at times or never."""
+    delays_us = ((0, 0), (0, 300), (500, 3_000), (0, 20_000))
+    return MatcherWeather(
+        delay_us=delays_us[int(rng.integers(len(delays_us)))],
+        lost_us=tuple(sorted(int(each) for each in rng.integers(0, 200_000, int(rng.choice([0, 0, 1, 3, 8]))))),
+        busy=int(rng.choice([0, 0, 2])),
+        seats=int(rng.choice([1, 2, 8])),
     )
 
 

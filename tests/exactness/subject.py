@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -15,11 +16,13 @@ from quire_worker.paced.hashing import contributions
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
 from tests.exactness.scenario import Scale
-from tests.fakes.some_processors import PROCESSORS
+from tests.fakes.worker.local_matcher import letter_grammars, masks_after
+from tests.fakes.worker.some_processors import PROCESSORS
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_worker.engine.ports import PageBytes, Runner
+    from quire_worker.matcher.grammars import Grammars
     from quire_worker.step import StepBatch, StepOutput
 
 
@@ -32,11 +35,18 @@ class Answer(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Pages, offsets in them, and what lies there."""
+    """Pages, offsets in them, what lies there, and the slots whose drafts did; of other rows -1."""
 
     page: np.ndarray
     offset: np.ndarray
     values: np.ndarray
+    draft_of: np.ndarray
+
+    def without_drafts_of(self, later: StepBatch) -> Written:
+        """What is left to write when a later step has run: it computes again what its slots' drafts have spoiled, and
+        no step writes after one that was launched behind it."""
+        keep = ~np.isin(self.draft_of, later.slot)
+        return Written(*(column[keep] for column in self))
 
 
 class Memory:
@@ -52,7 +62,11 @@ class Memory:
         place = np.arange(len(owner)) + (batch.position - first)[owner]
         size = self._pages.shape[1]
         page, offset = batch.page_table[owner, place // size], place % size
-        return Written(page, offset, self._pages[page, offset])
+        draft_of = np.full(len(owner), -1)
+        if len(batch.drafts):
+            draft = np.arange(len(owner)) >= (np.cumsum(batch.count) - batch.drafts)[owner]
+            draft_of[draft] = batch.slot[owner[draft]]
+        return Written(page, offset, self._pages[page, offset], draft_of)
 
     def write_again(self, written: Written) -> None:
         """Write it once more."""
@@ -73,6 +87,10 @@ class Subject(Protocol):
     scale: Scale
     info: ModelInfo
 
+    @property
+    def grammars(self) -> Grammars:
+        """Grammars over the subject's vocabulary, whose tokens stand for letters."""
+
     def parts(self, num_pages: int, seed: int) -> Parts:
         """A device whose pages hold rubbish."""
 
@@ -80,7 +98,7 @@ class Subject(Protocol):
         """The undisturbed answer."""
 
 
-def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int) -> EngineSpec:
+def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int, row_tokens: int = 1) -> EngineSpec:
     """The sizes of an engine on the subject."""
     info = subject.info
     return EngineSpec(
@@ -91,6 +109,7 @@ def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int) -> EngineSp
         num_pages,
         info.eos_token_ids,
         logits_processors=PROCESSORS,
+        max_row_tokens=row_tokens,
     )
 
 
@@ -140,6 +159,10 @@ class PacedSubject:
             pages,
         )
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        return letter_grammars(self.info.vocab_size, self.info.eos_token_ids)
+
     def parts(self, num_pages: int, seed: int) -> Parts:
         pages = PageArray(num_pages, self.scale.page_size)
         pages.states[:] = np.random.default_rng(seed).integers(0, 2**63, len(pages.states), dtype=np.uint64)
@@ -154,5 +177,6 @@ class PacedSubject:
             facts=replace(self._facts, max_model_len=max_len),
             thinking=sequence.thinking,
             processors=PROCESSORS,
+            grammar=None if sequence.constraint is None else masks_after(self.grammars, sequence.constraint.text),
         )
         return Answer(answer.tokens, answer.finish)

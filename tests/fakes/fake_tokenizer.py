@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -17,6 +16,8 @@ from quire.v1 import tokenizer_pb2_grpc
 from quire.v1.common_pb2 import RequestError
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable, to_message
+from quire_common.structured.constraint import LLGUIDANCE_VERSION, Constraint, constraint_to_pb
+from tests.fakes.grpc_host import run_host
 
 EOS, THINK, THOUGHT = 256, 257, 258
 VOCAB = 300
@@ -39,6 +40,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.steps = 0
         self.open_handles: set[int] = set()
         self.renders: list[pb.RenderChatRequest] = []
+        self.prompt_end = pb.PROMPT_END_UNSPECIFIED
+        self.tool_parser = ""
+        self.grammar_version = LLGUIDANCE_VERSION
+        self.compiles: list[pb.CompileGrammarRequest] = []
+        # The answer of compiling, or the error that it ends with.
+        self.grammar_warnings: list[str] = []
+        self.grammar_error: QuireError | None = None
         self.token_bytes_calls = 0
         self.streamed = self.opened = 0
         self.mute = self.blank = False
@@ -81,10 +89,21 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         text = "".join(f"{m['role']}: {_content(m)}\n" for m in json.loads(request.messages_json))
         if request.add_generation_prompt:
             text += "assistant: "
-        return pb.RenderChatResponse(text=text, token_ids=_ids(text, request.max_tokens), elapsed_us=12)
+        ids = _ids(text, request.max_tokens)
+        return pb.RenderChatResponse(text=text, token_ids=ids, elapsed_us=12, prompt_end=self.prompt_end)
+
+    async def CompileGrammar(self, request: pb.CompileGrammarRequest, context: Any) -> pb.CompileGrammarResponse:
+        """The grammar of a source is a text that names it."""
+        self.compiles.append(request)
+        await self.awake.wait()
+        if self.grammar_error is not None:
+            raise self.grammar_error
+        source = request.tools.tools_json if request.HasField("tools") else request.constraint.text
+        constraint = Constraint.of(f"{request.constraint.kind or 'tools'}: {source}", self.grammar_version)
+        return pb.CompileGrammarResponse(constraint=constraint_to_pb(constraint), warnings=self.grammar_warnings)
 
     async def Tokenize(self, request_iterator: AsyncIterator[pb.TokenizeRequest], context: Any) -> None:
-        """Encode and RenderChat, each in a task, which a cancel ends."""
+        """Encode, RenderChat and CompileGrammar, each in a task, which a cancel ends."""
         if not self.streams:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "of another release")
         self.opened += 1
@@ -98,6 +117,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
                     pass
                 elif request.HasField("render"):
                     response.rendered.CopyFrom(await self.RenderChat(request.render, context))
+                elif request.HasField("compile"):
+                    response.compiled.CopyFrom(await self.CompileGrammar(request.compile, context))
                 else:
                     response.encoded.CopyFrom(await self.Encode(request.encode, context))
             except QuireError as error:
@@ -142,6 +163,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
             has_chat_template=True,
             thinking_start_ids=pack_i32(self.thinking_marks[0]),
             thinking_end_ids=pack_i32(self.thinking_marks[1]),
+            tool_parser=self.tool_parser,
         )
 
     async def Detokenize(
@@ -291,18 +313,5 @@ def _ids(text: str, limit: int) -> bytes:
     return pack_i32(list(data))
 
 
-async def _main() -> None:
-    from tests.fakes.grpc_host import GrpcHost
-
-    async with GrpcHost(FakeTokenizer().add) as host:
-        print(host.address, flush=True)
-        await asyncio.Event().wait()
-
-
 if __name__ == "__main__":
-    import uvloop
-
-    try:
-        uvloop.run(_main())
-    except KeyboardInterrupt:
-        os._exit(0)
+    run_host(FakeTokenizer().add)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable
 
 import grpc
+import uvloop
 
 from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
@@ -41,3 +44,17 @@ class GrpcHost:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+
+def run_host(add: Callable[[grpc.aio.Server], None]) -> None:
+    """Serve a fake from a process of its own, which prints its address, until the process is ended."""
+
+    async def serve() -> None:
+        async with GrpcHost(add) as host:
+            print(host.address, flush=True)
+            await asyncio.Event().wait()
+
+    try:
+        uvloop.run(serve())
+    except KeyboardInterrupt:
+        os._exit(0)

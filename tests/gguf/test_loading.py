@@ -13,12 +13,12 @@ import torch
 from gguf import GGMLQuantizationType
 
 from quire_common.errors import ConfigError, QuireError
-from quire_worker.loading import LoadedModel, LoadFormat, LoadOptions, load_model, read_source
+from quire_worker.loading import LoadedModel, LoadFormat, LoadOptions, load_model
 from quire_worker.model.arch_spec import ArchSpec, RopeSpec
 from quire_worker.model.rope import inverse_frequencies
 from tests.gguf.tiny import HIDDEN, TinyModel, Weights
 from tests.model.batches import PAGE_SIZE, Run, make_batch
-from tests.model.folders import write_config
+from tests.model.folders import read_source, write_config
 from tests.oracle import Oracle, quiet_transformers
 
 LOGIT_TOLERANCE = 1e-4
@@ -42,8 +42,14 @@ def load(path: Path) -> LoadedModel:
     return load_model(path, LoadOptions(kv_cache_bytes=4 << 20))
 
 
+def rope_of(spec: ArchSpec) -> RopeSpec:
+    rope = spec.attention[0].rope
+    assert rope is not None
+    return rope
+
+
 def read_spec(path: Path) -> ArchSpec:
-    return read_source(path, LoadOptions(), lambda *_: None).spec
+    return read_source(path).spec
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -106,12 +112,12 @@ def test_rope_factors_are_llama_3s(tmp_path: Path) -> None:
     with quiet_transformers():
         config = LlamaConfig(hidden_size=512, num_attention_heads=8, head_dim=64, rope_parameters=rope)
         wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    assert torch.allclose(inverse_frequencies(spec.rope, 64), wanted, rtol=1e-5, atol=0)
+    assert torch.allclose(inverse_frequencies(rope_of(spec), 64), wanted, rtol=1e-5, atol=0)
 
 
 def test_linear_rope_is_read(tmp_path: Path) -> None:
     model = TinyModel(fields={"rope.scaling.type": "linear", "rope.scaling.factor": 3.0})
-    rope = read_spec(model.write(tmp_path / "tiny.gguf")).rope
+    rope = rope_of(read_spec(model.write(tmp_path / "tiny.gguf")))
     assert (rope.kind, rope.factor, rope.theta) == ("linear", 3.0, 5000.0)
 
 
@@ -128,7 +134,7 @@ def test_linear_rope_is_read(tmp_path: Path) -> None:
 def test_rope_scaling_has_llama_cpps_defaults(
     fields: dict[str, float | str], kind: str, factor: float, tmp_path: Path
 ) -> None:
-    rope = read_spec(TinyModel(fields=fields).write(tmp_path / "tiny.gguf")).rope
+    rope = rope_of(read_spec(TinyModel(fields=fields).write(tmp_path / "tiny.gguf")))
     assert (rope.kind, rope.factor) == (kind, factor)
 
 
@@ -141,7 +147,7 @@ def with_tensor(name: str, *shape: int) -> Callable[[Weights], object]:
 
 
 REFUSED: dict[str, tuple[TinyModel, str, str]] = {
-    "architecture": (TinyModel("gemma3"), "UNSUPPORTED_ARCHITECTURE", "gemma3"),
+    "architecture": (TinyModel("gptj"), "UNSUPPORTED_ARCHITECTURE", "gptj"),
     "unread key": (TinyModel(fields={"attention.sliding_window": 64}), "UNSUPPORTED_CONFIG", "sliding_window"),
     "new key": (TinyModel(fields={"attention.novelty": 1.0}), "UNSUPPORTED_CONFIG", "attention.novelty"),
     "experts": (TinyModel(fields={"expert_count": 8}), "UNSUPPORTED_CONFIG", "expert_count"),
@@ -149,10 +155,35 @@ REFUSED: dict[str, tuple[TinyModel, str, str]] = {
     "a list of layouts": (TinyModel(fields={"tensor_data_layout": ["", ""]}), "UNSUPPORTED_CONFIG", "2 texts"),
     "partial RoPE": (TinyModel(fields={"rope.dimension_count": 4}), "UNSUPPORTED_CONFIG", "rope.dimension_count"),
     "other values": (TinyModel(fields={"attention.value_length": 4}), "UNSUPPORTED_CONFIG", "value_length"),
-    "yarn": (
-        TinyModel(fields={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}),
-        "UNSUPPORTED_ROPE",
-        "yarn",
+    "dynamic RoPE": (TinyModel(fields={"rope.scaling.type": "dynamic"}), "UNSUPPORTED_ROPE", "dynamic"),
+    "yarn with another scale": (
+        TinyModel(fields={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 1.5}),
+        "UNSUPPORTED_CONFIG",
+        "rope.scaling.attn_factor",
+    ),
+    "longrope of one list": (
+        TinyModel(change=with_tensor("rope_factors_long.weight", 4)),
+        "BAD_GGUF_METADATA",
+        "rope_factors_short",
+    ),
+    "billions of layers": (TinyModel(fields={"block_count": 4_000_000_000}), "BAD_GGUF_METADATA", "block_count"),
+    "a pattern of another length": (
+        TinyModel(
+            "exaone4",
+            fields={"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False]},
+        ),
+        "BAD_CONFIG",
+        "sliding_window_pattern",
+    ),
+    "no epsilon": (
+        TinyModel(fields={"attention.layer_norm_rms_epsilon": None}),
+        "BAD_GGUF_METADATA",
+        "layer_norm_rms_epsilon",
+    ),
+    "MiniCPM without scales": (
+        TinyModel("minicpm", fields={"embedding_scale": 12.0, "residual_scale": 0.2}),
+        "BAD_GGUF_METADATA",
+        "minicpm.logit_scale",
     ),
     "no layers": (TinyModel(fields={"block_count": None}), "BAD_GGUF_METADATA", "block_count"),
     "zero heads": (TinyModel(fields={"attention.head_count": 0}), "BAD_GGUF_METADATA", "head_count"),
@@ -165,6 +196,30 @@ REFUSED: dict[str, tuple[TinyModel, str, str]] = {
     "RoPE factors of another head": (TinyModel(change=with_tensor("rope_freqs.weight", 3)), "UNSUPPORTED_ROPE", "rope"),
     "kind of blocks": (TinyModel(kind=KINDS.MXFP4), "UNSUPPORTED_WEIGHT_DTYPE", "MXFP4"),
 }
+
+
+WINDOW = "attention.sliding_window"
+EPS: dict[str, float | None] = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("gemma2", {"final_logit_softcapping": 0.0}),
+        ("gemma2", {"attn_logit_softcapping": 0.0}),
+        ("gemma2", {WINDOW: 0}),
+        ("olmo2", {WINDOW: 0}),
+        ("command-r", EPS | {"logit_scale": 0.0}),
+        ("cohere2", EPS | {WINDOW: 9, "logit_scale": 0.0}),
+        ("cohere2", EPS | {WINDOW: 0, "logit_scale": 0.5}),
+    ],
+)
+def test_a_zero_never_becomes_the_default_of_a_family(
+    architecture: str, fields: dict[str, float | None], tmp_path: Path
+) -> None:
+    (key,) = (key for key, value in fields.items() if value == 0)
+    with pytest.raises(QuireError, match=f"UNSUPPORTED_CONFIG.*{architecture}.{key}"):
+        read_spec(TinyModel(architecture, fields=fields).write(tmp_path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize("name", REFUSED)

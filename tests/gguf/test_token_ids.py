@@ -15,10 +15,10 @@ from quire_tokenizer.config import TokenizerConfig
 from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.text_service import TextService
 from quire_tokenizer.vocabulary import Vocabulary
-from quire_worker.loading import LoadOptions, read_source
 from tests.gguf.raw import I32, TEXT, RawFile, pair, pairs_of
 from tests.gguf.tiny import TinyModel
 from tests.gguf.vocabularies import TextFile
+from tests.model.folders import read_source
 from tests.unit.tokenizer import folders
 
 NO_IDS = {f"ggml.{role}_token_id": None for role in ("bos", "eos", "eot")}
@@ -112,7 +112,7 @@ def served(folder: Path, change: dict[str, Any]) -> Path:
 
 
 def worker_eos_ids(path: Path) -> tuple[int, ...]:
-    config = read_source(path, LoadOptions(), lambda *_: None).config
+    config = read_source(path).config
     return config.token_ids("eos_token_id")
 
 

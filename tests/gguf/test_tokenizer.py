@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from quire_common.errors import ConfigError, QuireError, Unsupported
-from quire_tokenizer.gguf.pre_tokenizers import PRE_TOKENIZERS
+from quire_common.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.gguf.vocabularies import NORMAL, TextFile, random_texts
@@ -160,6 +160,25 @@ def test_name_is_the_models_and_eos_tokens_are_of_model_and_tokenizer(
         assert set(read_model_files(str(alone)).eos) == {eos} == set(read_model_files("", str(alone)).eos)
     with pytest.raises(ConfigError, match="MODEL_NOT_FOUND"):
         read_model_files(str(tmp_path / "absent"), str(other))
+
+
+@pytest.mark.parametrize("overridden", [[9], [9, 11]])
+@pytest.mark.parametrize("text", ["", "text.gguf"])
+@pytest.mark.parametrize("model", ["model", "model.gguf"])
+def test_overridden_eos_tokens_replace_those_of_the_models_configuration(
+    model: str, text: str, overridden: list[int], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    main = with_eos_id(tmp_path / model, 7, byte_level)
+    if main.is_dir():
+        (main / "generation_config.json").unlink()
+        (main / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    other = str(with_eos_id(tmp_path / text, 8, byte_level)) if text else ""
+    own = {8} if text else set()
+    assert set(read_model_files(str(main), other, overrides={"vocab_size": 300}).eos) == {7} | own
+    assert set(read_model_files(str(main), other, overrides={"eos_token_id": overridden}).eos) == {*overridden} | own
+    assert set(read_model_files(str(main), other, overrides={"eos_token_id": None}).eos) == own
+    with pytest.raises(ConfigError, match="BAD_MODEL_FILE: --hf-overrides: `eos_token_id`"):
+        read_model_files(str(main), other, overrides={"eos_token_id": 1 << 40})
 
 
 def test_a_tokenizers_folder_beside_a_gguf_file(byte_level: Tokenizer, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 1  kernels, ways of products and of gated products, whole steps of every padded size: against float32 references
 2  engines that must come to the same tokens
-3  the in-process table beside vLLM's figures
+3  the in-process table beside vLLM's figures, and what grammars cost
 4  the five services over HTTP, and cold starts
 5  a soak of random requests, and each kernel against its floor
 6  the table through the five services, beside the same in one process
@@ -37,7 +37,7 @@ STAGES: dict[int, dict[str, str]] = {
         "steps": "tests.gpu.steps",
     },
     2: {"engines": "tests.gpu.engines"},
-    3: {"table": "bench.gpu.table"},
+    3: {"table": "bench.gpu.table", "grammars": "bench.gpu.grammars"},
     4: {"services": "bench.gpu.services"},
     5: {"soak": "tests.gpu.soak", "roofline": "bench.gpu.kernel_table.roofline"},
     6: {"served_table": "bench.gpu.served_table"},

@@ -21,7 +21,7 @@ from quire_worker.engine.ports import Device
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.kv.page_geometry import LAYOUT, kv_groups
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
-from quire_worker.loading import LoadOptions, read_source
+from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
@@ -33,6 +33,7 @@ from quire_worker.runner import ModelRunner
 from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
+from tests.model.folders import read_source
 
 # A chunk of the largest step, and a past.
 _CONTEXT = 20_480
@@ -62,7 +63,7 @@ class CheckModel:
         self.num_pages = num_pages
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(_CONFIG | (_SMALL if self.on_gpu else _TINY)))
-        spec = self.spec = read_source(folder, LoadOptions(), lambda *_: None).spec
+        spec = self.spec = read_source(folder).spec
         parameters, dtype = parameter_specs(spec), torch.bfloat16 if self.on_gpu else torch.float32
         plain, there = ParameterStore(parameters), ParameterStore(parameters, dtype, self.device)
         load_dummy(parameters, plain, 1, lambda *_: None)
@@ -81,9 +82,10 @@ class CheckModel:
             self.decoder = Decoder(spec, there, triton, spec.max_positions)
         self.pages = torch.full_like(pool.tensor, float("nan"), dtype=dtype, device=self.device)
 
-    def engine_spec(self, max_num_seqs: int) -> EngineSpec:
-        """Sizes of an engine for it."""
-        return EngineSpec(max_num_seqs, _CONTEXT, self.spec.vocab_size, self.page_size, self.num_pages, (2,), 8)
+    def engine_spec(self, max_num_seqs: int, masks: MaskRing | None = None) -> EngineSpec:
+        """Sizes of an engine for it; `masks`: those of its rows with grammars."""
+        sizes = (max_num_seqs, _CONTEXT, self.spec.vocab_size, self.page_size, self.num_pages)
+        return EngineSpec(*sizes, (2,), 8, masks=masks)
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool) -> Device:
         """The device that is checked."""
@@ -95,7 +97,7 @@ class CheckModel:
 
     def served(self, max_tokens: int, *, eager: bool) -> ServedModel:
         """For an engine."""
-        group = KvGroup("full", 1, LAYOUT, "bfloat16", self.spec.layers, self.spec.kv_heads, self.spec.head_dim)
+        group = KvGroup("full", 1, LAYOUT, "bfloat16", len(self.spec.layers), self.spec.kv_heads, self.spec.head_dim)
         pages = PageGeometry(self.page_size, (group,), b"check")
         info = ModelInfo("check", "", 4096, self.spec.vocab_size, (2,), b"", pages, 0, "", ())
         # Nobody moves pages here; those of the reference stand in for what could be moved.

@@ -1,7 +1,8 @@
 """Stage 2: engines that must come to the same tokens, greedy.
 
 The GPU's against the CPU's in float32, graphs against kernels one by one, free-running against lockstep; and the same
-of requests whose thinking has a budget, and of requests whose logits Python changes. In bf16 two tokens may be equally
+of requests whose thinking has a budget, of requests whose logits Python changes, and of requests with grammars, whose
+masks mostly come late. In bf16 two tokens may be equally
 good: a difference counts only where the reference, asked for the logits after what both have in common, finds one of
 them better by more than bf16 can tell.
 """
@@ -20,14 +21,18 @@ from bench import ROOT
 from bench.gpu.record import Recorder
 from bench.harness.local_engine import LocalEngine, Served, load
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_common.structured.capability import STRUCTURED_OUTPUT
+from quire_common.structured.constraint import Constraint
 from quire_common.thinking import ThinkingBudget
 from quire_worker.arrays import Float32, Int32
 from quire_worker.config import WorkerConfig
+from quire_worker.matcher.grammars import Grammars
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.logits_processor import LogitsProcessors
 from quire_worker.sampling.logits_state import LogitsState
+from tests.fakes.worker.local_matcher import LocalMatcher, letter_grammars, masks_after
 from tests.gpu.answers import all_logits
 from tests.gpu.check_model import CheckModel
 
@@ -54,8 +59,8 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             output = 3
             served = replace(model.served(64, eager=True), logits_processors=_PROCESSORS)
             engines = {
-                "interpreted, free-running": lambda: LocalEngine(served, max_num_seqs=4),
-                "interpreted, lockstep": lambda: LocalEngine(served, max_num_seqs=4, lockstep=True),
+                "interpreted, free-running": lambda grammars: _local(served, 4, grammars),
+                "interpreted, lockstep": lambda grammars: _local(served, 4, grammars, lockstep=True),
             }
             recorder.skip("eager equals graph", "there is no GPU, and the interpreter has no graphs")
         stop = Stop(output, ignore_eos=True)
@@ -71,6 +76,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
                 Sequence(prompt, stop, Sampling(processors=() if place % 2 else ("alternate",)))
                 for place, prompt in enumerate(few)
             ],
+            "grammars": [Sequence(prompt, stop, constraint=Constraint.of(_GRAMMAR)) for prompt in few],
         }
         for kind, sequences in kinds.items():
             some = engines if on_gpu or kind == "greedy tokens" else dict([*engines.items()][:1])
@@ -89,10 +95,12 @@ def _compare_all(
     kind: str,
     sequences: list[Sequence],
     reference: ModelRunner,
-    engines: Mapping[str, Callable[[], LocalEngine]],
+    engines: Mapping[str, _MakeEngine],
 ) -> None:
     plain = [_by_hand(reference, sequence) for sequence in sequences]
-    found = {name: _serve(make(), sequences) for name, make in engines.items()}
+    has_grammars = any(sequence.constraint is not None for sequence in sequences)
+    grammars = _grammars(reference.decoder.spec.vocab_size) if has_grammars else None
+    found = {name: _serve(make(grammars), sequences) for name, make in engines.items()}
     (first, *others) = found
     compare = _Comparison(recorder, kind, sequences, reference)
     compare(f"{first} against the CPU", found[first], plain)
@@ -120,12 +128,29 @@ def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> Ser
     return replace(load_configured(config, lambda *_: None), logits_processors=_PROCESSORS)
 
 
-def _gpu_engines() -> Mapping[str, Callable[[], LocalEngine]]:
+_MakeEngine = Callable[[Grammars | None], LocalEngine]
+"""An engine that applies such grammars, or none."""
+
+
+def _gpu_engines() -> Mapping[str, _MakeEngine]:
     return {
-        "gpu, graphs, free-running": lambda: LocalEngine(_served_on_gpu(), max_num_seqs=32),
-        "gpu, eager, free-running": lambda: LocalEngine(_served_on_gpu(eager=True), max_num_seqs=32),
-        "gpu, graphs, lockstep": lambda: LocalEngine(_served_on_gpu(), max_num_seqs=32, lockstep=True),
+        "gpu, graphs, free-running": lambda grammars: _local(_served_on_gpu(), 32, grammars),
+        "gpu, eager, free-running": lambda grammars: _local(_served_on_gpu(eager=True), 32, grammars),
+        "gpu, graphs, lockstep": lambda grammars: _local(_served_on_gpu(), 32, grammars, lockstep=True),
     }
+
+
+def _local(served: ServedModel, rows: int, grammars: Grammars | None, *, lockstep: bool = False) -> LocalEngine:
+    """An engine, with a matcher in this process if it applies grammars."""
+    if grammars is None:
+        return LocalEngine(served, max_num_seqs=rows, lockstep=lockstep)
+    info = replace(served.info, capabilities=(*served.info.capabilities, STRUCTURED_OUTPUT))
+    matcher = LocalMatcher(grammars, info.vocab_size, seats=rows)
+    return LocalEngine(replace(served, info=info), max_num_seqs=rows, lockstep=lockstep, matcher=matcher.seats)
+
+
+def _grammars(vocab_size: int) -> Grammars:
+    return letter_grammars(vocab_size, _EOS)
 
 
 def _demo_prompts(count: int) -> list[Int32]:
@@ -164,6 +189,8 @@ def _logits(runner: ModelRunner, sequence: Sequence, output: list[int]) -> Float
     controls = LogitsState.of(replace(sequence, output_ids=np.array(output, np.int32)), _PROCESSORS)
     if controls is not None:
         controls.apply(logits)
+    if sequence.constraint is not None:
+        masks_after(_grammars(len(logits)), sequence.constraint.text)(output).restrict(logits)
     return logits
 
 
@@ -174,6 +201,9 @@ def _alternate(prompt_ids: Int32, output_ids: Int32, logits: Float32) -> Float32
     return logits
 
 
+_EOS = (2,)
+_GRAMMAR = "start: /([A-N]{1,3}[0-7]){200}/"
+"""Token t stands for the character of the code 48 + t. It does not end before the sequences do."""
 _PROCESSORS: LogitsProcessors = {"alternate": _alternate}
 
 

@@ -16,6 +16,8 @@ from quire_common.credit import Finish
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.logits_states import LogitsStates
+from quire_worker.cuda.masks.device_masks import DeviceMasks
+from quire_worker.cuda.masks.held_rows import take_held, tell_tokens
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_extras import StepExtras
@@ -38,7 +40,10 @@ class InterpretedDevice:
     def __init__(self, decoder: Decoder[Any], pages: torch.Tensor, spec: EngineSpec) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._tiling = Tiling.of(decoder.head_shape, pages.device)
-        self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
+        masks = None
+        if spec.masks is not None:
+            masks = DeviceMasks(spec.masks, pages.device, spec.num_slots, 4 * spec.num_slots)
+        self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots, masks)
         self._states = LogitsStates(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)
         self._extras = StepExtras(pages.device, 1, decoder.logits, _examine)
@@ -61,7 +66,12 @@ class InterpretedDevice:
         more = _PADDING if chunks else 0
         controlled = any(each.changes_logits and not each.runs_python for each in batch.controls.values())
         size = StepSize(
-            decodes + _PADDING, len(batch.token) - decodes + more, chunks + more, filtered=True, controlled=controlled
+            decodes + _PADDING,
+            len(batch.token) - decodes + more,
+            chunks + more,
+            filtered=True,
+            controlled=controlled,
+            masked=bool(batch.constraints),
         )
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         layout = StepLayout.of(size, self._tiling, max(STOP_IDS, stops))
@@ -84,11 +94,13 @@ class InterpretedDevice:
         extras = self._extras.start(batch, places, body.logits, body.results, hidden)
         failed = failed_samples(batch, token) | extras.failed
         self._repetition.end(batch, token, finish)
+        held = take_held(batch, token)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
+        tell_tokens(batch, token, finish)
         logprobs, scores = extras.logprob_columns(token), extras.score_columns()
-        return StepOutcome(token, finish, failed, logprobs, DeviceTiming(0, 0, 0), 0, scores)
+        return StepOutcome(token[:, None], finish, failed, logprobs, DeviceTiming(0, 0, 0), 0, scores, held=held)
 
     def prepare(self) -> bool:
         """There is nothing to do ahead."""

@@ -25,9 +25,11 @@ _LIMIT_S = 420
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
     """All files, the longest first and one to each process in turn; `tiny`: one file."""
-    files = [file for file in _FOLDER.glob("test_*.py") if file.name not in _OTHERS]
+    files = [file for file in _FOLDER.rglob("test_*.py") if file.name not in _OTHERS]
     files = sorted(files, key=lambda file: (-file.stat().st_size, file.name))
-    shares = [[_FOLDER / "test_memory.py"]] if tiny else [files[place::_PROCESSES] for place in range(_PROCESSES)]
+    shares = (
+        [[_FOLDER / "memory" / "test_memory.py"]] if tiny else [files[place::_PROCESSES] for place in range(_PROCESSES)]
+    )
     with contextlib.ExitStack() as stack:
         started, ends = [_start(share, stack) for share in shares], time.monotonic() + _LIMIT_S
         for place, (process, output) in enumerate(started):

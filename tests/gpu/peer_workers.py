@@ -29,8 +29,8 @@ from bench.harness.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress, Start
 from quire_common.errors import DeadlineExceeded
-from tests.fakes.engine_bench import Told, a_start
-from tests.fakes.worker_server import FakeScheduler
+from tests.fakes.worker.engine_bench import Told, a_start
+from tests.fakes.worker.worker_server import FakeScheduler
 
 _SHAPE, _TOKENS, _ANSWER = "8B", 4096, 8
 _WARM, _REPEATS = 2, 5

@@ -8,21 +8,30 @@ from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32, Int64
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
+from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS
 from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes
 from quire_worker.step import StepBatch
+from tests.gpu.ring_row import RingRow
 
 _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
 _CHUNKS, _MANY_CHUNKS = 4, 8
 _CONTROLLED = 64
 """Rows at most: each has a sheet to be made and uploaded."""
+SEATS = 2 * _CONTROLLED
+_FAR = 1 << 30
 
 
 class StepBatches:
-    """For a model of such a vocabulary and such pages, on engines of so many slots."""
+    """For a model of such a vocabulary and such pages, on engines of so many slots. `ring`: where masks go, if steps
+    have some."""
 
-    def __init__(self, vocab_size: int, page_size: int, num_pages: int, num_slots: int) -> None:
+    def __init__(
+        self, vocab_size: int, page_size: int, num_pages: int, num_slots: int, ring: MaskRing | None = None
+    ) -> None:
+        self._ring = ring
         self._vocab_size = vocab_size
         self._page_size = page_size
         self._num_pages = num_pages
@@ -67,11 +76,26 @@ class StepBatches:
             ),
             logprobs=np.zeros(rows, np.int32),
             controls=controls,
+            constraints=self._constraints(position + count) if size.masked else {},
+            bound=np.full(rows, _FAR, np.int32),
+            min_len=np.zeros(rows, np.int32),
             slot=slot,
             fed=np.arange(rows) < decodes,
             last=np.zeros(rows, np.bool_),
             stop_id=np.full((rows, 2), -1, np.int32),
         )
+
+    def _constraints(self, drawn_at: Int32) -> dict[int, RingRow]:
+        """Grammars of some rows, each of which allows half of all tokens."""
+        if self._ring is None:
+            raise RuntimeError("there is no ring for masks")
+        rows, rng, found = len(drawn_at), self._rng, dict[int, RingRow]()
+        for row in range(0, rows, max(2, rows // _CONTROLLED)):
+            found[row] = RingRow(self._ring, len(found))
+            bits = np.packbits(rng.random(self._vocab_size) < 0.5, bitorder="little").tobytes()
+            mask = TokenMask(MaskKind.BITS, 0, bits.ljust(mask_bytes(self._vocab_size), b"\0"))
+            found[row].put(int(drawn_at[row]), mask)
+        return found
 
     def _counts(self, size: StepSize, decodes: int) -> Int32:
         """One for each that decodes, then the chunks', which fill the size's rows."""

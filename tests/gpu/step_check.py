@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from types import TracebackType
+from typing import Any
 
 import numpy as np
+import torch
 
 from bench.gpu.record import Recorder
 from quire_worker.arrays import Float32, Int64
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.ports import StepOutcome
+from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.step import StepBatch
 from tests.gpu.check_model import CheckModel
 from tests.gpu.launching import run_one
-from tests.gpu.step_batches import StepBatches
+from tests.gpu.step_batches import SEATS, StepBatches
 
 # How far a log probability may be off, and how much better a token there may have been than the one that was drawn: a
 # part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
@@ -33,13 +36,14 @@ class StepCheck:
     def __init__(
         self, recorder: Recorder, model: CheckModel, max_num_seqs: int, max_tokens: int, *, graphs: bool
     ) -> None:
-        spec = model.engine_spec(max_num_seqs)
+        ring = MaskRing.create(SEATS, 2, model.spec.vocab_size)
+        spec = model.engine_spec(max_num_seqs, ring)
         ways = {"as graphs": False, "kernel by kernel": True} if graphs else {"kernel by kernel": True}
         self._recorder = recorder
         self._model = model
         self._devices = {how: model.make_device(spec, max_tokens, eager=eager) for how, eager in ways.items()}
         self._drawn: dict[str, Int64] = {how: np.zeros(spec.num_slots, np.int64) for how in ways}
-        self._batches = StepBatches(model.spec.vocab_size, model.page_size, model.num_pages, spec.num_slots)
+        self._batches = StepBatches(model.spec.vocab_size, model.page_size, model.num_pages, spec.num_slots, ring)
         self._errors = _Errors()
 
     def __enter__(self) -> StepCheck:
@@ -81,10 +85,12 @@ class StepCheck:
 
     def _run(self, how: str, batch: StepBatch, failed: list[str]) -> StepOutcome:
         self._model.fill_device(batch)
+        if batch.constraints:
+            _place(self._devices[how], batch)
         outcome = run_one(self._devices[how], batch)
         failed += self._errors.told
         self._errors.told.clear()
-        self._drawn[how][batch.slot] = np.maximum(outcome.token, 0)
+        self._drawn[how][batch.slot] = np.maximum(outcome.token[:, 0], 0)
         return outcome
 
 
@@ -95,12 +101,17 @@ def error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
         return float("inf")
     worst = 0.0
     normaliser = np.log(np.exp(raw - raw.max(axis=1, keepdims=True)).sum(axis=1)) + raw.max(axis=1)
-    for row, token in enumerate(outcome.token.tolist()):
+    for row, token in enumerate(outcome.token[:, 0].tolist()):
         off = abs(float(outcome.logprobs.logprob[row] - (raw[row, token] - normaliser[row])))
         changed = raw[row].copy()
         controls = batch.controls.get(row)
+        mask = None
+        if row in batch.constraints:
+            mask = batch.constraints[row].mask_at(int(batch.position[row] + batch.count[row]))
+        if mask is not None:
+            mask.restrict(changed)
         if controls is not None:
-            controls.apply(changed)
+            controls.apply(changed, mask=mask)
         least = np.partition(changed, -5)[-5] if batch.draws["temperature"][row] > 0 else changed.max()
         better = float(least - changed[token])
         # NaN is no number that another is larger than.
@@ -108,6 +119,17 @@ def error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
             return float("inf")
         worst = max(worst, max(off, better) / max(1.0, float(np.abs(raw[row]).max())))
     return worst
+
+
+def _place(device: Any, batch: StepBatch) -> None:
+    """Tell a device where the batch's sequences stand, as its steps before would have."""
+    masks, there = device._body.masks, torch.from_numpy
+    slots = there(batch.slot.astype(np.int64)).to(masks._known.device)
+    masks._known[slots] = there(batch.position).to(masks._known.device)
+    masks._held.zero_()
+    if masks._known.is_cuda:
+        # Steps run on a stream that does not wait for this one.
+        torch.cuda.synchronize()
 
 
 def _feed(batch: StepBatch) -> None:

@@ -25,6 +25,7 @@ from quire_worker.ops.triton.fresh_attention import PIECE
 from tests.gpu.check_model import CheckModel
 from tests.gpu.step_check import StepCheck
 
+_MASKED = 60
 _PAGES, _TINY_PAGES = 2560, 64
 _STEP, _LARGE_STEP = step_tokens(16 << 30), step_tokens(1 << 30)
 """Most prefill tokens of a step of a large model and of a small one, unless somebody says."""
@@ -68,18 +69,21 @@ def _check_samples(check: StepCheck, samples: _Samples) -> None:
 
 
 def padded_sizes() -> dict[str, list[StepSize]]:
-    """Those that steps are padded to, whatever the largest step may be, by what rows may ask."""
+    """Those that steps are padded to, whatever the largest step may be, by what rows may ask; of those with masks some,
+    since their kernels are the same."""
     sizes = [size for size in graph_sizes(CUDA_SEQUENCES, _STEP) if size.rows <= MOST_PADDED_ROWS]
+    masked = [replace(size, masked=True) for size in sizes]
     return {
         "plain": [size for size in sizes if not size.filtered],
         "with filters": [size for size in sizes if size.filtered and not size.controlled],
         "with controls": [size for size in sizes if size.controlled],
+        "with masks": some(masked, _MASKED),
     }
 
 
 def tiny_sizes() -> list[StepSize]:
     """A step that decodes, and one that does everything."""
-    return [StepSize(3), StepSize(2, 32, 2, filtered=True, controlled=True)]
+    return [StepSize(3), StepSize(2, 32, 2, filtered=True, controlled=True, masked=True)]
 
 
 def larger_steps(max_tokens: int) -> list[StepSize]:

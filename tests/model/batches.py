@@ -9,6 +9,7 @@ import numpy as np
 
 from quire_common.sequence import Sampling
 from quire_worker.arrays import Int32
+from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
@@ -28,6 +29,7 @@ class Run:
     logprobs: int = -1
     blocked: Sequence[int] = field(default_factory=tuple)
     controls: LogitsState | None = None
+    constraint: RowConstraint | None = None
 
 
 def make_batch(runs: Sequence[Run]) -> StepBatch:
@@ -45,6 +47,7 @@ def make_batch(runs: Sequence[Run]) -> StepBatch:
         logprobs=np.array([run.logprobs for run in runs], np.int32),
         blocked={row: np.array(run.blocked, np.int32) for row, run in enumerate(runs) if len(run.blocked)},
         controls={row: run.controls for row, run in enumerate(runs) if run.controls is not None},
+        constraints={row: run.constraint for row, run in enumerate(runs) if run.constraint is not None},
     )
 
 

@@ -13,6 +13,8 @@ from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model.architectures import find_family
 from quire_worker.model.config_file import ConfigFile
 from quire_worker.model.parameters import parameter_specs
+from quire_worker.sources.family import FamilySource, family_source
+from quire_worker.sources.model_files import open_model
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,6 +60,12 @@ def write_config(folder: Path, **changes: Any) -> Path:
 def load_dummy_model(folder: Path, *, kv_cache_bytes: int = 4 << 20, **changes: Any) -> LoadedModel:
     write_config(folder, **changes)
     return load_model(folder, LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=kv_cache_bytes))
+
+
+def read_source(model: str | Path, options: LoadOptions | None = None) -> FamilySource:
+    """A folder or GGUF file of a family of Quire's own, without its weights."""
+    options = options or LoadOptions()
+    return family_source(open_model(model, options, lambda *_: None), options)
 
 
 def random_tensors(folder: Path) -> dict[str, torch.Tensor]:

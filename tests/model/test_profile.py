@@ -131,7 +131,7 @@ def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:
         ("attention", "prefill_attention_kernel"), ("attention", "cudnn_generated_fort_native_sdpa"),
         ("", "feed_kernel"), ("", "top_k_top_p_kernel"), ("", "sample_kernel"), ("", "finish_kernel"),
         ("", "control_kernel"), ("", "block_logprobs_kernel"), ("", "merge_logprobs_kernel"), ("", "fill"),
-        ("head", "gemm"),
+        ("head", "gemm"), ("", "place_kernel"), ("", "fetch_masks_kernel"),
     ]  # fmt: skip  # pairs
     events = []
     for number, (name, kernel) in enumerate(launches, 1):
@@ -141,8 +141,9 @@ def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:
         events += [span("kernel", kernel, 1000 + at, number, number, tid=9)]
     parts = by_part(times_by_range({"traceEvents": events}, "quire: "))
     assert {name: each.us for name, each in parts.items()} == {
-        "decode attention": 1 + 2, "prefill attention": 3 + 4, "feed tokens": 5, "sampling: thresholds": 6,
+        "decode attention": 1 + 2, "prefill attention": 3 + 4, "feed tokens": 5 + 14, "sampling: thresholds": 6,
         "sampling: draw": 7 + 8, "sampling: controls": 9, "logprobs": 10 + 11, OUTSIDE: 12, "head": 13,
+        "sampling: masks": 15,
     }  # fmt: skip  # one table
     assert list(parts["prefill attention"].kernels) == ["prefill_attention_kernel", "cudnn_generated_fort_native_sdpa"]
 

@@ -13,6 +13,8 @@ import torch
 
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
+from quire_worker.fallback.decoder import TransformersDecoder
+from quire_worker.model.decoder import Decoder
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.cpu.job_runner import JobRunner
 from quire_worker.ops.torch_reference import TorchOps
@@ -73,9 +75,20 @@ def test_default_threads_follow_affinity_and_quota(
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(("ops", "asked", "shares"), [(CpuOps, 0, True), (CpuOps, 2, False), (TorchOps, 0, False)])
-def test_steps_share_cores_by_default_where_threads_change_no_bit(ops: type, asked: int, shares: bool) -> None:
-    runner: Any = SimpleNamespace(decoder=SimpleNamespace(ops=object.__new__(ops)))
+@pytest.mark.parametrize(
+    ("decoder", "ops", "asked", "shares"),
+    [
+        (Decoder, CpuOps, 0, True),
+        (Decoder, CpuOps, 2, False),
+        (Decoder, TorchOps, 0, False),
+        (TransformersDecoder, CpuOps, 0, False),
+    ],
+)
+def test_steps_share_cores_by_default_where_threads_change_no_bit(
+    decoder: type, ops: type, asked: int, shares: bool
+) -> None:
+    runner: Any = SimpleNamespace(decoder=object.__new__(decoder))
+    runner.decoder.ops = object.__new__(ops)
     sharing = model_source._sharing(runner, WorkerConfig(model="m", torch_threads=asked))
     assert isinstance(sharing, sharing_runner.SharingRunner) == shares
 

@@ -1,7 +1,7 @@
 """Every identity, a client without a certificate and a stranger of another authority, on every RPC of real services.
 
 The table of callers says what is right. Here the services run as users start them, with the certificates of
-`quire certs`; tests/unit/common/test_callers.py asks servers of any method, and tests/contract/peers the peer port.
+`quire certs`; tests/unit/common/identity/test_callers.py asks any method, and tests/contract/peers the peer port.
 """
 
 from __future__ import annotations
@@ -149,5 +149,5 @@ def test_metrics_are_shown_to_their_readers_only(
                 found = error.code
             except OSError:  # the handshake fails
                 found = 0
-            wanted = 200 if caller in METRICS_READERS else 0 if caller in (STRANGER, NOBODY) else 403
+            wanted = 200 if caller in METRICS_READERS else 0 if caller == STRANGER else 403
             assert found == wanted, (service, caller)

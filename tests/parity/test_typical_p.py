@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from quire_worker.sampling.sampler import sample
-from tests.model.sampling_columns import columns
+from tests.model.sampling.sampling_columns import columns
 
 VOCAB, DRAWS = 40, 3000
 

@@ -14,13 +14,14 @@ from tests.chaos.load import Load
 from tests.chaos.rig import Rig
 from tests.chaos.scripts import make_scripts
 from tests.pipeline.clock_file import HOUR_S, ClockFile
+from tests.tiers import deep_after
 
 # Where microseconds and milliseconds leave 31 and 32 bits, and then some.
 JUMPS_H = (1.3, 0.7, 40.0, 24 * 25.0, 24 * 50.0, 24 * 365.0)
 PROMPT = "The clock strikes one, and nobody has asked for anything since it struck twelve."
 
 
-@pytest.mark.parametrize("engine", ["cpu", "paced 5"])
+@pytest.mark.parametrize("engine", deep_after(1, ["paced 5", "cpu"]))
 async def test_request_after_a_clock_jump_is_answered(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

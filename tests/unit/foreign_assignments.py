@@ -27,7 +27,7 @@ def foreign_assignments(sources: Mapping[str, str]) -> list[Assignment]:
         Assignment(path, ast.unparse(target))
         for path, tree in trees.items()
         for target in _assigned(tree)
-        if target.attr in ours - declared[path]
+        if target.attr in ours and target.attr not in declared[path]
     ]
 
 
@@ -57,8 +57,8 @@ def _assigned(tree: ast.Module) -> Iterator[ast.Attribute]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     makers = {node.name for node in functions if node.returns is not None and _mentions(node.returns, generated)}
     seen: set[ast.Attribute] = set()
-    for scope in (*functions, tree):
-        messages = _messages(scope, generated, generated | makers)
+    for scope in (*functions, tree) if generated else (tree,):
+        messages = _messages(scope, generated, generated | makers) if generated else set[str]()
         for node in ast.walk(scope):
             if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load) or node in seen:
                 continue

@@ -15,6 +15,7 @@ from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_worker.engine.run.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.matcher.wire import MatcherFrameKind
 from tools import messages_table
 
 
@@ -42,6 +43,7 @@ def test_no_contract_is_left_out() -> None:
 def test_every_kind_of_frame_has_a_row() -> None:
     assert set(messages_table.DATA_FRAMES) == set(FrameKind)
     assert set(messages_table.AGENT_FRAMES) == set(AgentFrameKind)
+    assert set(messages_table.MATCHER_FRAMES) == set(MatcherFrameKind)
 
 
 def test_bounds_of_shared_streams_are_far_below_what_ends_them() -> None:

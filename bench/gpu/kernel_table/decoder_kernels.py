@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.gpu.kernel_table.kernel_case import CALLS, Bench, KernelCase, copies_of
 from bench.gpu.shapes import products_of
 from quire_worker.model.rope import rope_tables
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.interface import AttentionRules, HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.triton.attention import decode_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.kv_splits import LAST_MERGES_FROM
@@ -60,7 +60,7 @@ class DecoderKernels:
         bench, shape = self._bench, self._shape
         element = bench.dtype.itemsize
         cost = attention_cost(Attended.of(context - 1, 1).times(batch), shape, element, element)
-        kv_bytes = 2 * batch * context * bench.spec.kv_size * element
+        kv_bytes = 2 * batch * context * bench.spec.attention[0].kv_size * element
         layers = copies_of(kv_bytes)
         pages, plan = self._pages(batch, context, layers)
         if not alone:
@@ -71,7 +71,7 @@ class DecoderKernels:
         )
 
         def run(index: int) -> Tensor:
-            decode_attention(query, pages, index % layers, plan, shape, 0, out, bench.ops.pdl)
+            decode_attention(query, pages, index % layers, plan, shape, AttentionRules(), out, bench.ops.pdl)
             return out
 
         yield KernelCase(
@@ -103,7 +103,7 @@ class DecoderKernels:
     def _norms(self, rows: int) -> Iterator[KernelCase]:
         bench, hidden = self._bench, self._bench.spec.hidden_size
         x, residual, norm_weight = bench.random(rows, hidden), bench.random(rows, hidden), bench.random(hidden)
-        eps, element = bench.spec.norm_eps, bench.dtype.itemsize
+        eps, element = bench.spec.norm.eps, bench.dtype.itemsize
         plain, adding = (norm_cost(rows, hidden, element, adds=adds) for adds in (False, True))
         yield KernelCase("norm", lambda _: bench.ops.rms_norm(x, norm_weight, eps), plain)
         yield KernelCase("add and norm", lambda _: bench.ops.add_rms_norm(x, residual, norm_weight, eps), adding)
@@ -128,10 +128,11 @@ class DecoderKernels:
 
     def _rope(self, rows: int, pages: Tensor, plan: TritonPlan, layers: int, context: int) -> KernelCase:
         bench, shape, spec = self._bench, self._shape, self._bench.spec
-        rope = RopeTables(*(each.to(bench.device) for each in rope_tables(spec.rope, spec.head_dim, context)))
-        norm_weights = QkNormWeights(bench.random(spec.head_dim), bench.random(spec.head_dim), spec.norm_eps)
-        norm = norm_weights if spec.qk_norm == "head" else None
-        qkv = bench.random(rows, spec.query_size + 2 * spec.kv_size)
+        attention = spec.attention[0]
+        rope = RopeTables(*(each.to(bench.device) for each in rope_tables(attention.rope, spec.head_dim, context)))
+        norm_weights = QkNormWeights(bench.random(spec.head_dim), bench.random(spec.head_dim), spec.norm.eps)
+        norm = norm_weights if attention.qk_norm else None
+        qkv = bench.random(rows, attention.query_size + 2 * attention.kv_size)
         cost = rope_cost(rows, shape, bench.dtype.itemsize, bench.dtype.itemsize)
 
         def run(index: int) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from bench.gpu.kernel_table.kernel_case import Bench, KernelCase
-from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.interface import AttentionRules, HeadShape
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.fresh_attention import PIECE, Fresh, best_backend, fresh_attention
@@ -29,14 +29,15 @@ def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Ite
     plan = _plan(bench, prompts, tokens, each)
 
     def tiled(_: int) -> Tensor:
-        prefill_attention(query, pages, 0, plan, shape, 0, out, bench.ops.pdl)
+        prefill_attention(query, pages, 0, plan, shape, AttentionRules(), out, bench.ops.pdl)
         return out[:rows]
 
     yield KernelCase(f"prefill attention {prompts} x {tokens}, tiles", tiled, cost)
     if not fresh:
         return
     chunks = tuple(Fresh(index * tokens, tokens) for index in range(prompts))
-    qkv = bench.random(rows + PIECE, bench.spec.query_size + 2 * bench.spec.kv_size)
+    attention = bench.spec.attention[0]
+    qkv = bench.random(rows + PIECE, attention.query_size + 2 * attention.kv_size)
 
     def by_torch(_: int) -> Tensor:
         made: list[Tensor] = []

@@ -119,7 +119,7 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError:
         raise InvalidArgument(
-            "BAD_VALUE", f"{host!r} is no host name.", "Give names like api.example.org, or IP addresses."
+            "BAD_VALUE", f"{host!r} is not a host name.", "Give names like api.example.org, or IP addresses."
         ) from None
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from quire.outputs import HopTiming
 
 _LIMIT_S = 10.0
-_PULLED = re.compile(r'^quire_worker_mover_pages_total\{kind="pull",transport="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE)
+_PULLED = re.compile(
+    r'^quire_worker_mover_pages_total\{kind="pull",(?:.*,)?transport="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE
+)
 
 
 class PageWatch:

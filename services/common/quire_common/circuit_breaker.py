@@ -6,8 +6,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from quire_common.telemetry.metrics import gauge
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_open_gauge = gauge(
+    "quire_circuit_breaker_open", "1: calls are not made, since they failed; 0: they are.", ("breaker",)
+)
 
 
 class CircuitBreaker:
@@ -22,8 +28,10 @@ class CircuitBreaker:
         max_failures: int = 3,
         is_open: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "",
     ) -> None:
-        """`is_open`: it begins open, with its first pause over."""
+        """`is_open`: it begins open, with its first pause over. `name`: the breaker's label in metrics; empty: no
+        metric. If two breakers have one name, the metric shows the last change of either."""
         self._first_pause_s = self._pause_s = first_pause_s
         self._max_pause_s = max_pause_s
         self._max_failures = max_failures
@@ -32,6 +40,8 @@ class CircuitBreaker:
         self._failures = max_failures if is_open else 0
         self._retry_at_s = clock() if is_open else 0.0
         self._is_probing = False
+        self._state = _open_gauge.labels(name) if name else None
+        self._show()
 
     @property
     def closed(self) -> bool:
@@ -61,6 +71,8 @@ class CircuitBreaker:
         with self._lock:
             was_open = not self.closed
             self._failures, self._pause_s, self._is_probing = 0, self._first_pause_s, False
+            if was_open:
+                self._show()
             return was_open
 
     def failed(self) -> bool:
@@ -74,7 +86,13 @@ class CircuitBreaker:
             if self._is_probing or self._failures == self._max_failures:
                 self._retry_at_s = self._clock() + self._pause_s
             self._is_probing = False
+            if was_closed:
+                self._show()
             return was_closed
+
+    def _show(self) -> None:
+        if self._state is not None:
+            self._state.set(not self.closed)
 
     def _begin_try(self) -> None:
         if not self.closed:

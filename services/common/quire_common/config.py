@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from quire_common.errors import ConfigError
+from quire_common.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,6 +70,10 @@ class ServiceConfig:
     log_format: str = option("json", "log lines", choices=("json", "pretty"))
     metrics_listen: str = option("", "host:port of the Prometheus endpoint; empty: none")
     otlp_traces_endpoint: str = option("", "OTLP/gRPC endpoint for traces, such as http://127.0.0.1:4317; empty: none")
+    otlp_tls_ca: str = option("", "PEM authority of an https endpoint for traces; empty: those of the system")
+    otlp_sampling_ratio: float = option(
+        1.0, "share of requests that are traced, unless their client has decided", at_least=0, at_most=1
+    )
     discovery: str = option("static", "where peers are found: static, dns or redis://host:port/db")
     discovery_file: str = option(
         "",
@@ -90,7 +96,8 @@ class ServiceConfig:
 def load_config(
     cls: type[C], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> C:
-    """Build the service's config. Raises ConfigError, or exits after printing for `--help` and flag syntax."""
+    """Build the service's config. Raises ConfigError, or exits after printing for `--help`, `--version` and flag
+    syntax."""
     return cls(**{name: value for name, (value, _) in _collect(cls, service, argv, environ).items()})
 
 
@@ -210,6 +217,8 @@ def _parser(
     """Make the parser, with --config and one flag for each option."""
     parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default=_config_file(), help="YAML file with the same keys")
+    version = f"quire-{service} {installed_version(f'quire-{service}')}"
+    parser.add_argument("--version", action="version", version=version)
     for name, field in fields.items():
         flag = "--" + name.replace("_", "-")
         text = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
@@ -225,13 +234,21 @@ def _config_file() -> str:
     return os.environ.get(f"{ENV_PREFIX}CONFIG", "")
 
 
+def parse_yaml(text: str) -> Any:
+    """Parse YAML of plain values. Raises ValueError, whose text may quote the input, if the text is not such YAML."""
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # YAMLError, and errors of constructors: a 13th month, `!!bool x`, deep nesting
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
 def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
     """Read the file, and return its section for the service, or all of it where it has none. Raises ConfigError."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        loaded = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError("CONFIG_UNREADABLE", f"Cannot read {path}: {error.strerror}.", "Check --config.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError("CONFIG_NOT_YAML", f"{path} is not YAML: {error}.", "Correct the file.") from error
     if not isinstance(loaded, dict):
         raise ConfigError("CONFIG_NOT_YAML", f"{path} holds no mapping.", "Write `key: value` lines.")
@@ -300,3 +317,19 @@ def _parse(raw: Any, hint: Any) -> Any:
     if isinstance(raw, dict | list):
         raise ValueError("not a single value")
     return str(raw)
+
+
+def parse_object(text: str, option: str) -> dict[str, Any]:
+    """Return the JSON object that an option's value is. Raises ConfigError that names the option."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_object(option, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _no_object(option, "is not a JSON object")
+    return value
+
+
+def _no_object(option: str, cause: str) -> ConfigError:
+    param = option.removeprefix("--").replace("-", "_")
+    return ConfigError("BAD_JSON_OPTION", f"{option} {cause}.", "Give an object: '{\"name\": value}'.", param=param)

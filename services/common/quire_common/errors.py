@@ -49,9 +49,9 @@ class QuireError(Exception):
     def __init__(self, code: str, message: str, fix: str, *, param: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(f"{code}: {message} Fix: {fix}")
         self.code = code
-        self.message = message[:_MAX_TEXT]
-        self.fix = fix[:_MAX_TEXT]
-        self.param = param
+        self.message = _sendable(message)
+        self.fix = _sendable(fix)
+        self.param = _sendable(param)
         self.retry_after_s = retry_after_s
 
 
@@ -147,6 +147,19 @@ class ConfigError(QuireError):
 
 class Internal(QuireError):
     """A bug or a broken invariant."""
+
+
+def _sendable(text: str) -> str:
+    """Return text that protobuf can carry: cut to the limit, with lone surrogates, which quoted JSON may have,
+    escaped."""
+    return text[:_MAX_TEXT].encode(errors="backslashreplace").decode()
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise AssertionError unless `holds`, under `python -O` too. Only for invariants of our own state: for input of a
+    user or another process, raise one of the errors above instead."""
+    if not holds:
+        raise AssertionError(what)
 
 
 def spread_retry_s(wait_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Why a sequence ended: as the worker reports it, and as routers and clients are told."""
+"""Finish reasons of sequences, with their names for clients, and the kinds of parts of an answer's text."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ FINISH_REASONS[Finish.LENGTH] = FinishReason.LENGTH
 FINISH_REASONS[Finish.LIMIT] = FinishReason.LENGTH
 FINISH_REASONS[Finish.ERROR] = FinishReason.ERROR
 FINISH_REASONS[Finish.REPETITION] = FinishReason.REPETITION
+
+
+class PartKind(enum.IntEnum):
+    """The kind of a part of an answer's text, with the numbers of quire.v1.PartKind."""
+
+    CONTENT = 1
+    REASONING = 2
+    TOOL_NAME = 3
+    TOOL_ARGUMENTS = 4

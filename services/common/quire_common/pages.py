@@ -205,7 +205,7 @@ class PageHeader:
         """Decode a header. Raises PageCorrupt where it is none of ours. The body is not looked at."""
         view = _bytes(framed)
         if len(view) < HEADER_BYTES:
-            raise PageCorrupt(f"{len(view)} bytes are no page header")
+            raise PageCorrupt(f"{len(view)} bytes are not a page header")
         magic, version, size, group, algorithm, key_number, dtype, namespace, digest, length, mac = _HEADER.unpack_from(
             view
         )
@@ -236,9 +236,15 @@ def authenticate_page(head: memoryview, body: PageBytes, mac: PageMac) -> None:
     and may do the same: the key's number, which says that there is a MAC, is written last."""
     if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] == mac.key_number:
         return
-    number, made = mac.make(_covered(head), _bytes(body))
-    head[_MAC_AT : _HEADER.size] = made
-    _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, number)
+    _write_mac(head, body, mac)
+
+
+def repair_mac(head: memoryview, body: PageBytes, mac: PageMac) -> None:
+    """Replace a wrong MAC in the header of a page whose checksum was verified. A page without a MAC stays without one.
+    Other threads may read the page or write its MAC at the same time: all of them write the same bytes, and none
+    removes the MAC of a page that is being sent."""
+    if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] and not is_authentic(head, body, mac):
+        _write_mac(head, body, mac)
 
 
 def split_page(framed: memoryview) -> tuple[memoryview, memoryview]:
@@ -254,7 +260,7 @@ def is_authentic(head: PageBytes, body: PageBytes, mac: PageMac) -> bool:
 
 
 def remove_mac(head: memoryview) -> None:
-    """Make a header one without a MAC: what is there is not known to be right."""
+    """Make a header that nobody else reads one without a MAC: what is there is not known to be right."""
     _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, 0)
     head[_MAC_AT : _HEADER.size] = _NO_MAC
 
@@ -330,6 +336,13 @@ def _pack(header: PageHeader) -> bytes:
         header.length,
         header.mac,
     )
+
+
+def _write_mac(head: memoryview, body: PageBytes, mac: PageMac) -> None:
+    """Write the MAC under the first key into a header. The key's number is written last."""
+    number, made = mac.make(_covered(head), _bytes(body))
+    head[_MAC_AT : _HEADER.size] = made
+    _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, number)
 
 
 def _covered(head: Buffer) -> bytes:

@@ -20,6 +20,7 @@ from quire_common.logits_processors import check_names
 from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
 from quire_common.request_parameters import BY_NAME, DRAW_NUMBERS, NumberCodec
+from quire_common.structured.constraint import Constraint, constraint_from_pb, constraint_to_pb
 from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_pb
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Sequence:
     cache_salt: str = ""
     skip_cache_read: bool = False
     thinking: ThinkingBudget | None = None
+    constraint: Constraint | None = None
 
     @property
     def reads_cache(self) -> bool:
@@ -178,6 +180,8 @@ def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
     message.skip_cache_read = sequence.skip_cache_read
     if sequence.thinking is not None:
         message.thinking.CopyFrom(thinking_to_pb(sequence.thinking))
+    if sequence.constraint is not None:
+        message.constraint.CopyFrom(constraint_to_pb(sequence.constraint))
     _sampling_into_pb(sequence.sampling, message.sampling)
     stop, told = sequence.stop, message.stop
     told.max_tokens = stop.max_tokens
@@ -224,6 +228,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
         cache_salt=message.cache_salt,
         skip_cache_read=message.skip_cache_read,
         thinking=thinking_from_pb(message.thinking) if message.HasField("thinking") else None,
+        constraint=constraint_from_pb(message.constraint) if message.HasField("constraint") else None,
     )
 
 
@@ -303,12 +308,11 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _refuse_unsupported(message: pb.SequenceSpec) -> None:
-    """Raise Unsupported for a kind of request, a constraint, an adapter or media, which no engine does yet."""
+    """Raise Unsupported for a kind of request, an adapter or media, which no engine does yet."""
     if message.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
-    for name in ("constraint", "adapter"):
-        if message.HasField(name):
-            raise unsupported(name)
+    if message.HasField("adapter"):
+        raise unsupported("adapter")
     for segment in message.inputs:
         if segment.WhichOneof("segment") != "token_ids":
             raise unsupported("media")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import bisect
 
+from quire_common.errors import require
+
 
 class ExtentAllocator:
     """`capacity_bytes` in extents whose sizes their users choose."""
@@ -57,8 +59,8 @@ class ExtentAllocator:
         extents = sorted([(start, size, True) for start, size in self._free_sizes.items()] + used)
         position, was_free = 0, False
         for start, size, free in extents:
-            assert start == position, f"a gap or an overlap at {position}"
-            assert not (free and was_free), f"two free extents touch at {start}"
+            require(start == position, f"a gap or an overlap at {position}")
+            require(not (free and was_free), f"two free extents touch at {start}")
             position, was_free = start + size, free
-        assert position == self.capacity_bytes
-        assert self._free_starts == sorted(self._free_sizes)
+        require(position == self.capacity_bytes, "extents end before the block, or after it")
+        require(self._free_starts == sorted(self._free_sizes), "a free extent is not listed, or twice")

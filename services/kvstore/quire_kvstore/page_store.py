@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire_common.errors import InvalidArgument, NotFound, TooLarge
-from quire_common.pages import HEADER_BYTES, authenticate_page, is_authentic, remove_mac, split_page
+from quire_common.errors import InvalidArgument, NotFound, TooLarge, require
+from quire_common.pages import authenticate_page, repair_mac, split_page
 from quire_kvstore.leases import Lease, LeaseTable
 from quire_kvstore.page_feed import PageFeed
 from quire_kvstore.put_manager import PageBuffer, PutManager, is_intact
@@ -159,13 +159,13 @@ class PageStore:
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
         """Return whether a pinned page is what its key says; a damaged one is dropped and counted, and a MAC that does
-        not verify is removed, to be made anew. Raises NotFound."""
+        not verify is made anew. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
             intact = not page.dropped and is_intact(framed, page.key)
-            if intact and self._mac is not None and not is_authentic(*split_page(framed), self._mac):
-                remove_mac(framed[:HEADER_BYTES])
+            if intact and self._mac is not None:
+                repair_mac(*split_page(framed), self._mac)
         if not intact:
             with self._lock:
                 self._tier_manager.drop_damaged(page)
@@ -348,7 +348,7 @@ class PageStore:
                         pins[page] = pins.get(page, 0) + 1
             self._ram.check_integrity(pins, self._puts.check_integrity(puts) | self._tier_manager.load_buffers())
             self._tier_manager.check_integrity()
-            assert len(self._leases) <= self._config.max_leases
+            require(len(self._leases) <= self._config.max_leases, "more leases than the bound")
 
     def _keys(self, run: PageRun) -> tuple[PageKey, ...]:
         """Return the keys of the run's pages. Raises TooLarge for more than one call may name."""

@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quire_common.errors import Internal
 from quire_kvstore.tiers.backend import PageJob
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class PageLoad(PageJob):
     def release_buffer(self) -> tuple[int, int]:
         """Let go of the memory that the page is read into. Returns its offset and size; the caller frees or publishes
         it."""
-        assert self.view is not None, "it was given a place"
+        if self.view is None:
+            raise Internal("INTEGRITY", "A page came without memory.", "Report it with the kvstore's log.")
         size = len(self.view)
         self.view.release()
         self.view = None

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.errors import InvalidArgument, TooLarge
+from quire_common.errors import InvalidArgument, TooLarge, require
 from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts, remove_mac, split_page
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.puts import Put
@@ -174,10 +174,15 @@ class PutManager:
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
         """Raise AssertionError unless bounds hold and the pending pages are those of these puts. Returns the memory of
         all puts, size by offset. Called with the lock held."""
-        assert self._pending == {key for put in puts for key in put.wanted_keys()}
-        assert self.pending_bytes == sum(put.pending_bytes for put in puts) <= self._config.max_pending_bytes
+        require(
+            self._pending == {key for put in puts for key in put.wanted_keys()},
+            "pending pages are not those of the puts",
+        )
+        counted = sum(put.pending_bytes for put in puts)
+        require(self.pending_bytes == counted <= self._config.max_pending_bytes, "pending bytes were miscounted")
         for put in puts:
-            assert put.busy <= put.offsets.keys() and put.intact <= put.offsets.keys() - put.busy
+            require(put.busy <= put.offsets.keys(), "a page that has no memory is being written")
+            require(put.intact <= put.offsets.keys() - put.busy, "a page that is being written counts as complete")
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:

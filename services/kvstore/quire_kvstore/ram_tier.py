@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire_common.errors import require
 from quire_kvstore.arena import Arena
 from quire_kvstore.eviction import make_policy
 
@@ -151,7 +152,7 @@ class RamTier:
 
     def publish(self, key: PageKey, offset: int, size: int, *, pinned: bool = False) -> RamPage:
         """Make the page in reserved memory visible, as the one used last, and return it. `pinned`: with one pin."""
-        assert key not in self._pages, "a page is published once"
+        require(key not in self._pages, "a page is published once")
         page = self._pages[key] = RamPage(key, offset, size, pins=int(pinned))
         self._policy.add(key, Arena.footprint(size), held=pinned)
         if not pinned:
@@ -188,22 +189,24 @@ class RamTier:
         self._arena.check_integrity()
         alive = set(self._pages.values())
         evictable = list(self._policy)
-        assert len(evictable) == len(set(evictable)), "a page waits once"
+        require(len(evictable) == len(set(evictable)), "a page waits once")
         for key, page in self._pages.items():
-            assert page.key == key and not page.dropped
-            assert page.pins == pins.get(page, 0), "pins are what the leases hold"
-            assert (page.readers > 0) == (key in self._being_read)
-        assert set(evictable) == {key for key, page in self._pages.items() if not page.pins}, "exactly the unpinned"
+            require(page.key == key and not page.dropped, "a page has another key, or was dropped")
+            require(page.pins == pins.get(page, 0), "pins are what the leases hold")
+            require((page.readers > 0) == (key in self._being_read), "a page with readers is being read")
+        unpinned = {key for key, page in self._pages.items() if not page.pins}
+        require(set(evictable) == unpinned, "exactly the unpinned pages can be evicted")
         for page in self._dropped_pages:
-            assert page.dropped and page.pins == pins.get(page, 0), "pins are what the leases hold"
-            assert page.pins or page.readers, "nobody reads it: it should be gone"
-        assert set(pins) <= alive | self._dropped_pages, "a pinned page has its memory"
+            require(page.dropped and page.pins == pins.get(page, 0), "pins are what the leases hold")
+            require(page.pins > 0 or page.readers > 0, "nobody reads it: it should be gone")
+        require(set(pins) <= alive | self._dropped_pages, "a pinned page has its memory")
         footprints = [Arena.footprint(page.size) for page in alive | self._dropped_pages]
         pending = [Arena.footprint(size) for size in reserved.values()]
-        assert self.used_bytes == sum(footprints) + sum(pending), "memory belongs to a page or is reserved"
-        assert self._evictable_bytes == sum(Arena.footprint(self._pages[key].size) for key in evictable)
+        require(self.used_bytes == sum(footprints) + sum(pending), "memory belongs to a page or is reserved")
+        evictable_bytes = sum(Arena.footprint(self._pages[key].size) for key in evictable)
+        require(self._evictable_bytes == evictable_bytes, "evictable bytes were miscounted")
         offsets = [page.offset for page in alive | self._dropped_pages] + list(reserved)
-        assert len(offsets) == len(set(offsets)), "no memory has two owners"
+        require(len(offsets) == len(set(offsets)), "no memory has two owners")
 
     def _free_if_unused(self, page: RamPage) -> None:
         if page.dropped and not page.pins and not page.readers and page in self._dropped_pages:

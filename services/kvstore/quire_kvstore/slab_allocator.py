@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_common.errors import require
 from quire_kvstore.extent_allocator import ExtentAllocator
 
 # Pages larger than this have a span each.
@@ -75,10 +76,13 @@ class SlabAllocator:
         spans = {span.start: span for span in self._span_of.values()}
         for size, opened in self._open.items():
             for start, span in opened.items():
-                assert span.start == start and span.slab_bytes == size and span.free
-                assert spans.get(start) is span, "a span without a user has gone back"
+                require(span.start == start and span.slab_bytes == size, "an open span is listed under another one")
+                require(bool(span.free), "an open span has no free slab")
+                require(spans.get(start) is span, "a span without a user has gone back")
         for span in spans.values():
             held = [slab for slab, of in self._span_of.items() if of is span]
-            assert sorted(held + span.free) == [span.start + i * span.slab_bytes for i in range(span.slabs)]
-            assert bool(span.free) == (span.start in self._open.get(span.slab_bytes, {}))
-        assert self.used_bytes == sum(span.slab_bytes for span in self._span_of.values())
+            slabs = [span.start + i * span.slab_bytes for i in range(span.slabs)]
+            require(sorted(held + span.free) == slabs, "a slab is free or in use")
+            is_open = span.start in self._open.get(span.slab_bytes, {})
+            require(bool(span.free) == is_open, "a span with a free slab is open")
+        require(self.used_bytes == sum(span.slab_bytes for span in self._span_of.values()), "slabs were miscounted")

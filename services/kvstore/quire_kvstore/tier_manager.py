@@ -14,6 +14,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, cast
 
+from quire_common.errors import require
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.prefetch import PageLoad, Prefetch
 from quire_kvstore.ram_tier import RAM
@@ -104,9 +105,9 @@ class TierManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every load is waited for. Not to be asked while a lookup is under way."""
-        assert not self._waiting
+        require(not self._waiting, "a lookup is under way")
         for key, load in self._loading.items():
-            assert load.key == key and load.waiters, "a load has somebody who asked for it"
+            require(load.key == key and bool(load.waiters), "a load has somebody who asked for it")
 
     # TierCallbacks: called by the tiers' threads.
 

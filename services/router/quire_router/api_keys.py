@@ -7,6 +7,7 @@ gRPC metadata both end here. Files are read by `key_file`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -38,6 +39,7 @@ class ApiKeys:
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
         self._limits = {principal.tenant: principal.limits for _, principal in self._entries}
+        self._tenant_names = {principal.tenant: principal.tenant_name for _, principal in self._entries}
         self._file: WatchedFiles[ApiKeys] | None = None
 
     def follow(self, file: WatchedFiles[ApiKeys]) -> None:
@@ -47,6 +49,7 @@ class ApiKeys:
     def replace(self, newest: ApiKeys) -> None:
         """Accept the keys that `newest` accepts, and no others. Callable from any thread."""
         self._entries, self._limits = newest._entries, newest._limits
+        self._tenant_names = newest._tenant_names
 
     @property
     def limited(self) -> bool:
@@ -93,6 +96,10 @@ class ApiKeys:
             return ""
         return found.name if found is not None else ""
 
+    def tenant_name(self, tenant: str) -> str:
+        """Return the name of the tenant's keys; the tenant itself where they have none."""
+        return self._tenant_names.get(tenant, tenant)
+
     def _find(self, token: str) -> Principal | None:
         """Return the principal of the key `token`, or None. All keys are compared, so that the time does not tell which
         one matches."""
@@ -135,6 +142,9 @@ def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> I
     except QuireError as error:
         outcome = error.code
         raise
+    except asyncio.CancelledError:
+        outcome = "CANCELLED"
+        raise
     except BaseException:
         outcome = "INTERNAL"
         raise
@@ -151,7 +161,7 @@ def _bearer_token(authorization: str) -> str:
         )
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated(
-            "INVALID_API_KEY", "The Authorization header is no bearer token.", "Write Authorization: Bearer <key>."
+            "INVALID_API_KEY", "The Authorization header is not a bearer token.", "Write Authorization: Bearer <key>."
         )
     return authorization[len(_SCHEME) :].strip()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire_common.config import ServiceConfig, option, split_address
 from quire_common.identity.exposure import require_private
 from quire_common.identity.tls_files import TlsFiles
+from quire_common.telemetry.vllm_names import COMPATIBLE_NAMES
 from quire_router.placement.registry import PLACEMENTS
 from quire_router.principal import MOST_PER_MINUTE
 
@@ -27,6 +28,9 @@ class RouterConfig(ServiceConfig):
     ssl_certfile: str = option("", "PEM certificate of the public ports, HTTP and gRPC; default for gRPC: --tls-cert")
     ssl_keyfile: str = option("", "PEM key of the public ports")
     metrics_listen: str = option("", "host:port of metrics and administration over HTTP; empty: none")
+    metrics_compat: str = option(
+        "none", "metrics that are repeated under another system's names too", choices=COMPATIBLE_NAMES
+    )
     api_key: tuple[str, ...] = option((), "API keys, comma separated; none: no authentication", secret=True)
     api_key_file: str = option(
         "", "YAML file of keys with digests, scopes and limits, or one API key per line; read again when it changes"

@@ -109,7 +109,7 @@ def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
         raise ConfigError(
             "LIMITS_NEED_REDIS",
             f"{config.http_workers} processes cannot enforce the limits of API keys together without a Redis.",
-            "Give --redis, or one process.",
+            "Give --redis, or run one process.",
             param="http_workers",
         )
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from quire_common.config import parse_yaml
 from quire_common.errors import ConfigError
 from quire_common.request_parameters import MAX_INT32
 from quire_common.sequence import MAX_WEIGHT
@@ -82,13 +81,13 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     if not _MAPPING.match(lines[0]):
         return KeyFile(plain=_plain_keys(path, text))
     try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError:
+        loaded = parse_yaml(text)
+    except ValueError:
         loaded = None  # the parser's message would quote the file
     entries = loaded.get("keys") if isinstance(loaded, dict) and set(loaded) == {"keys"} else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(
-            "API_KEY_FILE", f"The API key file {path!r} is no YAML list under `keys`.", "See the router's README."
+            "API_KEY_FILE", f"The API key file {path!r} has no YAML list under `keys`.", "See the router's README."
         )
     if len(entries) > _MOST_KEYS:
         raise ConfigError("API_KEY_FILE", f"{path!r} has {len(entries)} keys.", f"The limit is {_MOST_KEYS}.")
@@ -106,7 +105,7 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
         if _NO_PLAIN_KEY.match(line):
             raise ConfigError(
                 "API_KEY_FILE",
-                f"Line {number} of {path!r} is no plain key, and the file does not begin with `keys:`.",
+                f"Line {number} of {path!r} is not a plain key, and the file does not begin with `keys:`.",
                 "Begin a YAML file with a line `keys:` and indent its entries, without a byte order mark; "
                 "else write one key per line, without spaces, colons or quotes.",
             )
@@ -121,28 +120,28 @@ def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)
 
     if not isinstance(entry, dict):
-        raise bad("it is no mapping", "Write name: and sha256:.")
+        raise bad("it is not a mapping", "Write name: and sha256:.")
     unknown = sorted(set(map(str, entry)) - set(_FIELDS))
     if unknown:
         raise bad(f"unknown field {unknown[0]!r}", f"Known fields: {', '.join(_FIELDS)}.")
     name, digest = entry.get("name"), entry.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise bad("its name is missing or no name", "Use letters, digits, dots, dashes; 64 characters at most.")
+        raise bad("its name is missing or not valid", "Use letters, digits, dots, dashes; 64 characters at most.")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise bad("sha256 is not 64 hexadecimal digits", "`quire key NAME` prints a key and its entry.")
     scopes = entry.get("scopes", sorted(DEFAULT_SCOPES))
     if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):
-        raise bad("scopes is no list of known scopes", f"Choose from {', '.join(SCOPES)}.")
+        raise bad("scopes is not a list of known scopes", f"Choose from {', '.join(SCOPES)}.")
     limits = {field: entry.get(field, getattr(default_limits, field)) for field in _BOUNDS}
     for field, value in limits.items():
         least, most = _BOUNDS[field]
         if isinstance(value, bool) or not isinstance(value, int):
-            raise bad(f"{field} is no whole number", f"Give a number from {least} to {most}.")
+            raise bad(f"{field} is not a whole number", f"Give a number from {least} to {most}.")
         if not least <= value <= most:
             raise bad(f"{field} is not between {least} and {most}", "Give such a number, or leave the field out.")
     models = entry.get("models", [])
     if not isinstance(models, list) or not all(isinstance(model, str) and model for model in models):
-        raise bad("models is no list of names", "Write names as in /v1/models, or leave the field out.")
+        raise bad("models is not a list of names", "Write names as in /v1/models, or leave the field out.")
     if "models" in entry and not models:
         raise bad("models is empty", "Name a model, or leave the field out to allow all.")
     tenant = hashlib.sha256(b"tenant-name:" + name.encode()).hexdigest()[:16]
@@ -161,5 +160,5 @@ def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tu
                 "Keys of one name share their limits: give them the same, or other names.",
             )
     if len({digest for digest, _ in entries}) != len(entries):
-        raise ConfigError("API_KEY_FILE", f"A key is twice in {path!r}.", "Remove one.")
+        raise ConfigError("API_KEY_FILE", f"{path!r} has a key twice.", "Remove one.")
     return tuple(entries)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import HistogramMetricFamily
 
+from quire_common.errors import Overloaded, QuireError
 from quire_common.telemetry import metrics
+from quire_router.sequences.delta import FINISH_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,17 +22,40 @@ in_flight = metrics.gauge("quire_router_sequences_in_flight", "Sequences that we
 detokenize_backlog = metrics.gauge(
     "quire_router_detokenize_backlog_steps", "Engine steps that wait for a tokenizer's stream."
 )
-ttft = metrics.histogram("quire_router_time_to_first_token_seconds", "Arrival to the first token.")
-e2e = metrics.histogram("quire_router_e2e_request_latency_seconds", "Arrival to the end of a request.")
-prompt_tokens = metrics.counter("quire_router_prompt_tokens_total", "Prompt tokens of admitted requests.")
-cached_tokens = metrics.counter("quire_router_prompt_tokens_cached_total", "Prompt tokens that a cache had.")
-generation_tokens = metrics.counter("quire_router_generation_tokens_total", "Tokens that clients were given.")
-finished = metrics.counter("quire_router_sequences_finished_total", "Sequences by their end.", ("finished_reason",))
-request_prompt_tokens = metrics.histogram(
-    "quire_router_request_prompt_tokens", "Prompt tokens per request.", buckets=TOKEN_BUCKETS
+_MODEL = ("model_name",)
+_ttft = metrics.histogram("quire_router_time_to_first_token_seconds", "Arrival to the first token.", _MODEL)
+_e2e = metrics.histogram("quire_router_e2e_request_latency_seconds", "Arrival to the end of a request.", _MODEL)
+_tpot = metrics.histogram(
+    "quire_router_time_per_output_token_seconds",
+    "Of a sequence: mean time between its tokens, from the first to the last.",
+    _MODEL,
+    ITL_BUCKETS_S,
 )
-request_generation_tokens = metrics.histogram(
-    "quire_router_request_generation_tokens", "Generated tokens per request.", buckets=TOKEN_BUCKETS
+_prompt_tokens = metrics.counter("quire_router_prompt_tokens_total", "Prompt tokens of admitted requests.", _MODEL)
+_cached_tokens = metrics.counter("quire_router_prompt_tokens_cached_total", "Prompt tokens that a cache had.", _MODEL)
+_generation_tokens = metrics.counter(
+    "quire_router_generation_tokens_total", "Tokens that clients were given, counted when their request ends.", _MODEL
+)
+_finished = metrics.counter(
+    "quire_router_sequences_finished_total", "Sequences by their end.", ("model_name", "finished_reason")
+)
+_request_prompt_tokens = metrics.histogram(
+    "quire_router_request_prompt_tokens", "Prompt tokens per request.", _MODEL, TOKEN_BUCKETS
+)
+_request_generation_tokens = metrics.histogram(
+    "quire_router_request_generation_tokens", "Generated tokens per request.", _MODEL, TOKEN_BUCKETS
+)
+_request_n = metrics.histogram(
+    "quire_router_request_params_n",
+    "Answers asked for to each prompt.",
+    _MODEL,
+    (1, 2, 5, 10, 20, 50, 128),
+)
+_request_max_tokens = metrics.histogram(
+    "quire_router_request_params_max_tokens",
+    "Most tokens that a sequence may have, as its request or the context allows.",
+    _MODEL,
+    TOKEN_BUCKETS,
 )
 migrations = metrics.counter(
     "quire_router_migrations_total",
@@ -52,6 +77,11 @@ http_body_bytes = metrics.gauge(
     "Bytes of HTTP bodies that are held, beyond 64 KiB of each; --max-bodies-mib bounds them.",
 )
 rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
+_shed = metrics.counter(
+    "quire_router_shed_total",
+    "Requests that were refused to keep the load bounded, by the error's code and the key's name.",
+    ("reason", "tenant"),
+)
 limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the limits of keys; 0: they are local.")
 attempts = metrics.histogram(
     "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
@@ -110,16 +140,35 @@ responses_kept_bytes = metrics.gauge("quire_router_responses_kept_bytes", "Respo
 responses_dropped = metrics.counter(
     "quire_router_responses_dropped_total", "Responses that are not kept, or no more before their time.", ("reason",)
 )
+console_watchers = metrics.gauge("quire_router_console_watchers", "Consoles that are open.")
+console_dropped = metrics.counter(
+    "quire_router_console_dropped_total", "Consoles that were dropped since they read too slowly."
+)
+
+
+_tenant_requests = metrics.counter("quire_router_tenant_requests_total", "Requests that ended, by key.", ("tenant",))
+_tenant_tokens = metrics.counter("quire_router_tenant_tokens_total", "Tokens of these requests.", ("tenant", "kind"))
+
+
+def count_tenant(tenant_name: str, prompt_tokens: int, generation_tokens: int) -> None:
+    """Count a request of the tenant that has ended."""
+    _tenant_requests.labels(tenant_name).inc()
+    _tenant_tokens.labels(tenant_name, "prompt").inc(prompt_tokens)
+    _tenant_tokens.labels(tenant_name, "generation").inc(generation_tokens)
+
+
+def shed(error: QuireError, tenant_name: str) -> None:
+    """Count a request of the tenant that was refused or given up for the load's sake; other errors are not counted."""
+    if isinstance(error, Overloaded) or error.code == "DRAINING":
+        _shed.labels(error.code, tenant_name).inc()
 
 
 class PlainHistogram:
-    """A histogram of the event loop alone: no locks, no labels, a bisection and two additions per value."""
+    """Values counted by the event loop alone: no locks, a bisection and two additions per value."""
 
-    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
-        self._name = name
-        self._help = help_text
-        self._bounds = tuple(buckets)
-        self._counts = [0] * (len(buckets) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -127,14 +176,71 @@ class PlainHistogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the histogram for Prometheus' registry, with cumulative buckets."""
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Add the histogram to a family for Prometheus, with cumulative buckets."""
         total, buckets = 0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
+        family.add_metric(labels, buckets=buckets, sum_value=self._sum)
 
 
-itl = PlainHistogram("quire_router_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S)
-metrics.registry.register(itl)
+class PlainHistograms:
+    """One for each model; a collector of Prometheus' registry."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._help = help_text
+        self._bounds = bounds
+        self._by_model: dict[str, PlainHistogram] = {}
+
+    def labels(self, model: str) -> PlainHistogram:
+        """Return the histogram of this model."""
+        if model not in self._by_model:
+            self._by_model = {**self._by_model, model: PlainHistogram(self._bounds)}
+        return self._by_model[model]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the family. Called by whatever thread serves metrics."""
+        family = HistogramMetricFamily(self._name, self._help, labels=_MODEL)
+        for model, histogram in self._by_model.items():
+            histogram.add_to(family, (model,))
+        yield family
+
+
+_itl = PlainHistograms("quire_router_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S)
+metrics.registry.register(_itl)
+
+
+class ModelMetrics:
+    """The metrics of the requests to one model. They are all there, as 0, once this object is."""
+
+    def __init__(self, model: str) -> None:
+        """`model` is the name that the engines have, whatever name clients ask for."""
+        self.itl = _itl.labels(model)
+        self.ttft = _ttft.labels(model)
+        self.e2e = _e2e.labels(model)
+        self.tpot = _tpot.labels(model)
+        self.prompt_tokens = _prompt_tokens.labels(model)
+        self.cached_tokens = _cached_tokens.labels(model)
+        self.generation_tokens = _generation_tokens.labels(model)
+        self.request_prompt_tokens = _request_prompt_tokens.labels(model)
+        self.request_generation_tokens = _request_generation_tokens.labels(model)
+        self.request_n = _request_n.labels(model)
+        self.request_max_tokens = _request_max_tokens.labels(model)
+        self._finished = {reason: _finished.labels(model, reason) for reason in FINISH_NAMES.values()}
+
+    def sequence_finished(self, reason: str) -> None:
+        """Count a sequence that ended for the reason, one of FINISH_NAMES."""
+        self._finished[reason].inc()
+
+
+_by_model: dict[str, ModelMetrics] = {}
+
+
+def of_model(model: str) -> ModelMetrics:
+    """Return the metrics of this model, an engine's name for it."""
+    found = _by_model.get(model)
+    if found is None:
+        found = _by_model[model] = ModelMetrics(model)
+    return found

@@ -56,3 +56,8 @@ class Principal:
     name: str = ""
     scopes: frozenset[str] = frozenset(SCOPES)
     limits: KeyLimits = field(default_factory=KeyLimits)
+
+    @property
+    def tenant_name(self) -> str:
+        """The tenant for people and metrics: the name of its keys, or the tenant itself where they have none."""
+        return self.name or self.tenant

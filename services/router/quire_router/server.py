@@ -12,13 +12,17 @@ from quire_common.errors import ConfigError, PermissionDenied
 from quire_common.identity.exposure import is_loopback
 from quire_common.telemetry.audit import bind_key_name
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.metrics import registry
+from quire_common.telemetry.vllm_names import add_compatible_names
 from quire_router import metrics
 from quire_router.api_keys import load_api_keys
 from quire_router.config import refuse_plain_ports
 from quire_router.front.grpc.smg.parts import SmgParts
 from quire_router.front.http.admin import AdminPort
+from quire_router.front.http.console.console import Console
 from quire_router.front.http.cors import make_cors
 from quire_router.front.http.edge import Edge
+from quire_router.front.http.responses.background import BackgroundRuns
 from quire_router.front.http.responses.store import make_store
 from quire_router.front.http.routes import make_routes
 from quire_router.front.http.server import HttpServer, check_port
@@ -29,7 +33,7 @@ from quire_router.kv_transfer.ticket_manager import TicketManager
 from quire_router.kv_transfer.transfers import Transfers
 from quire_router.limits.concurrency import ConcurrencyLimits
 from quire_router.limits.rate_limits import RateLimits
-from quire_router.limits.redis_rest import RedisRest
+from quire_router.limits.redis_backoff import RedisBackoff
 from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.limits.shared_concurrency import SharedConcurrency
 from quire_router.placement.placement_service import PlacementService
@@ -75,6 +79,7 @@ class RouterService:
 
     def __init__(self, config: RouterConfig, bound: BoundServer) -> None:
         self._config = config
+        add_compatible_names(registry, config.metrics_compat, self.name)
         self._set_serving = bound.set_serving
         self._keys = load_api_keys(
             config.api_key,
@@ -84,9 +89,9 @@ class RouterService:
         )
         self._needs_admin_key = not (config.insecure or is_loopback(split_address(config.listen, "--listen")[0]))
         bound.guard_calls(self._check_call)
-        rest, redis = RedisRest(), (config.redis, config.redis_file)
-        self._rates = RateLimits(SharedBuckets(*redis) if config.redis else None, rest)
-        self._concurrency = ConcurrencyLimits(SharedConcurrency(*redis) if config.redis else None, rest)
+        backoff, redis = RedisBackoff(), (config.redis, config.redis_file)
+        self._rates = RateLimits(SharedBuckets(*redis) if config.redis else None, backoff)
+        self._concurrency = ConcurrencyLimits(SharedConcurrency(*redis) if config.redis else None, backoff)
         self._changed = asyncio.Event()
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
@@ -122,6 +127,20 @@ class RouterService:
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
         self._responses = make_store(config, self._keys.kept_bytes)
+        self._background = BackgroundRuns(self._responses) if self._responses is not None else None
+        self._console = Console(
+            config,
+            bound.instance,
+            self._keys,
+            self.fleet,
+            self.pool,
+            self.admission,
+            self._pipeline.live,
+            self._catalog,
+            self._placement,
+            lambda: len(self._transfers),
+            self._on_change,
+        )
         self.routes = make_routes(
             config,
             self._pipeline,
@@ -130,8 +149,9 @@ class RouterService:
             tokenizer,
             token_bytes,
             self._status,
-            self._responses,
+            self._background,
             with_metrics=with_metrics,
+            console=self._console.routes,
         )
         refuse_plain_ports(config)
         if config.http_workers > 1 and not config.http_worker:
@@ -240,6 +260,11 @@ class RouterService:
         """Sequences that have no engine now."""
         return self._pending.waiting.values()
 
+    @property
+    def background_runs(self) -> int:
+        """Responses in the background that run, or that the store does not have yet."""
+        return len(self._background) if self._background is not None else 0
+
     def _leave(self) -> None:
         """Say on all routes that this router is not ready, have clients connect anew, and let the other HTTP processes
         leave too."""
@@ -255,7 +280,10 @@ class RouterService:
     async def close(self) -> None:
         """Close HTTP, then all tasks and connections; sequences without an engine fail."""
         await self._workers.close()
+        await self._console.close()
         await self.http.close()
+        if self._background is not None:
+            await self._background.close()
         await self.admin.close()
         self._migration.close()
         self._transfers.close()
@@ -278,7 +306,7 @@ class RouterService:
             if self._needs_admin_key and not self._keys:
                 raise PermissionDenied(
                     "ADMIN_NEEDS_KEY",
-                    f"{path.lstrip('/')} tells what all tenants asked, and this router has no API keys.",
+                    f"{path.lstrip('/')} shows the requests of all tenants, and this router has no API keys.",
                     "Give --api-key-file a key with the scope `admin`, listen on 127.0.0.1, or give --insecure.",
                 )
             bind_key_name(self._keys.name_of(authorization))
@@ -317,3 +345,4 @@ class RouterService:
     async def _watch_kvstores(self) -> None:
         async for endpoints in self._discovery.watch("kvstore"):
             self._placement.update("kvstore", endpoints)
+            self._console.update_kvstores(endpoints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from quire.v1 import inference_pb2_grpc
 from quire_common.credit.hello import model_to_pb
 from quire_common.errors import QuireError
 from quire_common.telemetry import tracing
+from quire_common.telemetry.interceptors.server_call import REQUEST_ID_KEY
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.front.grpc.client_watch import ClientWatch
 from quire_router.front.grpc.request_codec import parse_generate
@@ -68,20 +70,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await self._rates.admit(principal)
         job = parse_generate(request, self._limits)
         caller = self._caller(request, metadata, principal, context.time_remaining())
+        # Initial metadata tells the client that the call is begun. Without them, the client may send the call again.
+        await context.send_initial_metadata(((REQUEST_ID_KEY, caller.request_id),))
         if job.beams:
             for response in _whole_responses(*await self._beams.run(job, caller, arrived_ns)):
                 yield response
             return
         generation = await self._pipeline.generate(job, caller, arrived_ns)
-        client = ClientWatch(self._watchdog, generation, self._stall_s)
-        try:
+        with (
+            contextlib.closing(generation),
+            contextlib.closing(ClientWatch(self._watchdog, generation, self._stall_s)) as client,
+        ):
             async for response in _responses(generation):
                 client.sends()
                 yield response
                 client.sent()
-        finally:
-            client.close()
-            generation.close()
 
     async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
         principal = self._keys.authenticate(_metadata(context).get("authorization", ""))
@@ -102,6 +105,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return Caller(
             request_id=request_id,
             tenant=principal.tenant,
+            tenant_name=principal.tenant_name,
             traceparent=trace.get("traceparent", ""),
             tracestate=trace.get("tracestate", ""),
             priority=request.priority,

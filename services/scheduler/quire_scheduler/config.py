@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
+from quire_common.telemetry.vllm_names import COMPATIBLE_NAMES
 from quire_scheduler.core import roles
 from quire_scheduler.core.queue_policy import POLICIES
 
@@ -19,6 +20,9 @@ class SchedulerConfig(ServiceConfig):
     worker: str = option("", "host:port of this replica's worker")
     scheduling_policy: str = option(
         "fair", "who runs next: by tenants' shares, arrival or priority", choices=tuple(sorted(POLICIES))
+    )
+    metrics_compat: str = option(
+        "none", "metrics that are repeated under another system's names too", choices=COMPATIBLE_NAMES
     )
     max_waiting: int = option(1024, "requests that may wait; more are refused with 429", at_least=1)
     max_queue_wait_s: float = option(

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.telemetry.metrics import counter, gauge, histogram
+from quire_common.telemetry.metrics import counter, gauge, histogram, registry
 
 if TYPE_CHECKING:
-    from quire_common.credit import Report
+    from quire_common.credit import Report, WorkerHello
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.scheduler import LoadFigures
     from quire_scheduler.core.stats import Stats
 
 _P = "quire_scheduler_"
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 refused = counter(_P + "requests_refused_total", "Requests that were not admitted.", ("code",))
 _running = gauge(_P + "requests_running", "Requests that hold a slot.")
 _waiting = gauge(_P + "requests_waiting", "Requests that wait for a slot.")
+_waiting_by_reason = gauge(
+    _P + "requests_waiting_by_reason",
+    "Requests that wait: for a slot or pages (capacity), or for the kvstore or another engine (deferred).",
+    ("reason",),
+)
+_oldest_wait_s = gauge(_P + "oldest_wait_seconds", "How long the request has waited that waits longest; 0: none does.")
+_kv_usage = gauge(_P + "kv_cache_usage_ratio", "Share of the device's pages in use, 0 to 1. Free pages may be cached.")
+_cache_config = gauge(
+    _P + "cache_config_info",
+    "1; its labels are the sizes of the KV cache.",
+    ("block_size", "num_gpu_blocks", "enable_prefix_caching"),
+)
+_sleep_state = gauge(_P + "sleep_state", "1 for the present state. Engines never sleep.", ("sleep_state",))
+_lora_info = gauge(
+    _P + "lora_requests_info",
+    "Unix time of the start; its labels say which LoRA adapters are in use: there are none.",
+    ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
 _pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
 _finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
 _by_source = counter(_P + "prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", ("source",))
@@ -74,11 +93,26 @@ _counts = {
     "offload_failed": _offloaded.labels("failed"),
     "offload_missed": _offloaded.labels("missed"),
 }
+# Engines do not draft: these stay 0, for dashboards that ask for them.
+for _name, _text in (
+    ("drafts", "Drafts."),
+    ("draft_tokens", "Tokens of drafts."),
+    ("accepted_tokens", "Tokens of drafts that were accepted."),
+):
+    counter(f"{_P}spec_decode_{_name}_total", _text)
 # Counts by a label.
 _labelled = {"loaded_tokens": _loaded, "transfers": _transfers}
 _step_s = histogram(_P + "step_seconds", "Time of a step on the worker.", buckets=_STEP_BUCKETS_S)
 _wait_s = histogram(_P + "worker_wait_seconds", "Time that the worker waited before a step.", buckets=_STEP_BUCKETS_S)
 _queue_s = histogram(_P + "request_queue_seconds", "From submission to the first slot.")
+_inference_s = histogram(_P + "request_inference_seconds", "From the first slot to the end.")
+_prefill_s = histogram(_P + "request_prefill_seconds", "From the first slot to the first token.")
+_decode_s = histogram(_P + "request_decode_seconds", "From the first token to the end.")
+_step_tokens = histogram(
+    _P + "step_tokens",
+    "Tokens of a step: computed by prefill, and generated.",
+    buckets=_TOKEN_BUCKETS,
+)
 _ttft_s = histogram(_P + "time_to_first_token_seconds", "From submission to the first token.")
 _request_s = histogram(_P + "request_seconds", "From submission to the end.")
 
@@ -104,21 +138,48 @@ class Meter:
 
 
 def steps(report: Report) -> None:
-    """Record the time of each step of a Report, and the wait before it."""
+    """Record the time of each step of a Report, the wait before it, and its tokens."""
     for timing in report.timing:
         _wait_s.observe(timing.wait / 1e6)
         _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
+    for prefill, rows in zip(report.step_prefill_tokens.tolist(), report.step_rows.tolist(), strict=True):
+        _step_tokens.observe(prefill + rows)
 
 
-def show(load: LoadFigures, cached_pages: int) -> None:
-    """Set the gauges. `cached_pages`: free pages that still hold a named prefix."""
+def name_model(model: str) -> None:
+    """Label all metrics of the scheduler with the model that it serves."""
+    registry.name_model(_P, model)
+
+
+def describe(hello: WorkerHello, *, prefix_caching: bool) -> None:
+    """Set the metrics that say what kind of engine this is."""
+    geometry = hello.model.pages
+    _cache_config.clear()
+    # Page 0 is never granted, as vLLM's null block; vLLM counts it.
+    _cache_config.labels(str(geometry.page_size), str(min(hello.num_pages)), str(prefix_caching)).set(1)
+    for state in ("awake", "weights_offloaded", "discard_all"):
+        _sleep_state.labels(state).set(state == "awake")
+    _lora_info.labels("0", "", "").set_to_current_time()
+
+
+def show(load: LoadFigures, cached_pages: int, deferred: int) -> None:
+    """Set the gauges. `cached_pages`: free pages that still hold a named prefix. `deferred`: waiting requests that wait
+    for the kvstore or another engine."""
     _running.set(load.running)
     _waiting.set(load.waiting)
+    _waiting_by_reason.labels("deferred").set(deferred)
+    _waiting_by_reason.labels("capacity").set(load.waiting - deferred)
+    _kv_usage.set((load.pages - load.free_pages) / load.pages if load.pages else 0.0)
     _open_transfers.set(load.open_transfers)
     _pages.labels("free").set(load.free_pages - cached_pages)
     _pages.labels("cached").set(cached_pages)
     _pages.labels("referenced").set(load.referenced_pages)
     _pages.labels("fenced").set(load.pages - load.free_pages - load.referenced_pages)
+
+
+def show_oldest_wait(seconds: float) -> None:
+    """Set the gauge of the longest wait."""
+    _oldest_wait_s.set(seconds)
 
 
 def ended(request: Request, reason: str) -> None:
@@ -130,5 +191,8 @@ def ended(request: Request, reason: str) -> None:
         _pull_s.observe(timing.pull_s)
     if timing.first_start_s:
         _queue_s.observe(timing.first_start_s - timing.submitted_s)
+        _inference_s.observe(timing.finished_s - timing.first_start_s)
     if timing.first_token_s:
         _ttft_s.observe(timing.first_token_s - timing.submitted_s)
+        _prefill_s.observe(timing.first_token_s - timing.first_start_s)
+        _decode_s.observe(timing.finished_s - timing.first_token_s)

@@ -10,6 +10,9 @@ from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire_common.config import split_address
 from quire_common.errors import ConfigError, as_quire_error
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.metrics import registry
+from quire_common.telemetry.vllm_names import add_compatible_names
+from quire_scheduler import metrics
 from quire_scheduler.service.engine import Engine
 from quire_scheduler.service.kv_events.event_pump import make_event_pump
 from quire_scheduler.service.kvstore_client import KvstoreClient
@@ -35,13 +38,15 @@ class SchedulerService:
             raise ConfigError(
                 "WORKER_MISSING", "The scheduler has no worker.", "Give --worker host:port.", param="worker"
             )
+        add_compatible_names(registry, config.metrics_compat, self.name)
         split_address(config.worker, "--worker")
         if config.kvstore:
             split_address(config.kvstore, "--kvstore")
         self._kvstore = KvstoreClient(config) if config.kvstore else None
         self._engine = Engine(config, self._kvstore, bound.instance)
         self.kv_events = make_event_pump(config, self._engine)
-        self._link = WorkerLink(config, self._engine, bound.set_serving)
+        self._set_serving = bound.set_serving
+        self._link = WorkerLink(config, self._engine, self._attached)
         self._servicer = SchedulerServicer(self._engine, bound.instance)
         self._tasks: list[asyncio.Task[None]] = []
         self._fail = bound.fail
@@ -80,6 +85,12 @@ class SchedulerService:
         await self._link.close()
         if self._kvstore is not None:
             await self._kvstore.close()
+
+    def _attached(self, up: bool) -> None:
+        """Say that the scheduler is ready or not, and label its metrics with the worker's model."""
+        if up:
+            metrics.name_model(self._engine.model().name)
+        self._set_serving(up)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Make the whole service fail if its link, clock or event pump broke. A scheduler without them would keep its

@@ -8,15 +8,31 @@ import numpy as np
 
 from quire.v1 import tokenizer_pb2 as pb
 from quire_common.columns import equal_lengths, i32, pack_i32, u8
-from quire_common.errors import to_message
+from quire_common.errors import InvalidArgument, to_message
+from quire_common.structured.constraint import constraint_to_pb
 from quire_common.telemetry.tracing import extract
 from quire_tokenizer.chat.chat_renderer import ChatRequest
+from quire_tokenizer.chat.conversation import load_json
 from quire_tokenizer.detokenize.detokenizer import OpenRequest, TokenRows
 from quire_tokenizer.detokenize.long_answer import in_parts
+from quire_tokenizer.grammar.source import TOOLS, GrammarSource
+from quire_tokenizer.output_parsing.answer_parsers import ParseOptions, PromptEnd
 
 if TYPE_CHECKING:
     from quire_tokenizer.detokenize.detokenizer import StepText
+    from quire_tokenizer.grammar.grammar_compiler import CompiledGrammar
     from quire_tokenizer.vocabulary import Vocabulary
+
+_PROMPT_ENDS: dict[pb.PromptEnd, PromptEnd] = {
+    pb.PROMPT_END_THINKING: "thinking",
+    pb.PROMPT_END_ANSWERING: "answering",
+}
+_PROMPT_END_NUMBERS = {name: number for number, name in _PROMPT_ENDS.items()}
+
+
+def encode_prompt_end(prompt_end: PromptEnd) -> pb.PromptEnd:
+    """Encode what a prompt has begun."""
+    return _PROMPT_END_NUMBERS.get(prompt_end, pb.PROMPT_END_UNSPECIFIED)
 
 
 def decode_chat(message: pb.RenderChatRequest) -> ChatRequest:
@@ -47,7 +63,55 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
         min_tokens=message.min_tokens,
         want_offsets=message.want_offsets,
         stop_token_ids=frozenset(i32(message.stop_token_ids, "stop_token_ids").tolist()),
+        parsing=_decode_parsing(message.parsing) if message.HasField("parsing") else None,
         trace=extract(message.context) if traced else None,
+    )
+
+
+def _decode_parsing(message: pb.OutputParsing) -> ParseOptions:
+    """Decode what to take apart. Raises InvalidArgument for tools that are no JSON."""
+    return ParseOptions(
+        tools=load_json(message.tools_json, "tools", list) if message.tools_json else None,
+        calls=message.tool_calls,
+        reasoning=message.reasoning,
+        prompt_end=_PROMPT_ENDS.get(message.prompt_end, "unknown"),
+    )
+
+
+def decode_grammar_source(message: pb.CompileGrammarRequest) -> GrammarSource:
+    """Decode what an answer must match. Raises InvalidArgument where the request does not say."""
+    prompt_end = _PROMPT_ENDS.get(message.prompt_end, "unknown")
+    if message.HasField("tools"):
+        return GrammarSource(
+            TOOLS,
+            message.tools.tools_json,
+            reasoning=message.reasoning,
+            prompt_end=prompt_end,
+            required=message.tools.required,
+            tool=message.tools.name,
+            parallel=message.tools.parallel,
+        )
+    if not message.HasField("constraint"):
+        raise InvalidArgument(
+            "NOTHING_TO_COMPILE", "The request has neither a constraint nor tools.", "Send one.", param="constraint"
+        )
+    constraint = message.constraint
+    return GrammarSource(
+        constraint.kind,
+        constraint.text,
+        strict=constraint.strict,
+        disable_any_whitespace=constraint.disable_any_whitespace,
+        disable_additional_properties=constraint.disable_additional_properties,
+        whitespace_pattern=constraint.whitespace_pattern,
+        reasoning=message.reasoning,
+        prompt_end=prompt_end,
+    )
+
+
+def encode_grammar(compiled: CompiledGrammar, elapsed_us: int) -> pb.CompileGrammarResponse:
+    """Encode a grammar, and what it does not enforce."""
+    return pb.CompileGrammarResponse(
+        constraint=constraint_to_pb(compiled.constraint), warnings=compiled.warnings, elapsed_us=elapsed_us
     )
 
 
@@ -70,6 +134,14 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
         text_offset=pack_i32(answer.offsets),
         elapsed_us=elapsed_us,
     )
+    if answer.parts:
+        response.part_handle = pack_i32([handle for handle, _ in answer.parts])
+        response.part_kind = bytes(part.kind for _, part in answer.parts)
+        response.part_call = pack_i32([part.call for _, part in answer.parts])
+        response.part_chars = pack_i32([part.chars for _, part in answer.parts])
+    if answer.reasoning_tokens:
+        response.reasoning_handle = pack_i32([handle for handle, _ in answer.reasoning_tokens])
+        response.reasoning_tokens = pack_i32([tokens for _, tokens in answer.reasoning_tokens])
     for handle, error in answer.errors:
         response.errors.add(handle=handle, error=to_message(error))
     return response
@@ -97,4 +169,6 @@ def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:
         digest=vocabulary.digest,
         thinking_start_ids=pack_i32(vocabulary.thinking.start),
         thinking_end_ids=pack_i32(vocabulary.thinking.end),
+        tool_parser=vocabulary.parsers.tool_parser,
+        reasoning_parser=vocabulary.parsers.reasoning_parser,
     )

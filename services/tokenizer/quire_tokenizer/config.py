@@ -20,9 +20,18 @@ class TokenizerConfig(ServiceConfig):
     tokenizer: str = option("", "folder, GGUF file or hub's name of the tokenizer, where it is not the model's")
     tokenizer_revision: str = option("", "branch, tag or commit of --tokenizer; default: main")
     download_dir: str = option("", "cache of the hub's models; default: HF_HUB_CACHE, or hub in HF_HOME")
+    hf_overrides: str = option(
+        "", "JSON, the same as the worker's: of the fields that replace those of config.json, eos_token_id counts here"
+    )
     chat_template: str = option("", "file with a chat template to use instead of the model's")
     reasoning_config: str = option(
         "", "vLLM's JSON: reasoning_start_str and reasoning_end_str, around what the model thinks (default: found)"
+    )
+    tool_call_parser: str = option(
+        "", "vLLM's name of the parser that finds tool calls in answers; none; default: as the chat template shows"
+    )
+    reasoning_parser: str = option(
+        "", "vLLM's name of the parser that finds reasoning in answers; none; default: as the chat template shows"
     )
     allow_request_chat_template: bool = option(False, "let requests bring a chat template of their own")
     encode_threads: int = option(2, "threads that encode and decode texts too long for the event loop", at_least=1)
@@ -35,6 +44,12 @@ class TokenizerConfig(ServiceConfig):
     )
     render_timeout_s: float = option(2.0, "time that one rendering may take", at_least=0.01)
     render_memory_mb: int = option(512, "address space of a rendering process", at_least=64)
+    grammar_processes: int = option(
+        2, "child processes that compile grammars of structured output, started when first needed", at_least=1
+    )
+    grammar_timeout_s: float = option(2.0, "processor time that compiling one grammar may take", at_least=0.01)
+    grammar_memory_mb: int = option(1024, "address space of a compiling process beside the tokenizer", at_least=64)
+    grammar_cache: int = option(1024, "compiled grammars that are kept", at_least=1)
     max_streams: int = option(256, "Detokenize streams open at once", at_least=1)
     max_handles: int = option(8192, "requests open at once on one Detokenize stream", at_least=1)
     max_stop_strings: int = option(64, "stop strings of one request", at_least=0)

@@ -160,7 +160,9 @@ class Encoder:
         """Raise TooLarge for too many texts or bytes, InvalidArgument for text that is no Unicode."""
         if len(texts) > self._max_texts:
             raise TooLarge(
-                "TOO_MANY_TEXTS", f"{len(texts)} texts; at most {self._max_texts} are taken.", "Send fewer at a time."
+                "TOO_MANY_TEXTS",
+                f"{len(texts)} texts; at most {self._max_texts} are accepted.",
+                "Send fewer at a time.",
             )
         try:
             total = sum(len(text.encode()) for text in texts)
@@ -169,7 +171,7 @@ class Encoder:
         if total > self._max_text_bytes:
             raise TooLarge(
                 "TEXT_TOO_LARGE",
-                f"The text has {total} bytes; at most {self._max_text_bytes} are taken.",
+                f"The text has {total} bytes; at most {self._max_text_bytes} are accepted.",
                 "Send less text.",
             )
 

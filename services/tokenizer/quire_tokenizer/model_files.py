@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quire_common.gguf import is_gguf, open_gguf
 from quire_common.gguf.token_ids import eos_token_ids
@@ -11,34 +12,45 @@ from quire_common.model_hub import model_name
 from quire_tokenizer.gguf.gguf_tokenizer import read_gguf
 from quire_tokenizer.model_folder import (
     DEFAULT_TEMPLATE,
+    EOS_FIELD,
     ModelFolder,
     eos_ids_of_folder,
+    overridden_eos_ids,
     read_model_folder,
     read_template,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def read_model_files(model: str, tokenizer: str = "", chat_template: str = "") -> ModelFolder:
+
+def read_model_files(
+    model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
+) -> ModelFolder:
     """As read_model_folder, where `model` and `tokenizer` may be GGUF files too. Raises ConfigError or Unsupported."""
     main, text = Path(model or tokenizer), Path(tokenizer or model)
     if not is_gguf(main) and not is_gguf(text):
-        return read_model_folder(model, tokenizer, chat_template)
+        return read_model_folder(model, tokenizer, chat_template, overrides)
     if is_gguf(text):
         found = read_gguf(text)
         if chat_template:
             found = replace(found, templates={DEFAULT_TEMPLATE: read_template(chat_template)})
     else:
         found = read_model_folder(tokenizer, tokenizer, chat_template)
-    if main == text:
+    if main == text and not overrides:
         return found
-    name, eos = _name_and_eos(main)
+    name, eos = _name_and_eos(main, overrides)
+    if main == text:
+        return replace(found, eos=eos)
     return replace(found, name=name, eos=tuple(dict.fromkeys((*eos, *found.eos))))
 
 
-def _name_and_eos(model: Path) -> tuple[str, tuple[int, ...]]:
+def _name_and_eos(model: Path, overrides: Mapping[str, Any] | None) -> tuple[str, tuple[int, ...]]:
     """The name and the EOS ids that a model itself gives, whatever its tokenizer is."""
     if is_gguf(model):
         opened = open_gguf(model)
+        if overrides and EOS_FIELD in overrides:
+            return opened.name, tuple(overridden_eos_ids(overrides))
         return opened.name, eos_token_ids(opened.metadata)
-    eos = eos_ids_of_folder(model)
+    eos = eos_ids_of_folder(model, overrides)
     return model_name(model.resolve()), tuple(eos)

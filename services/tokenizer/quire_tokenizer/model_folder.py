@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
+EOS_FIELD = "eos_token_id"
 # Names under which chat templates find the model's special tokens.
 TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -38,16 +39,20 @@ class ModelFolder:
     """The file that the tokenizer comes from, for error messages."""
 
 
-def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") -> ModelFolder:
+def read_model_folder(
+    model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
+) -> ModelFolder:
     """Read a model's folder, and the folder of its tokenizer if that is another one. Raises ConfigError.
 
     The name is the model's. Eos tokens are the union of both folders'. `chat_template` is a file that replaces the
-    tokenizer's own templates.
+    tokenizer's own templates. `overrides` are fields that replace those of the model's config.json.
     """
     if not model and not tokenizer:
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
     folder, text_folder = Path(model or tokenizer), Path(tokenizer or model)
-    eos: list[int | str] = [*eos_ids_of_folder(folder), *eos_ids_of_folder(text_folder)]
+    eos: list[int | str] = [*eos_ids_of_folder(folder, overrides)]
+    if text_folder != folder:
+        eos += eos_ids_of_folder(text_folder)
     settings = _read_json(text_folder / "tokenizer_config.json")
     variables = _token_variables(settings, _read_json(text_folder / "special_tokens_map.json"))
     if "eos_token" in variables:
@@ -63,8 +68,9 @@ def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") 
     )
 
 
-def eos_ids_of_folder(folder: Path) -> list[int]:
-    """Eos ids of generation_config.json and config.json. Raises ConfigError, also where there is no such folder."""
+def eos_ids_of_folder(folder: Path, overrides: Mapping[str, Any] | None = None) -> list[int]:
+    """Return the eos ids of generation_config.json, and of config.json with these overrides. Raises ConfigError, also
+    where there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",
@@ -72,7 +78,14 @@ def eos_ids_of_folder(folder: Path) -> list[int]:
             "Give the path of a Hugging Face folder or a GGUF file.",
             param="model",
         )
-    return [*_eos_ids(folder / "generation_config.json"), *_eos_ids(folder / "config.json")]
+    config = folder / "config.json"
+    own = overridden_eos_ids(overrides) if overrides and EOS_FIELD in overrides else _eos_ids(config)
+    return [*_eos_ids(folder / "generation_config.json"), *own]
+
+
+def overridden_eos_ids(overrides: Mapping[str, Any]) -> list[int]:
+    """Return the eos ids of --hf-overrides, none for null. Raises ConfigError."""
+    return _token_ids(overrides[EOS_FIELD], "--hf-overrides", "Give a token id, or a list of token ids.")
 
 
 def read_template(path: str) -> str:
@@ -100,9 +113,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ConfigError("BAD_MODEL_FILE", f"{path} is no valid JSON: {error}.", "Fetch the file again.") from error
+        raise ConfigError("BAD_MODEL_FILE", f"{path} is not valid JSON: {error}.", "Fetch the file again.") from error
     if not isinstance(loaded, dict):
-        raise ConfigError("BAD_MODEL_FILE", f"{path} holds no JSON object.", "Fetch the file again.")
+        raise ConfigError("BAD_MODEL_FILE", f"{path} does not hold a JSON object.", "Fetch the file again.")
     return loaded
 
 
@@ -134,15 +147,19 @@ def _token_text(value: object) -> str:
 
 
 def _eos_ids(path: Path) -> list[int]:
-    """Return the ids of `eos_token_id`, which is one or a list. Raises ConfigError for what is no int32."""
-    value = _read_json(path).get("eos_token_id")
+    """Return the file's ids of `eos_token_id`. Raises ConfigError."""
+    return _token_ids(_read_json(path).get(EOS_FIELD), str(path), "Use the file of the model's own revision.")
+
+
+def _token_ids(value: object, source: str, fix: str) -> list[int]:
+    """Return the token ids of a field that is one or a list. Raises ConfigError for a number that is no int32."""
     values = value if isinstance(value, list) else [value]
     ids = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
     for wrong in (v for v in ids if abs(v) > MAX_I32):
         raise ConfigError(
             "BAD_MODEL_FILE",
-            f"{path}: `eos_token_id` holds {repr(wrong)[:80]}; a token id is from 0 to {MAX_I32}.",
-            "Use the file of the model's own revision.",
+            f"{source}: `{EOS_FIELD}` holds {repr(wrong)[:80]}; a token id is from 0 to {MAX_I32}.",
+            fix,
         )
     return ids
 

@@ -42,12 +42,21 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         """Render a conversation by its chat template and, unless the text is enough, encode it."""
         return await self._render(request)
 
+    async def CompileGrammar(
+        self,
+        request: pb.CompileGrammarRequest,
+        context: grpc.aio.ServicerContext[pb.CompileGrammarRequest, pb.CompileGrammarResponse],
+    ) -> pb.CompileGrammarResponse:
+        """Turn what an answer must match into a grammar that engines take."""
+        return await self._compile(request)
+
     async def Tokenize(
         self,
         request_iterator: AsyncIterator[pb.TokenizeRequest],
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> None:
-        """Answer a standing stream of texts to encode and conversations to render, each as soon as it is ready."""
+        """Answer a standing stream of texts to encode, conversations to render and grammars to compile, each as soon as
+        it is ready."""
         await TokenizeStream(self._tokenize, context.write).run(request_iterator)
 
     async def Detokenize(
@@ -107,6 +116,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         if request.HasField("render"):
             return pb.TokenizeResponse(rendered=await self._render(request.render))
+        if request.HasField("compile"):
+            return pb.TokenizeResponse(compiled=await self._compile(request.compile))
         return pb.TokenizeResponse(encoded=await self._encode(request.encode))
 
     async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
@@ -121,17 +132,26 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         statistics.encoded(sum(map(len, ids)))
         return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
 
+    async def _compile(self, request: pb.CompileGrammarRequest) -> pb.CompileGrammarResponse:
+        """Compile a grammar, or find it among those that are kept."""
+        started = time.perf_counter_ns()
+        compiled = await self._texts.tools.grammars.compile(codec.decode_grammar_source(request))
+        return codec.encode_grammar(compiled, _since_us(started))
+
     async def _render(self, request: pb.RenderChatRequest) -> pb.RenderChatResponse:
         """Render the conversation and, unless `text_only`, encode the text."""
         started = time.perf_counter_ns()
         tools = self._texts.tools
         with statistics.rendering():
             rendering = await tools.renderer.render(codec.decode_chat(request))
+        end = codec.encode_prompt_end(tools.vocabulary.parsers.prompt_end(rendering.text))
         if request.text_only:
-            return pb.RenderChatResponse(text=rendering.text, elapsed_us=_since_us(started))
+            return pb.RenderChatResponse(text=rendering.text, prompt_end=end, elapsed_us=_since_us(started))
         ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
         statistics.encoded(len(ids))
-        return pb.RenderChatResponse(text=rendering.text, token_ids=pack_i32(ids), elapsed_us=_since_us(started))
+        return pb.RenderChatResponse(
+            text=rendering.text, token_ids=pack_i32(ids), prompt_end=end, elapsed_us=_since_us(started)
+        )
 
 
 async def _open(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:

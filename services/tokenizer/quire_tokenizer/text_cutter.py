@@ -68,6 +68,6 @@ def _no_words(chars: int) -> TooLarge:
     """Return the error of a text that has no place to cut for too long."""
     return TooLarge(
         "TEXT_TOO_LARGE",
-        f"The text has {chars} characters without the end of a word; at most {_MOST_CHARS} are taken.",
+        f"The text has {chars} characters without the end of a word; at most {_MOST_CHARS} are accepted.",
         "Send less of it, or put spaces into it.",
     )

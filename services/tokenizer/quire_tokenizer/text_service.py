@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire_common.config import parse_object
 from quire_common.errors import Overloaded, Unavailable
 from quire_common.model_hub import resolve_model
 from quire_common.telemetry.logs import get_logger
@@ -19,6 +20,7 @@ from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.detokenize.detokenizer import Detokenizer, StreamLimits
 from quire_tokenizer.detokenize.whole_decoder import WholeDecoder
 from quire_tokenizer.encoder import Encoder
+from quire_tokenizer.grammar.grammar_compiler import GrammarCompiler, GrammarLimits
 from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
@@ -40,6 +42,7 @@ class TextTools:
     encoder: Encoder
     renderer: ChatRenderer
     whole_decoder: WholeDecoder
+    grammars: GrammarCompiler
 
 
 class TextService:
@@ -111,6 +114,8 @@ class TextService:
         """Release threads and processes."""
         self._work.close()
         await self._renders.close()
+        if self._tools is not None:
+            await self._tools.grammars.close()
 
     def _load(self) -> TextTools:
         """Read the model's files and make the tools. Runs in a thread. Raises ConfigError."""
@@ -119,8 +124,9 @@ class TextService:
         tokenizer = resolve_model(
             config.tokenizer, config.tokenizer_revision, config.download_dir, param="tokenizer", tokenizer_only=True
         )
-        folder = read_model_files(model, tokenizer, config.chat_template)
-        vocabulary = Vocabulary(folder, config.reasoning_config)
+        overrides = parse_object(config.hf_overrides, "--hf-overrides") if config.hf_overrides else {}
+        folder = read_model_files(model, tokenizer, config.chat_template, overrides)
+        vocabulary = Vocabulary(folder, config.reasoning_config, config.tool_call_parser, config.reasoning_parser)
         if not vocabulary.eos_ids:
             log.warning("the model names no eos token: answers end at max_tokens or a stop string", model=folder.name)
         encoder = Encoder(vocabulary, self._work, max_texts=config.max_texts, max_text_bytes=config.max_text_bytes)
@@ -132,4 +138,11 @@ class TextService:
             allow_request_template=config.allow_request_chat_template,
         )
         decoder = WholeDecoder(vocabulary, self._work, max_texts=config.max_texts, max_token_ids=config.max_token_ids)
-        return TextTools(vocabulary, encoder, renderer, decoder)
+        limits = GrammarLimits(
+            config.grammar_processes,
+            config.max_waiting,
+            config.grammar_timeout_s,
+            config.grammar_memory_mb << 20,
+            config.grammar_cache,
+        )
+        return TextTools(vocabulary, encoder, renderer, decoder, GrammarCompiler(vocabulary, limits))

@@ -1,5 +1,5 @@
-"""A router's standing stream of texts to encode and conversations to render. Each is answered when it is ready: a short
-one does not wait for a long one before it. Knows nothing of the work itself.
+"""A router's standing stream of texts to encode, conversations to render and grammars to compile. Each is answered when
+it is ready: a short one does not wait for a long one before it. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TokenizeStream:
 
     async def _answer(self, request: pb.TokenizeRequest) -> None:
         """Do the request's work and write its answer, or its error, to the stream."""
-        context = request.render.context if request.HasField("render") else request.encode.context
+        context = getattr(request, request.WhichOneof("work") or "encode").context
         with tracing.continued(context):
             try:
                 response = await self._work(request)

@@ -17,6 +17,7 @@ from quire_tokenizer.chat.thinking_marks import find_marks
 from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
 from quire_tokenizer.detokenize.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
+from quire_tokenizer.output_parsing.answer_parsers import choose_parsers
 from quire_tokenizer.text_cutter import may_cut
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
     from quire_tokenizer.model_folder import ModelFolder
+    from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
 
 _NO_TOKENS: frozenset[int] = frozenset()
 # Composing characters shortens UTF-8 to a third at most (three Hangul letters to one syllable).
@@ -36,7 +38,10 @@ _NFC_SHRINKS = 3
 class Vocabulary:
     """What the services may ask of a model's tokens."""
 
-    def __init__(self, folder: ModelFolder, reasoning_config: str = "") -> None:
+    def __init__(
+        self, folder: ModelFolder, reasoning_config: str = "", tool_parser: str = "", reasoning_parser: str = ""
+    ) -> None:
+        """`tool_parser`, `reasoning_parser`: names; "": as the chat template shows. Raises ConfigError."""
         self.model = folder.name
         self.tokenizer = _load(folder)
         self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -64,18 +69,37 @@ class Vocabulary:
         eos = (self._id(e) if isinstance(e, str) else e for e in folder.eos)
         self.eos_ids = frozenset(i for i in eos if i is not None)
         self.thinking = find_marks(self.tokenizer, reasoning_config)
+        self.added = {token.content: i for i, token in added.items()}
+        self.parsers = choose_parsers(
+            self.added,
+            "\n".join(self.templates.values()),
+            tool_parser,
+            reasoning_parser,
+        )
         self._table = build_pieces(self.tokenizer, self._tokens)
         self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
         self.may_cut = may_cut(_flat(self.tokenizer.pre_tokenizer), _flat(self.tokenizer.normalizer), added.values())
         """Whether the pieces of text_cutter have the tokens of the whole text."""
         self.digest = _digest(folder)
 
-    def decoder(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> TextDecoder:
-        """Return a new decoder for one sequence: by the table of pieces if there is one, else by the library."""
-        skip = self._special_ids if skip_special_tokens else _NO_TOKENS
+    def decoder(
+        self,
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+        parsing: ParseOptions | None = None,
+    ) -> TextDecoder:
+        """Return a new decoder for one sequence: by the table of pieces if there is one, else by the library. It is a
+        ParsedDecoder where reasoning or tool calls are to be taken out of an answer and there is a parser for them."""
+        parsed = parsing if parsing is not None and self.parsers.wanted(parsing) else None
+        markers = self.parsers.token_markers(parsed).keys() if parsed is not None else _NO_TOKENS
+        skip = self._special_ids - markers if skip_special_tokens else _NO_TOKENS
+        decoder: TextDecoder
         if self._table is not None:
-            return TableDecoder(self._table, skip)
-        return WindowDecoder(self.tokenizer, skip, self.specials, spaces_between_special_tokens)
+            decoder = TableDecoder(self._table, skip)
+        else:
+            decoder = WindowDecoder(self.tokenizer, skip, self.specials, spaces_between_special_tokens)
+        return decoder if parsed is None else self.parsers.wrap(decoder, parsed)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that this token adds to a text that goes on; none for ids beyond the vocabulary."""

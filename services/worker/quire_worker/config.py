@@ -45,6 +45,12 @@ class WorkerConfig(ServiceConfig):
     num_slots: int = option(
         0, "sequences that may be started at once, decoding or ready to; 0: 2.5 times --max-num-seqs", at_least=0
     )
+    max_constrained_seqs: int = option(
+        256,
+        "sequences that a grammar constrains at once, of those in slots; further ones wait; 0: no structured output",
+        at_least=0,
+        at_most=4096,
+    )
     kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB, or what a GPU has left", at_least=0)
     block_size: int = option(0, "tokens per KV page; 0: 16, on a GPU 64", at_least=0, at_most=1024)
     device: str = option("auto", "where the model runs; auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
@@ -80,6 +86,12 @@ class WorkerConfig(ServiceConfig):
         "auto",
         "format of the weights; auto: as --model is a folder or a GGUF file; dummy: random weights",
         choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    model_impl: str = option(
+        "auto",
+        "what computes the model's layers: quire (a family of Quire's own), transformers (its modelling code, "
+        "with Quire's pages and attention), or auto: the first of these that has the architecture; vllm: as quire",
+        choices=("auto", "quire", "vllm", "transformers"),
     )
     seed: int = option(0, "seed of dummy weights", at_least=0, at_most=2**64 - 1)
     attention_backend: str = option(
@@ -150,6 +162,11 @@ class WorkerConfig(ServiceConfig):
         0.0, "how much longer a paced step takes per prompt token", at_least=0, at_most=1_000_000
     )
     paced_pages: int = option(0, "KV pages of a paced worker; 0: as --kv-cache-memory-bytes says", at_least=0)
+    paced_yields: int = option(
+        0,
+        "seed by which a paced worker's rows draw no token, one or several in a step; answers stay; 0: one each",
+        at_least=0,
+    )
     paced_fault: tuple[str, ...] = option(
         (), "what goes wrong in a paced worker: die@N, hang@N, nan@N, silent@N, slow@N:MS, wrong-epoch@N; N is a step"
     )

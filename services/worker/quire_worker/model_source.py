@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quire_common.config import parse_object
 from quire_common.credit import ModelInfo, SamplingDefaults
 from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import resolve_model
-from quire_worker.model.config_file import parse_object
+from quire_worker.matcher.served import grammar_capabilities
 from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
+from quire_worker.step_work import known_work
 from quire_worker.threads.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -31,12 +34,16 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.ring import Ring
     from quire_worker.loading import DType, LoadOptions
-    from quire_worker.model.decoder import Decoder
+    from quire_worker.model.step_decoder import StepDecoder
     from quire_worker.runner import ModelRunner
     from quire_worker.sampling.logits_processor import LogitsProcessors
 
 
-def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
+# vLLM's name for its own implementations.
+_IMPLEMENTATIONS = {"vllm": "quire"}
+
+
+def _nobody(decoder: StepDecoder[Any], pages: Tensor) -> None:
     """Do nothing: the default of `load_configured`'s `show`."""
 
 
@@ -55,7 +62,7 @@ def with_model_path(config: WorkerConfig, progress: Callable[[str, int, int], No
 def load_configured(
     config: WorkerConfig,
     progress: Callable[[str, int, int], None],
-    show: Callable[[Decoder[Any], Tensor], None] = _nobody,
+    show: Callable[[StepDecoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
     """Import torch, set its number of threads, and load the configured model on a GPU or the CPU. `progress` gets phase
     and bytes; `show` is called with the decoder and its pages (as in Ops.plan), before any device is made. Raises
@@ -65,13 +72,14 @@ def load_configured(
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
     import torch
 
-    from quire_worker.loading import LoadFormat, LoadOptions, Quantize, load_model
+    from quire_worker.loading import LoadFormat, LoadOptions, ModelImpl, Quantize, load_model
 
     # torch's own choice follows affinity, and knows no quota.
     torch.set_num_threads(config.torch_threads or min(torch.get_num_threads(), usable_cores()))
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     options = LoadOptions(
         load_format=cast("LoadFormat", config.load_format),
+        model_impl=cast("ModelImpl", _IMPLEMENTATIONS.get(config.model_impl, config.model_impl)),
         seed=config.seed,
         page_size=config.page_size_on("cuda" if on_gpu else "cpu"),
         kv_cache_bytes=config.kv_cache_bytes,
@@ -89,27 +97,38 @@ def load_configured(
         return _load_on_gpu(config, options, processors, defaults, progress, show)
     _check_memory(config)
     loaded = load_model(config.model, options, progress)
+    _check_promise(config, loaded)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(
         on_host(_sharing(loaded.runner, config)),
         from_host(loaded.runner.pool),
-        model_info(config.name, loaded, processors, defaults),
+        model_info(
+            config.name,
+            loaded,
+            processors,
+            defaults,
+            grammar_capabilities(config, loaded.facts.vocab_size, loaded.facts.eos_token_ids),
+        ),
         loaded.num_pages,
         logits_processors=processors,
+        work=known_work(loaded.spec, loaded.geometry, loaded.facts.weight_bytes),
+        model_path=config.model,
     )
 
 
 def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
     """Wrap the runner so that it uses fewer threads while neighbours need the cores. Returns the runner itself if
-    --torch-threads fixes the number, there is one thread, or torch computes: its products have other bits then."""
+    --torch-threads fixes the number, there is one thread, or torch computes layers: its products have other bits with
+    another number of threads."""
     import torch
 
     from quire_worker.ops.cpu.cpu_ops import CpuOps
     from quire_worker.threads.sharing_runner import SharingRunner
 
-    ops = runner.decoder.ops
+    decoder = runner.decoder
     fixed = config.torch_threads or torch.get_num_threads() == 1
-    return runner if fixed or not isinstance(ops, CpuOps) else SharingRunner(runner)
+    same_bits = decoder.ops_compute_layers and isinstance(decoder.ops, CpuOps)
+    return SharingRunner(runner) if same_bits and not fixed else runner
 
 
 def _load_on_gpu(
@@ -118,7 +137,7 @@ def _load_on_gpu(
     processors: LogitsProcessors,
     defaults: SamplingDefaults,
     progress: Callable[[str, int, int], None],
-    show: Callable[[Decoder[Any], Tensor], None],
+    show: Callable[[StepDecoder[Any], Tensor], None],
 ) -> ServedModel:
     """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
     later. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than bfloat16,
@@ -157,20 +176,34 @@ def _load_on_gpu(
         batch_invariant=config.batch_invariant,
     )
     loaded = load_cuda_model(config.model, options, sizes, progress)
+    _check_promise(config, loaded)
     show(loaded.model.decoder, loaded.model.pages)
 
     def make_device(spec: EngineSpec, lockstep: bool) -> Device:
         progress("graphs", 0, 0)
         return loaded.model.make_device(spec, loaded.max_tokens, eager=config.enforce_eager)
 
-    info = model_info(config.name, loaded, processors, defaults)
+    # On other processors stores become visible in another order than a GPU relies on: see MaskRing.
+    in_order = platform.machine() in ("x86_64", "AMD64")
+    facts = loaded.facts
+    grammars = grammar_capabilities(config, facts.vocab_size, facts.eos_token_ids) if in_order else ()
+    info = model_info(config.name, loaded, processors, defaults, grammars)
 
     def make_copier(ring: Ring) -> Copier:
         return CudaCopier(loaded.pages, ring)
 
     memory = loaded.pages.descriptor() if config.peer_listen != "off" else b""
     return ServedModel(
-        make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors, memory, loaded.max_tokens
+        make_device,
+        make_copier,
+        info,
+        loaded.pages.num_pages,
+        "cuda",
+        processors,
+        memory,
+        loaded.max_tokens,
+        known_work(loaded.model.decoder.spec, loaded.geometry, loaded.facts.weight_bytes),
+        model_path=config.model,
     )
 
 
@@ -179,8 +212,10 @@ def model_info(
     loaded: loading.LoadedModel | LoadedCudaModel,
     processors: Iterable[str] = (),
     defaults: SamplingDefaults = (),
+    further: tuple[str, ...] = (),
 ) -> ModelInfo:
-    """Describe a loaded model as the ModelInfo that schedulers get, with a capability for each logits processor."""
+    """Describe a loaded model as the ModelInfo that schedulers get, with a capability for each logits processor, and
+    `further` ones."""
     facts = loaded.facts
     return ModelInfo(
         name=name,
@@ -192,7 +227,7 @@ def model_info(
         pages=loaded.geometry,
         parameters=facts.parameters,
         weights_version=facts.digest.hex()[:16],
-        capabilities=facts.capabilities + capabilities_of(processors),
+        capabilities=facts.capabilities + capabilities_of(processors) + further,
         sampling_defaults=defaults,
     )
 
@@ -213,6 +248,18 @@ def _check(config: WorkerConfig) -> None:
         )
     if config.device == "cpu":  # with auto, only torch knows where pages will be
         _check_memory(config)
+
+
+def _check_promise(config: WorkerConfig, loaded: loading.LoadedModel | LoadedCudaModel) -> None:
+    """Raise Unsupported where --batch-invariant asks for what the loaded model does not promise."""
+    if config.batch_invariant and "batch_invariant" not in loaded.facts.capabilities:
+        raise Unsupported(
+            "NOT_BATCH_INVARIANT",
+            f"--batch-invariant was given, and the bits of {loaded.facts.architecture} depend on the batch: "
+            "transformers' code computes it, or this machine's products depend on their rows.",
+            "Leave --batch-invariant out.",
+            param="batch_invariant",
+        )
 
 
 def _check_memory(config: WorkerConfig) -> None:

@@ -12,6 +12,8 @@ from quire_common.telemetry.logs import get_logger
 if TYPE_CHECKING:
     from quire_common.credit import StepTiming
     from quire_worker.engine.ports import SlotTrace
+    from quire_worker.step import StepSize
+    from quire_worker.step_work import StepWork
 
 log = get_logger(__name__)
 STEP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -20,26 +22,44 @@ STEP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.06
 class WorkerObserver:
     """Called from the model thread. Sampled tokens count as `sampled`, computed prompt tokens as `prefill`."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: StepWork | None = None) -> None:
+        """`work`: what steps of the model take; None: not counted."""
+        self._work = work
         self._steps = metrics.counter("quire_worker_steps_total", "Steps run")
         self._step_seconds = metrics.histogram(
             "quire_worker_step_seconds", "Time of one step, without waiting", buckets=STEP_BUCKETS_S
+        )
+        self._busy_seconds = metrics.counter(
+            "quire_worker_busy_seconds_total", "Time in which the device ran steps; its rate is the utilisation"
+        )
+        self._flops = metrics.counter(
+            "quire_worker_flops_total", "Floating-point operations of steps, by the model's sizes"
+        )
+        self._bytes = metrics.counter(
+            "quire_worker_memory_bytes_total", "Bytes of weights, keys and values of steps, by the model's sizes"
         )
         tokens = metrics.counter("quire_worker_tokens_total", "Tokens, by what was done to them", ("kind",))
         self._prefill, self._sampled = tokens.labels("prefill"), tokens.labels("sampled")
         slots = metrics.gauge("quire_worker_slots", "Slots that hold a sequence, after the last step", ("state",))
         self._running, self._spare = slots.labels("running"), slots.labels("spare")
         self._moved = metrics.counter("quire_worker_pages_moved_total", "Pages that arrived by moves", ("kind",))
+        self._move_seconds = metrics.histogram(
+            "quire_worker_move_seconds", "Time of a move of pages: from or to the kvstore, or from a worker", ("kind",)
+        )
         self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
 
-    def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
-        """Update the metrics after a step: its time, its prefill and sampled tokens, and how many sequences have a
-        decode row (`running`) or are started beyond these (`spare`)."""
+    def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
+        """Update the metrics after a step: its time, tokens and work, and how many sequences have a decode row
+        (`running`) or are started beyond these (`spare`)."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
-        if prefill_tokens:
-            self._prefill.inc(prefill_tokens)
-        self._sampled.inc(tokens)
+        self._busy_seconds.inc((timing.forward + timing.sample + timing.copy) / 1e6)
+        if size.prefill_tokens:
+            self._prefill.inc(size.prefill_tokens)
+        self._sampled.inc(size.sampled)
+        if self._work is not None:
+            self._flops.inc(self._work.flops(size))
+            self._bytes.inc(self._work.num_bytes(size))
         self._running.set(running)
         self._spare.set(spare)
 
@@ -53,9 +73,10 @@ class WorkerObserver:
         except Exception:  # what is seen of a sequence must not end the run of all
             log.exception("a sequence was not traced")
 
-    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
-        """Count the pages that a move brought, and the move as failed unless `ok`."""
+    def moved(self, kind: MoveKind, pages: int, us: int, ok: bool) -> None:
+        """Count the pages that a move brought and its time, and the move as failed unless `ok`."""
         name = kind.name.lower()
+        self._move_seconds.labels(name).observe(us / 1e6)
         self._moved.labels(name).inc(pages)
         if not ok:
             self._failed.labels(name).inc()

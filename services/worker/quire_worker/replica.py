@@ -4,11 +4,12 @@ of."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Epoch, ModelInfo, MoveKind, WorkerHello
 from quire_common.errors import ConfigError
+from quire_common.structured.capability import STRUCTURED_OUTPUT
 from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
@@ -19,16 +20,19 @@ from quire_worker.kv_transfer.composite_agents import AgentOnDemand, AgentsByKin
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from quire_worker.kv_transfer.setup import STORE_KINDS, AgentSetup
+from quire_worker.matcher.served import make_matcher
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
-    from quire_worker.engine.ports import Device, PageBytes, Runner
+    from quire_worker.engine.ports import Device, Drafter, PageBytes, RowGate, Runner
     from quire_worker.engine.transfer_agent import KvTransferAgent
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.ring import Ring
+    from quire_worker.matcher.matcher_client import MatcherClient
     from quire_worker.sampling.logits_processor import LogitsProcessors
+    from quire_worker.step_work import StepWork
 
 
 MakeDevice = Callable[[EngineSpec, bool], "Device"]
@@ -39,10 +43,12 @@ MakeCopier = Callable[["Ring"], "Copier"]
 """What copies pages between the model's pool and the KV transfer agent's ring."""
 
 
-def on_host(runner: Runner) -> MakeDevice:
-    """Return a function that makes devices for a synchronous runner: on a thread of its own or, in lockstep, inside
-    `launch`."""
-    return lambda spec, lockstep: InlineDevice(runner) if lockstep else ThreadDevice(runner, spec.step_timeout_s)
+def on_host(runner: Runner, drafter: Drafter | None = None, gate: RowGate | None = None) -> MakeDevice:
+    """Return a function that makes devices for a synchronous runner, and for what drafts and holds its rows: on a
+    thread of its own or, in lockstep, inside `launch`."""
+    return lambda spec, lockstep: (
+        InlineDevice(runner, drafter, gate) if lockstep else ThreadDevice(runner, spec.step_timeout_s, drafter, gate)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,12 @@ class ServedModel:
     """Descriptor of the pages' memory, which other workers of this host may open; empty: they may not."""
     max_step_tokens: int = 0
     """Most prompt tokens of a step that there is room for; 0: any number."""
+    work: StepWork | None = None
+    """Work of a step by the model's sizes, for metrics; None: not known."""
+    max_row_tokens: int = 1
+    """Tokens that a decode row tries to draw in one step."""
+    model_path: str = ""
+    """Where its tokens are read, of a model whose capabilities have structured output."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0, step_timeout_s: float = STEP_TIMEOUT_S) -> EngineSpec:
         """Return the sizes and limits of an engine that runs this model. `num_slots` 0 stands for the default, 2.5
@@ -79,6 +91,7 @@ class ServedModel:
             eos_token_ids=self.info.eos_token_ids,
             slots=num_slots,
             logits_processors=self.logits_processors,
+            max_row_tokens=self.max_row_tokens,
             step_timeout_s=step_timeout_s,
         )
 
@@ -98,13 +111,17 @@ class Replica:
         self._peers = _make_peers(config, loaded, self._listeners)
         self._transfer_agent = _make_transfer_agents(config, loaded, self._listeners, self._peers)
         spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots, config.worker_timeout_s)
+        self._matcher = _make_matcher(config, loaded)
+        if self._matcher is not None:
+            spec = replace(spec, masks=self._matcher.ring)
         self._device = loaded.make_device(spec, config.lockstep)
-        self.engine = Engine(
-            spec, self._device, self._transfer_agent, WorkerObserver(), 1 if config.lockstep else DEPTH
-        )
+        observer, depth = WorkerObserver(loaded.work), 1 if config.lockstep else DEPTH
+        self.engine = Engine(spec, self._device, self._transfer_agent, observer, depth, self._matcher)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake
         self._transfer_agent.wake = self.loop.wake
+        if self._matcher is not None:
+            self._matcher.wake = self.loop.wake
         self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:
@@ -120,6 +137,7 @@ class Replica:
             capabilities=(self._loaded.device,),
             data_address=self._listeners.addresses,
             max_step_tokens=self._loaded.max_step_tokens,
+            max_row_tokens=spec.max_row_tokens,
             host=self._listeners.host,
         )
 
@@ -130,11 +148,20 @@ class Replica:
             self._peers.begin()
 
     def close(self) -> None:
-        """End the model thread, the device and the KV transfer agents, and close the peer listeners."""
+        """End the model thread, the device, the KV transfer agents and the matcher, and close the peer listeners."""
         self.loop.close()
         self._device.close()
         self._transfer_agent.close()
+        if self._matcher is not None:
+            self._matcher.close()
         self._listeners.close()
+
+
+def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherClient | None:
+    """Make the engine's side of the matcher, for a model whose capabilities have structured output."""
+    if STRUCTURED_OUTPUT not in loaded.info.capabilities:
+        return None
+    return make_matcher(config, loaded.model_path, loaded.info)
 
 
 def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:

@@ -6,6 +6,7 @@ It knows nothing of slots, grants or stop conditions; see `step` for what goes i
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,40 +17,44 @@ from quire_common.credit import LogprobColumns
 from quire_common.credit.logprobs import join_logprobs
 from quire_worker.arrays import Int64
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
-from quire_worker.model.decoder import Decoder
+from quire_worker.matcher.step_masks import fetch_masks
+from quire_worker.model.step_decoder import StepDecoder
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import DeviceTiming, StepBatch, StepOutput
+from quire_worker.sampling.token_mask import TokenMask
+from quire_worker.step import DeviceTiming, Draws, StepBatch, StepOutput, draws_of
 
 
 class ModelRunner:
     """A decoder and its page pool."""
 
-    def __init__(self, decoder: Decoder[Any], pool: PagePool) -> None:
+    def __init__(self, decoder: StepDecoder[Any], pool: PagePool) -> None:
         # Any: the plan's type is the ops' own affair and goes from ops to ops only.
         self.decoder = decoder
         self.pool = pool
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute all rows, write their keys and values, and draw a token for each sequence with `sample`."""
+        """Compute all rows, write their keys and values, and draw a token for each sequence with `sample`, and for each
+        of its drafts."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
-        sampled = np.flatnonzero(batch.sample)
+        draws = draws_of(batch)
         scores = self._scores(hidden, batch) if batch.scores else {}
-        if sampled.size == 0:
+        held: tuple[int, ...] = ()
+        if draws.sequence.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
-            last_row = (np.cumsum(batch.count, dtype=np.int64) - 1)[sampled]
-            logits = self._logits(hidden, last_row)
+            logits = self._logits(hidden, draws.row)
             forwarded = time.perf_counter_ns()
-            token = self.decoder.ops.sample(logits, _columns(batch, sampled))
-            logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[sampled])
+            masks, held = fetch_masks(batch, draws)
+            token = self.decoder.ops.sample(logits, _columns(batch, draws, masks))
+            logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[draws.sequence])
         timing = DeviceTiming(
             prepare_us=(prepared - begin) // 1000,
             forward_us=(forwarded - prepared) // 1000,
             sample_us=(time.perf_counter_ns() - forwarded) // 1000,
         )
-        return StepOutput(token, logprobs, timing, scores)
+        return StepOutput(token, logprobs, timing, scores, held)
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> Tensor:
@@ -100,12 +105,15 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
-    """Sampling columns of the sequences that yield a token."""
-    place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked or batch.controls else {}
+def _columns(batch: StepBatch, draws: Draws, masks: Mapping[int, TokenMask]) -> SamplingColumns:
+    """Sampling columns of the draws."""
+    place: dict[int, int] = {}
+    if batch.blocked or batch.controls:
+        place = {int(draws.sequence[row]): row for row in np.flatnonzero(draws.nth == 0).tolist()}
     return SamplingColumns(
-        draws=batch.draws.take(sampled),
-        position=(batch.position[sampled] + batch.count[sampled]).astype(np.int64),
+        draws=batch.draws.take(draws.sequence),
+        position=draws.drawn_at,
         blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
         controls={place[sequence]: each for sequence, each in batch.controls.items() if sequence in place},
+        masks=masks,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.errors import as_quire_error
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.metrics import registry
 from quire_worker.load_watch import LoadWatch
 from quire_worker.model_source import load_configured, with_model_path
 from quire_worker.replica import Replica, ServedModel
@@ -61,6 +62,11 @@ class WorkerService:
             self._watch.wait_heard(LAST_WORD_S)
             raise
         spec = self._replica.engine.spec
+        registry.name_model("quire_worker_", loaded.info.name)
+        if loaded.device == "cuda":
+            from quire_worker.nvml import show_gpu  # torch comes with it
+
+            show_gpu()
         log.info(
             "model loaded",
             model=loaded.info.name,

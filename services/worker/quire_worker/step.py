@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,15 @@ from quire_worker.arrays import Bool, Int32, Int64
 
 if TYPE_CHECKING:
     from quire_common.credit import LogprobColumns
+    from quire_worker.matcher.row_constraint import RowConstraint
     from quire_worker.sampling.draw_rows import DrawRows
     from quire_worker.sampling.logits_state import LogitsState
+
+# In a token's place, where a draw has none: the row's logits hold a NaN; its request's own parameters leave nothing to
+# draw; a GPU holds the row, since its mask was not there.
+DAMAGED = -1
+NOTHING_LEFT = -2
+HELD = -3
 
 
 def _no_ids() -> Int32:
@@ -67,8 +74,16 @@ class StepBatch:
     which are of the raw logits, do not see it."""
     controls: Mapping[int, LogitsState] = field(default_factory=dict)
     """Sequence index -> what else its request asked of the logits, of sequences that draw. Logprobs do not see it."""
+    constraints: Mapping[int, RowConstraint] = field(default_factory=dict)
+    """Sequence index -> its grammar, of sequences that draw. The runner asks for the mask of a token as late as it can,
+    just before it draws, and never waits: without a mask it says in its output that the sequence is held."""
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     """Sequence index -> logprobs wanted of its prompt."""
+    drafts: Int32 = field(default_factory=_no_ids)
+    """[S] how many of a sequence's last rows are drafts: tokens that somebody proposes to come next. A sequence that
+    samples then yields a token for each of its last 1 + drafts rows, and the others are as if no draft were there.
+    Empty: nobody has drafts. Sequences with `blocked` tokens, a grammar, or logits that change with their tokens have
+    none."""
     formed_ns: int = 0
     """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
     stood idle before this one."""
@@ -77,11 +92,48 @@ class StepBatch:
     was drawn and checks stops: a batch that goes to a Runner directly may leave them out, and a Runner does not read
     them."""
     fed: Bool = field(default_factory=_no_flags)
-    """[S] the sequence's only token is the last that was drawn in its slot, which the device knows: `token` holds 0."""
+    """[S] the sequence decodes: its first token is the last that was drawn in its slot, and stands at the position
+    behind those that were. The device knows both: `token` holds 0, as it does for drafts, and `position` the greatest
+    that is possible, given what steps in flight may draw."""
     last: Bool = field(default_factory=_no_flags)
-    """[S] the sequence ends with this step whatever is drawn: by length, or at its limit where nothing is drawn."""
+    """[S] the sequence ends with this step's first draw, whatever it is: by length, or at its limit where nothing is
+    drawn."""
+    bound: Int32 = field(default_factory=_no_ids)
+    """[S] with so many positions computed the sequence ends whatever is drawn."""
+    min_len: Int32 = field(default_factory=_no_ids)
+    """[S] stop ids may not be drawn as tokens with a lower index."""
     stop_id: Int32 = field(default_factory=_no_ids)
     """[S, I] ids that end the sequence when drawn; unused entries are -1."""
+
+    def resolve(self, blocked: Mapping[int, Int32], last: Bool) -> None:
+        """Replace what was made for the greatest possible positions, by a device that knows the right ones."""
+        self.blocked, self.last = blocked, last
+
+
+class Draws(NamedTuple):
+    """Where a step draws tokens, sequence after sequence, drafts in their order."""
+
+    sequence: Int64
+    nth: Int64
+    """0: the draw that follows the sequence's last known token; i: the one that follows its draft i."""
+    row: Int64
+    """Rows whose logits are drawn from."""
+    drawn_at: Int64
+    """Absolute index of the drawn token."""
+
+
+def draws_of(batch: StepBatch) -> Draws:
+    """All draws of a step."""
+    sequence = np.flatnonzero(batch.sample)
+    row = np.cumsum(batch.count, dtype=np.int64)[sequence] - 1
+    drawn_at = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)
+    if not len(batch.drafts):
+        return Draws(sequence, np.zeros(len(sequence), np.int64), row, drawn_at)
+    drafts = batch.drafts[sequence]
+    draws = 1 + drafts
+    nth = np.arange(int(draws.sum())) - (np.cumsum(draws) - draws).repeat(draws)
+    back = drafts.repeat(draws) - nth
+    return Draws(sequence.repeat(draws), nth, row.repeat(draws) - back, drawn_at.repeat(draws) - back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +150,25 @@ class StepOutput:
     """What one step produced."""
 
     token: Int32
-    """[number of sequences with `sample`], in their order. -1 where the row's logits hold a NaN (damaged weights or
-    KV), -2 where its request's own parameters leave nothing to draw: that sequence must end with an error; the others
-    are unharmed."""
+    """[number of draws: of each sequence with `sample`, 1 + its drafts], in their order. DAMAGED where the row's logits
+    hold a NaN (damaged weights or KV), NOTHING_LEFT where its request's own parameters leave nothing to draw: a
+    sequence that keeps such a draw must end with an error; the others are unharmed."""
     logprobs: LogprobColumns | None
-    """None when no sampled sequence asked."""
+    """Logprobs of the draws; None when no sampled sequence asked."""
     timing: DeviceTiming
     scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
     """Sequence index -> logprobs of its PromptScores' tokens; `token_index` counts these."""
+    held: tuple[int, ...] = ()
+    """Sequences whose mask was not there: what was drawn for them counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Work of one step: tokens computed, of these those of prefill, tokens sampled, pairs of a token and one that it
+    attends to, and tokens whose keys and values are read. Sliding windows are not taken off."""
+
+    tokens: int
+    prefill_tokens: int
+    sampled: int
+    pairs: int
+    context: int

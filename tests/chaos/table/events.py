@@ -1,5 +1,5 @@
-"""Events: what befalls the stack in a row of the table. Each is a context: the fault comes at its beginning, and what
-lasts is mended at its end."""
+"""Events: the faults that a row of the table makes. Each is a context: the fault comes at its beginning, and what lasts
+is mended at its end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.chaos.table.table_rig import TableRig
 from tests.tcp_relay import TcpRelay
 
 _PIECE_BYTES = 1 << 20
-_BEGUN_LIMIT_S = 20.0
+_FOUND_LIMIT_S = 20.0
 _POLL_S = 0.05
 
 
 class Event(Protocol):
-    """`at` makes it happen, and yields what it has befallen. What it chooses depends on `rng` alone."""
+    """`at` makes it happen, and yields what the fault has hit. What it chooses depends on `rng` alone."""
 
     def at(self, rig: TableRig, rng: random.Random) -> contextlib.AbstractAsyncContextManager[str]: ...
 
@@ -83,7 +83,9 @@ class Edge:
     async def at(self, rig: TableRig, rng: random.Random) -> AsyncIterator[str]:
         relays = rig.relays_between(self.caller, self.callee)
         names = rng.sample(sorted(relays), len(relays))
-        await _found(lambda: sum(relay.open for relay in relays.values()), f"a connection of {' or '.join(names)}")
+        await _wait_until_found(
+            lambda: sum(relay.open for relay in relays.values()), f"a connection of {' or '.join(names)}"
+        )
         name = next(name for name in names if relays[name].open)
         relay = relays[name]
         if self.mode == "cut":
@@ -157,11 +159,11 @@ class ClockStep:
 class RedisFault:
     """`killed`, and started again; `hung`, by SIGSTOP; `emptied`, while it serves."""
 
-    way: str
+    kind: str
 
     @asynccontextmanager
     async def at(self, rig: TableRig, rng: random.Random) -> AsyncIterator[str]:
-        match self.way:
+        match self.kind:
             case "killed":
                 rig.redis.stop()
                 try:
@@ -188,7 +190,7 @@ class SpoiltPages:
 
     @asynccontextmanager
     async def at(self, rig: TableRig, rng: random.Random) -> AsyncIterator[str]:
-        count = await _found(lambda: self._spoil(rig, rng), f"a page in {self.medium}")
+        count = await _wait_until_found(lambda: self._spoil(rig, rng), f"a page in {self.medium}")
         yield f"{count} pages"
 
     def _spoil(self, rig: TableRig, rng: random.Random) -> int:
@@ -204,7 +206,7 @@ class SpoiltPages:
 
 @dataclass(frozen=True)
 class LostClients:
-    """Four more clients that have begun to hear an answer. They vanish, with a reset of their connections; or are
+    """Four more clients, whose answers have begun. They vanish, with a reset of their connections; or are
     `half_open`: gone, without a word to the routers, whose connections stay."""
 
     half_open: bool
@@ -214,17 +216,17 @@ class LostClients:
         http, grpc = (httpx.URL(rig.stack.ready.http).port, httpx.URL(f"http://{rig.stack.grpc}").port)
         assert http and grpc
         relays = [rig.keep(TcpRelay(("127.0.0.1", port))) for port in (http, grpc)]
-        begun = [asyncio.Event() for _ in range(4)]
+        answered = [asyncio.Event() for _ in range(4)]
         prompt = f"LOST {rng.random()}:"
         clients = [
-            asyncio.create_task(_hear_http(relays[0].port, prompt, begun[0])),
-            asyncio.create_task(_hear_http(relays[0].port, prompt, begun[1])),
-            asyncio.create_task(_hear_grpc(relays[1].port, prompt, begun[2])),
-            asyncio.create_task(_hear_grpc(relays[1].port, prompt, begun[3])),
+            asyncio.create_task(_hear_http(relays[0].port, prompt, answered[0])),
+            asyncio.create_task(_hear_http(relays[0].port, prompt, answered[1])),
+            asyncio.create_task(_hear_grpc(relays[1].port, prompt, answered[2])),
+            asyncio.create_task(_hear_grpc(relays[1].port, prompt, answered[3])),
         ]
         try:
-            async with asyncio.timeout(_BEGUN_LIMIT_S):
-                await asyncio.gather(*(each.wait() for each in begun))
+            async with asyncio.timeout(_FOUND_LIMIT_S):
+                await asyncio.gather(*(each.wait() for each in answered))
             for relay in relays:
                 relay.set_mode("held")
                 if not self.half_open:
@@ -239,30 +241,30 @@ class LostClients:
 _LONG = 200
 
 
-async def _found(look: Callable[[], int], what: str) -> int:
+async def _wait_until_found(look: Callable[[], int], what: str) -> int:
     """Look until there is one; return how many there are. Raises AssertionError at a limit."""
-    deadline = time.monotonic() + _BEGUN_LIMIT_S
+    deadline = time.monotonic() + _FOUND_LIMIT_S
     while not (count := await asyncio.to_thread(look)):
         assert time.monotonic() < deadline, f"there was no such thing: {what}"
         await asyncio.sleep(_POLL_S)
     return count
 
 
-async def _hear_http(port: int, prompt: str, begun: asyncio.Event) -> None:
+async def _hear_http(port: int, prompt: str, answered: asyncio.Event) -> None:
     body = {"prompt": prompt, "max_tokens": _LONG, "temperature": 0, "ignore_eos": True, "stream": True}
     client = httpx.AsyncClient(trust_env=False, timeout=None)
     with contextlib.suppress(httpx.HTTPError):
         async with client, client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
             async for _ in answer.aiter_lines():
-                begun.set()
+                answered.set()
 
 
-async def _hear_grpc(port: int, prompt: str, begun: asyncio.Event) -> None:
+async def _hear_grpc(port: int, prompt: str, answered: asyncio.Event) -> None:
     params = SamplingParams(temperature=0, max_tokens=_LONG, ignore_eos=True)
     with contextlib.suppress(QuireError):
         async with AsyncClient(f"127.0.0.1:{port}", reconnect_s=0) as client:
             async for _ in client.generate(prompt, params):
-                begun.set()
+                answered.set()
 
 
 def _page_files(folder: Path) -> list[Path]:

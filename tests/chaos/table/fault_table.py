@@ -85,9 +85,9 @@ RESOURCES = (
     Row("router at its memory limit", MemoryLimit("router"), _SHORT, 2, routers_end=True),
 )
 CLOCKS = tuple(
-    Row(f"{service}'s clock an hour {way}", ClockStep(service, step), _SHORT, 1, detected=False)
+    Row(f"{service}'s clock an hour {direction}", ClockStep(service, step), _SHORT, 1, detected=False)
     for service in ("router", "tokenizer", "scheduler", "worker", "kvstore")
-    for way, step in (("ahead", _HOUR_S), ("behind", -_HOUR_S))
+    for direction, step in (("ahead", _HOUR_S), ("behind", -_HOUR_S))
 )
 CACHES = (
     Row("Redis killed", RedisFault("killed"), _SHORT, 4, detected=False),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.references import References
-from tests.chaos.scripts import make_conversations
+from tests.chaos.scripts import make_conversations, with_constraints
+from tests.chaos.table.failure_log import FailureLog
 from tests.chaos.table.fault_table import Row
-from tests.chaos.table.loss_log import LossLog
 from tests.chaos.table.streams import Streams
 from tests.chaos.table.table_rig import TableRig
 
@@ -32,11 +32,12 @@ class StackLost(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one fault. `noticed_s`: until routers had noticed all that was lost; `pause_s`: until every stream
-    went on; `back_s`: until no page and no lease was held. `failure`: why the round itself could not go on."""
+    """What came of one fault. `target`: what the fault hit; `noticed_s`: until routers had noticed all that was lost;
+    `pause_s`: until every stream went on; `back_s`: until no page and no lease was held. `failure`: why the round
+    itself could not go on."""
 
     row: Row
-    befell: str = ""
+    target: str = ""
     answers: int = 0
     asked_again: int = 0
     errors: Sequence[str] = ()
@@ -54,7 +55,7 @@ class Round:
 
     def __str__(self) -> str:
         state = "BAD" if self.bad else "ok"
-        words = f"{state}: {self.row.name} ({self.befell}): {self.answers} answers, {self.asked_again} asked again, "
+        words = f"{state}: {self.row.name} ({self.target}): {self.answers} answers, {self.asked_again} asked again, "
         words += f"noticed in {self.noticed_s:.2f} s, pause {self.pause_s:.2f} s, all back in {self.back_s:.2f} s"
         return "\n    ".join([words, *self.errors, *self.wrong, *filter(None, (self.leak, self.failure))])
 
@@ -79,7 +80,7 @@ class Runner:
         before: so a part of a run is run again as it was. Raises StackLost."""
         await rig.wait_whole()
         if not self.references.scripts:
-            scripts = make_conversations(_USERS, _TURNS, _SCRIPTS_SEED, *_LENGTHS)
+            scripts = with_constraints(make_conversations(_USERS, _TURNS, _SCRIPTS_SEED, *_LENGTHS))
             await self.references.learn_through(rig.envoy.grpc, rig.envoy.url, scripts)
         while not self.ended:
             row = self.rows[len(self.rounds)]
@@ -104,22 +105,22 @@ class Runner:
     async def _round(self, rig: TableRig, row: Row, seed: str) -> Round:
         rng, leak, back_s = random.Random(seed), "", 0.0
         await rig.wait_whole()
-        losses = LossLog(rig.router_logs, time.time() - time.monotonic())
+        failures = FailureLog(rig.router_logs, time.time() - time.monotonic())
         async with Streams(rig, self.references, seed, routers_end=row.routers_end) as streams:
-            await streams.begun()
+            await streams.wait_for_answers()
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             moment = time.monotonic()
-            async with row.event.at(rig, rng) as befell:
+            async with row.event.at(rig, rng) as target:
                 await asyncio.sleep(rng.uniform(*row.seconds))
         try:
             await rig.wait_whole()
             back_s = await rig.back_s()
         except AssertionError as error:
             leak = f"kept: {error}"
-        pause_s = streams.pause(moment)
-        noticed_s = losses.last_s(moment, pause_s)
+        pause_s = streams.longest_pause_s(moment)
+        noticed_s = failures.last_s(moment, pause_s)
         result = (streams.answers, streams.asked_again, streams.errors, streams.wrong)
-        return Round(row, befell, *result, leak, pause_s if noticed_s is None else noticed_s, pause_s, back_s)
+        return Round(row, target, *result, leak, pause_s if noticed_s is None else noticed_s, pause_s, back_s)
 
 
 async def _wait_whole_again(rig: TableRig) -> None:
@@ -129,7 +130,7 @@ async def _wait_whole_again(rig: TableRig) -> None:
         raise StackLost(str(error)) from error
 
 
-def chosen(rows: Sequence[Row], seed: int, faults: int = 0) -> list[Row]:
+def select_rows(rows: Sequence[Row], seed: int, faults: int = 0) -> list[Row]:
     """Rows as often as each says, in an order of the seed. `faults`: so many of them, or 0 for all; rows come once
     before any comes twice."""
     rng = random.Random(seed)

@@ -59,13 +59,13 @@ class Streams:
         finally:
             await self._http.aclose()
 
-    async def begun(self) -> None:
-        """Until every stream has heard something."""
+    async def wait_for_answers(self) -> None:
+        """Wait until every stream has received something."""
         async with asyncio.timeout(_LIMIT_S):
             while not all(any(ticks.times for ticks in stream) for stream in self._ticks):
                 await asyncio.sleep(_POLL_S)
 
-    def pause(self, moment: float) -> float:
+    def longest_pause_s(self, moment: float) -> float:
         """From the moment until the last of the streams went on that were being answered then."""
         pauses = [
             ticks.pause_after(moment)

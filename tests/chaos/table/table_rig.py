@@ -24,9 +24,9 @@ import psutil
 from quire.local.pids import ProcessId
 from quire.local.spec import LOOPBACK, SERVICES, service_of
 from quire.local.state import StateDirectory
-from tests.chaos.envoy import ROOT, Envoy, envoy_before
-from tests.chaos.kv_rig import kv_stats, until
+from tests.chaos.kv.kv_rig import kv_stats, until
 from tests.chaos.rig import LIMIT_S, Rig
+from tests.chaos.routers.envoy import ROOT, Envoy, envoy_before
 from tests.redis_server import RedisServer
 from tests.router_process import RouterProcess
 from tests.tcp_relay import TcpRelay

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from redis import Redis
 
 from quire_common.discovery import Endpoint, make_discovery
 from tests.redis_server import RedisServer, redis_server
@@ -142,3 +143,12 @@ async def test_a_watch_ends_whenever_it_is_cancelled(redis_server: RedisServer) 
             waiting.cancel()
             done, _ = await asyncio.wait([waiting], timeout=20)
             assert done and waiting.cancelled(), turns
+
+
+async def test_a_value_that_is_no_utf8_hides_no_other_instance(redis_server: RedisServer) -> None:
+    async with found_through(redis_server) as discovery:
+        await discovery.register(A)
+        with Redis.from_url(redis_server.url) as redis:
+            redis.sadd("quire:instances:worker", "broken", b"\x80")
+            redis.set("quire:endpoint:worker:broken", b'{"address": "\x80", "metadata": 1}')
+        assert await take(discovery.watch("worker")) == [A]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -16,12 +17,13 @@ from smg_grpc_proto.generated import common_pb2 as cb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from quire_common.channel import sync_channel
-from quire_common.identity.callers import ADMIN_RPCS, CALLERS, OPERATOR, PUBLIC
+from quire_common.identity.callers import ADMIN_RPCS, CALLERS, OPERATOR, PUBLIC, ROUTER
 from quire_common.telemetry.audit import LOGGER
+from quire_router.api_keys import ApiKeys, audited
 from tests.certificates import Authority
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import router_rig
-from tests.unit.common.test_callers import ask, config_of, sync_server
+from tests.fakes.router.router_rig import router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
+from tests.unit.common.identity.test_callers import ask, config_of, sync_server
 
 Line = tuple[str, str, str, str]
 
@@ -34,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Line]]:
     def take() -> list[Line]:
         found = [record.fields for record in caplog.records if record.name == LOGGER]  # type: ignore[attr-defined]  # set by quire_common.telemetry.logs
         caplog.clear()
-        assert all(set(line) == {"action", "outcome", "identity", "api_key_name", "peer"} for line in found)
+        assert all(set(line) == {"action", "outcome", "identity", "api_key_name", "subject", "peer"} for line in found)
         return [(line["action"], line["outcome"], line["identity"], line["api_key_name"]) for line in found]
 
     return take
@@ -55,7 +57,7 @@ def test_calls_of_the_operator_and_refused_callers_are_audited(tmp_path: Path, l
     assert lines() == [
         (drain, "allowed", "operator", ""),
         (session, refused, "operator", ""),
-        (drain, refused, "router", ""),
+        (drain, "allowed", "router", ""),  # for the console
         (drain, refused, "worker", ""),
         (session, refused, "worker", ""),
         (drain, refused, "", ""),
@@ -66,7 +68,7 @@ def test_calls_of_the_operator_and_refused_callers_are_audited(tmp_path: Path, l
 def test_whatever_changes_a_service_is_the_operators_and_audited() -> None:
     for rows in CALLERS.values():
         for rpc, callers in rows.items():
-            assert rpc not in ADMIN_RPCS or callers in ({OPERATOR}, PUBLIC), rpc
+            assert rpc not in ADMIN_RPCS or callers in ({OPERATOR}, {OPERATOR, ROUTER}, PUBLIC), rpc
             if rpc.rpartition("/")[2] in ("Drain", "SetRole", "SubscribeKvEvents"):
                 assert rpc in ADMIN_RPCS
 
@@ -93,6 +95,7 @@ async def test_requests_of_the_port_of_administration_are_audited_with_the_name_
                 ("key-of-root", "/resume"),
                 ("key-of-root", "/sleep"),
                 ("key-of-root", "/no/such/path"),
+                ("key-of-root", "/readyz"),
                 ("key-of-alice", "/drain"),
                 ("key-of-nobody", "/pause"),
             ):
@@ -105,26 +108,36 @@ async def test_requests_of_the_port_of_administration_are_audited_with_the_name_
         ("POST /pause", "allowed", "", "root"),
         ("POST /resume", "allowed", "", "root"),
         ("POST /sleep", "ADMIN_UNSUPPORTED", "", "root"),
-        ("POST unknown path", "INTERNAL", "", "root"),
+        ("POST unknown path", "NO_SUCH_PATH", "", "root"),
+        ("POST /readyz", "METHOD_NOT_ALLOWED", "", "root"),
         ("POST /drain", "SCOPE_MISSING", "", "alice"),
         ("POST /pause", "INVALID_API_KEY", "", ""),
     ]
 
 
-async def test_subscribing_to_all_tenants_pages_is_audited(tmp_path: Path, lines: Callable[[], list[Line]]) -> None:
+def test_a_request_of_administration_that_is_cancelled_is_audited_as_such(lines: Callable[[], list[Line]]) -> None:
+    with contextlib.suppress(asyncio.CancelledError), audited(ApiKeys([]), "", "POST /drain"):
+        raise asyncio.CancelledError
+    assert lines() == [("POST /drain", "CANCELLED", "", "")]
+
+
+async def test_subscribing_to_all_tenants_pages_is_audited_when_it_begins_and_when_it_ends(
+    tmp_path: Path, lines: Callable[[], list[Line]]
+) -> None:
+    action = "vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
     file = key_file(tmp_path, ("root", "key-of-root", "admin"), ("alice", "key-of-alice", "inference"))
     async with (
         router_rig([FakeScheduler()], api_key_file=file, vllm_grpc=True) as rig,
         grpc.aio.insecure_channel(rig.grpc_address) as channel,
     ):
         stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
-        for key in ("key-of-alice", "key-of-root"):
+        for key, noted in (("alice", "SCOPE_MISSING"), ("root", "begun")):
             call = stub.SubscribeKvEvents(
                 cb.SubscribeKvEventsRequest(load_records_before_first_batch=True),
-                metadata=(("authorization", f"Bearer {key}"),),
+                metadata=(("authorization", f"Bearer key-of-{key}"),),
             )
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call.read()
-            call.cancel()
-    action = "vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
-    assert lines() == [(action, "SCOPE_MISSING", "", "alice"), (action, "CANCELLED", "", "root")]
+            assert lines() == [(action, noted, "", key)], "noted while the subscription lasts"
+        call.cancel()
+    assert lines() == [(action, "CANCELLED", "", "root")]

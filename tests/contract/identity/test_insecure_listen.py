@@ -64,6 +64,7 @@ def test_listening_for_other_hosts_needs_tls_or_the_flag(service: str, tmp_path:
         assert listens(service, EVERYWHERE, f"--tls-cert={own.cert}", f"--tls-key={own.key}", f"--tls-ca={own.ca}")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("service", "flags", "option"),
     [

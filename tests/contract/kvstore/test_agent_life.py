@@ -19,7 +19,7 @@ from bench import ROOT
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_worker.kv_transfer.agent_process import COMMAND
-from tests.fakes.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
+from tests.fakes.kv_transfer.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
 from tests.tiers import deep_after
 
 
@@ -161,7 +161,7 @@ ORPHAN = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from tests.fakes.agent_rig import AgentRig
+    from tests.fakes.kv_transfer.agent_rig import AgentRig
     rig = AgentRig(Path(sys.argv[1]))
     rig.stored(1)
     print(rig.transfer_agent.pid, flush=True)

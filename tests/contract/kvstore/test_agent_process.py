@@ -10,7 +10,7 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.kv_transfer.copier import HostCopier
-from tests.fakes.agent_rig import EMPTY, PAGE_BYTES, AgentRig, BytesPool, body, digest, load, store
+from tests.fakes.kv_transfer.agent_rig import EMPTY, PAGE_BYTES, AgentRig, BytesPool, body, digest, load, store
 from tests.tiers import deep_after
 
 

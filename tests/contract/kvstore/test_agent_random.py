@@ -11,7 +11,7 @@ import pytest
 
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.transfer_agent import MoveResult
-from tests.fakes.agent_rig import EMPTY, AgentRig, body, load, store
+from tests.fakes.kv_transfer.agent_rig import EMPTY, AgentRig, body, load, store
 from tests.tiers import deep_after
 
 SOURCES = range(1, 17)

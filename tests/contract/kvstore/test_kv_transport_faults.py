@@ -145,6 +145,7 @@ def test_a_kvstore_that_hangs_is_a_miss_soon(choice: str) -> None:
         assert transfer_agent.load(A, transfer_agent.look_up(A)) == 8
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", deep_after(1, EACH))
 def test_what_a_killed_worker_held_comes_back(choice: str) -> None:
     with kvstore("--default-lease-ms", "3000", "--max-lease-ms", "3000") as process, Connection(process.address) as own:
@@ -217,6 +218,7 @@ class KvTransferAgent:
         return result is not None and result.ok
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", FAST)
 def test_a_mover_killed_under_way_is_a_miss_and_the_next_one_serves(choice: str) -> None:
     with kvstore() as process, Connection(process.address) as own:

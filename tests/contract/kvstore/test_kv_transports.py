@@ -211,6 +211,7 @@ def with_access(transfer_agent: AgentSide, **changes: Any) -> None:
     transfer_agent.client.begin_put = begin_put  # type: ignore[method-assign]  # as above
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", FAST)
 def test_with_a_wrong_key_nothing_goes_this_way(running: Running, choice: str) -> None:
     with agent_side(running.address, "grpc") as honest, agent_side(running.address, choice) as transfer_agent:
@@ -261,6 +262,7 @@ def test_only_a_kvstores_socket_is_dialled(running: Running, arena: str) -> None
         assert transfer_agent.connector.transport == "tcp"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", FAST)
 def test_a_connection_that_breaks_under_way_is_made_up_for_by_the_next_way(running: Running, choice: str) -> None:
     with agent_side(running.address, "auto") as transfer_agent:
@@ -287,6 +289,7 @@ def test_a_connection_that_breaks_under_way_is_made_up_for_by_the_next_way(runni
         assert transfer_agent.load(A, lease, cut) == 8
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", FAST)
 def test_connections_that_the_store_let_go_are_made_anew(choice: str) -> None:
     with (

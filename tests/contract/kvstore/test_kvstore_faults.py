@@ -213,6 +213,7 @@ def test_page_file_damage_between_runs_is_noticed(children: list[KvstoreProcess]
     assert second.stop() == 0
 
 
+@pytest.mark.deep
 def test_full_or_missing_disk_is_survived(children: list[KvstoreProcess], tmp_path: Path) -> None:
     """A file size limit makes every write fail in the kernel; a path through a file can be opened by nobody."""
     (tmp_path / "file").write_text("")
@@ -231,6 +232,7 @@ def test_full_or_missing_disk_is_survived(children: list[KvstoreProcess], tmp_pa
     assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
 
 
+@pytest.mark.deep
 def test_kvstore_serves_while_redis_goes_and_comes(children: list[KvstoreProcess], redis_server: RedisServer) -> None:
     flags = ("--redis-url", redis_server.url, "--redis-retry-s", "0.1", "--redis-timeout-ms", "2000")
     first, second = start(children, *flags), start(children, *flags)
@@ -252,6 +254,7 @@ def test_kvstore_serves_while_redis_goes_and_comes(children: list[KvstoreProcess
     assert first.stop() == 0 and second.stop() == 0
 
 
+@pytest.mark.deep
 def test_waiting_lookups_leave_threads_for_others(children: list[KvstoreProcess]) -> None:
     """A Redis that accepts and never answers: lookups wait their time, renewals and statistics do not."""
     with contextlib.ExitStack() as stack:

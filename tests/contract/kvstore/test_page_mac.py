@@ -13,9 +13,9 @@ from quire_kvstore.arena import Arena
 from quire_kvstore.tiers.redis_backend import redis_key
 from tests.contract.kvstore.kv_agent_side import EACH, PAGE_BYTES, agent_side
 from tests.contract.kvstore.test_kvstore_service import serving
-from tests.fakes.peer_pulls import EACH as EACH_PEER
-from tests.fakes.peer_pulls import PAGES, TARGETS
-from tests.fakes.peer_rig import EMPTY, PeerSide, content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import EACH as EACH_PEER
+from tests.fakes.kv_transfer.peer_pulls import PAGES, TARGETS
+from tests.fakes.kv_transfer.peer_rig import EMPTY, PeerSide, content, peer_rig
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, chain, config, put
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
@@ -107,6 +107,7 @@ def pulled(here: PeerSide, there: PeerSide) -> list[bytes]:
     return [there.pool.pages[page] for page in TARGETS]
 
 
+@pytest.mark.deep
 @EACH_PEER
 @pytest.mark.parametrize("keys", [(OLD, OLD), (OLD, f"{NEW},{OLD}"), (OLD, OTHER), ("", OLD)])
 def test_pages_between_workers_need_the_same_key(transport: str, keys: tuple[str, str]) -> None:

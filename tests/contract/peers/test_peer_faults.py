@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes import peer_rig as sides
-from tests.fakes.peer_pulls import (
+from tests.fakes.kv_transfer import peer_rig as sides
+from tests.fakes.kv_transfer.peer_pulls import (
     EACH,
     LATE_S,
     LEAST_S,
@@ -25,7 +25,7 @@ from tests.fakes.peer_pulls import (
     pulling,
     through,
 )
-from tests.fakes.peer_rig import EMPTY, content, peer_rig
+from tests.fakes.kv_transfer.peer_rig import EMPTY, content, peer_rig
 
 
 def test_a_connection_that_breaks_under_way_is_made_again() -> None:
@@ -159,6 +159,7 @@ def test_a_puller_that_is_killed_holds_nothing_and_comes_again(transport: str) -
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_puller_that_is_stopped_goes_on_where_it_was(transport: str) -> None:
     with peer_rig() as rig:
@@ -174,6 +175,7 @@ def test_a_puller_that_is_stopped_goes_on_where_it_was(transport: str) -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_pull_that_is_cancelled_ends_at_once_with_what_has_come(transport: str) -> None:
     with peer_rig() as rig:
@@ -190,6 +192,7 @@ def test_a_pull_that_is_cancelled_ends_at_once_with_what_has_come(transport: str
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_an_export_that_is_cancelled_ends_its_pull_at_once(transport: str) -> None:
     with peer_rig() as rig:
@@ -202,6 +205,7 @@ def test_an_export_that_is_cancelled_ends_its_pull_at_once(transport: str) -> No
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_new_run_of_the_exporter_refuses_those_of_the_last(transport: str) -> None:
     with peer_rig() as rig:
@@ -219,6 +223,7 @@ def test_a_new_run_of_the_exporter_refuses_those_of_the_last(transport: str) -> 
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_new_run_of_the_puller_lets_its_pulls_go(transport: str) -> None:
     with peer_rig() as rig:
@@ -233,6 +238,7 @@ def test_a_new_run_of_the_puller_lets_its_pulls_go(transport: str) -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_pulls_end_when_their_worker_does() -> None:
     with peer_rig() as rig:
         here, there = pulling(rig)

@@ -15,8 +15,17 @@ from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
 from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
-from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
-from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import (
+    LATE_S,
+    NOTICED_S,
+    PAGES,
+    TARGETS,
+    a_relay,
+    address_of,
+    failed,
+    know_of_all,
+)
+from tests.fakes.kv_transfer.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
 
 # Pulls.
@@ -96,6 +105,7 @@ def test_a_data_port_that_breaks_under_way_is_followed_by_grpc() -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_nobody_there_at_all_ends_a_pull_without_pages() -> None:
     with peer_rig() as rig:
         here, there = rig.side(), rig.side()

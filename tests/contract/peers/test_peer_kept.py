@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import signal
 
-from tests.fakes.peer_pulls import LATE_S, PAGES, TARGETS, failed
-from tests.fakes.peer_rig import PeerRig, PeerSide, SharedPools, content, peer_rig
+import pytest
+
+from tests.fakes.kv_transfer.peer_pulls import LATE_S, PAGES, TARGETS, failed
+from tests.fakes.kv_transfer.peer_rig import PeerRig, PeerSide, SharedPools, content, peer_rig
 
 
 def pull(rig: PeerRig, here: PeerSide, there: PeerSide, number: int, key: bytes) -> None:
@@ -60,6 +62,7 @@ def test_a_key_that_is_not_the_next_leases_opens_nothing() -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_where_the_peers_process_is_another_by_now_there_is_another_connection() -> None:
     with peer_rig() as rig:
         here, there = rig.side(transport="shm"), rig.side(transport="shm")

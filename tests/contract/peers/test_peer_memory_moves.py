@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from quire_common.credit import RankAddress
-from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, SharedPools, content, peer_rig
+from tests.fakes.kv_transfer.peer_rig import EMPTY, PeerRig, PeerSide, SharedPools, content, peer_rig
 from tests.tiers import deep_after
 
 PAGES = [1, 2, 3, 4, 5, 6]
@@ -132,6 +132,7 @@ def test_a_lease_that_is_exported_anew_answers_for_nothing_that_was_read_before(
         assert there.told[2].ok
 
 
+@pytest.mark.deep
 def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more() -> None:
     shared = SharedPools()
     with peer_rig() as rig:
@@ -151,6 +152,7 @@ def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more(
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_memory_that_cannot_be_opened_leaves_the_other_ways() -> None:
     shared = SharedPools()
     with peer_rig() as rig:
@@ -165,6 +167,7 @@ def test_memory_that_cannot_be_opened_leaves_the_other_ways() -> None:
         assert shared.fetched == []
 
 
+@pytest.mark.deep
 def test_where_the_way_breaks_off_another_goes_on() -> None:
     """The peer's process dies; its pool is what it was, and who comes again finds no export."""
     shared = SharedPools()
@@ -180,6 +183,7 @@ def test_where_the_way_breaks_off_another_goes_on() -> None:
         assert bodies(there, *TARGETS) == [*(content(page) for page in PAGES[:3]), EMPTY, EMPTY, EMPTY]
 
 
+@pytest.mark.deep
 def test_a_reader_whose_process_dies_keeps_nothing_that_is_not_sure() -> None:
     shared = SharedPools()
     with peer_rig() as rig:

@@ -8,8 +8,8 @@ from _pytest.mark import ParameterSet
 
 from quire_common.credit import RankAddress
 from quire_worker.kv_transfer.transports.registry import Traffic, names
-from tests.fakes.peer_pulls import EACH, PAGES, TARGETS
-from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import EACH, PAGES, TARGETS
+from tests.fakes.kv_transfer.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
 
 
@@ -77,6 +77,7 @@ def test_many_at_once_and_both_ways(transport: str) -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_part_of_the_pages_will_do(transport: str) -> None:
     with peer_rig() as rig:
@@ -88,6 +89,7 @@ def test_a_part_of_the_pages_will_do(transport: str) -> None:
         assert bodies(there, *TARGETS[2:5]) == [content(page) for page in PAGES[2:5]]
 
 
+@pytest.mark.deep
 def test_on_one_host_pages_are_taken_from_where_they_lie_and_else_come_over_tcp() -> None:
     with peer_rig() as rig:
         here, there = both(rig)
@@ -110,6 +112,7 @@ def test_on_one_host_pages_are_taken_from_where_they_lie_and_else_come_over_tcp(
                 assert there.told[number].ok
 
 
+@pytest.mark.deep
 def test_pages_of_other_ranks_and_addresses_that_are_none_lead_nowhere() -> None:
     with peer_rig() as rig:
         here, there = both(rig)

@@ -11,8 +11,8 @@ from quire_worker.kv_transfer.peers import peer_listeners
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from quire_worker.kv_transfer.transports.nixl_agent import IDLE_S
 from quire_worker.kv_transfer.transports.registry import missing_package
-from tests.fakes.peer_pulls import PAGES, TARGETS, failed, know_of_all
-from tests.fakes.peer_rig import content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import PAGES, TARGETS, failed, know_of_all
+from tests.fakes.kv_transfer.peer_rig import content, peer_rig
 
 by_nixl = pytest.mark.skipif(bool(missing_package("nixl")), reason="the package nixl is not installed: make test-nixl")
 

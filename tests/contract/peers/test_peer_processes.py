@@ -18,8 +18,8 @@ from quire_common.credit import Budget, MoveKind, PageMove, Start
 from quire_common.pages import chain_hashes
 from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
-from tests.fakes.engine_bench import ROOMY, a_start
-from tests.fakes.worker_side import Side
+from tests.fakes.worker.engine_bench import ROOMY, a_start
+from tests.fakes.worker.worker_side import Side
 from tests.tiers import deep_after
 
 FLAGS = ("--paced", "1", "--paced-pages", "200", "--block-size", "4", "--max-num-seqs", "4", "--max-model-len", "256")

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
+from tests.fakes.kv_transfer.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
 
 SOURCES = range(1, 21)
 TARGETS = range(21, 61)

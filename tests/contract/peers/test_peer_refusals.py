@@ -13,7 +13,7 @@ from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import FrameKind, Head
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_worker.kv_transfer.peers.pull import EXPORT_WAIT_S
-from tests.fakes.peer_pulls import (
+from tests.fakes.kv_transfer.peer_pulls import (
     EACH,
     LATE_S,
     PAGES,
@@ -26,7 +26,7 @@ from tests.fakes.peer_pulls import (
     port_of,
     through,
 )
-from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
+from tests.fakes.kv_transfer.peer_rig import KEY, PeerSide, peer_rig
 from tests.tiers import deep_after
 
 # A KV transfer agent that waits longer than others do: a busy machine's "a little later" is none of theirs.
@@ -117,6 +117,7 @@ def test_a_lease_that_comes_to_be_known_a_little_later_is_waited_for(transport: 
         assert there.told[1].ok
 
 
+@pytest.mark.deep
 @EACH
 def test_a_lease_that_has_ended_is_refused_at_once(transport: str) -> None:
     with peer_rig() as rig:
@@ -168,6 +169,7 @@ def still(side: PeerSide, transport: str, key: bytes, pages: int) -> DataConnect
     return connection
 
 
+@pytest.mark.deep
 @EACH
 def test_strangers_who_say_nothing_are_let_go(transport: str) -> None:
     with peer_rig() as rig:
@@ -191,6 +193,7 @@ def test_strangers_who_say_nothing_are_let_go(transport: str) -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @EACH
 def test_a_page_that_is_not_what_it_is_called_ends_the_pull(transport: str) -> None:
     with peer_rig() as rig:
@@ -204,6 +207,7 @@ def test_a_page_that_is_not_what_it_is_called_ends_the_pull(transport: str) -> N
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_a_forged_ticket_makes_no_worker_dial_elsewhere(transport: str) -> None:
     """Whoever has forged it named the lease and its key as they are."""

@@ -9,8 +9,8 @@ from quire_common.columns import pack_i32
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import FrameKind, Head, unpack_places
 from quire_common.kv_data.lease_key import handle_of
-from tests.fakes.peer_pulls import LATE_S, dial, know_of_all
-from tests.fakes.peer_rig import EMPTY, KEY, PeerRig, PeerSide, content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import LATE_S, dial, know_of_all
+from tests.fakes.kv_transfer.peer_rig import EMPTY, KEY, PeerRig, PeerSide, content, peer_rig
 from tests.tiers import deep_after
 
 SLOTS = 64
@@ -123,6 +123,7 @@ def test_what_was_never_shown_cannot_be_taken(page: int) -> None:
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_an_export_that_ends_while_pages_of_a_frame_are_taken_frees_their_slots() -> None:
     with peer_rig() as rig:
         here, there = both(rig)
@@ -141,6 +142,7 @@ def test_an_export_that_ends_while_pages_of_a_frame_are_taken_frees_their_slots(
         rig.assert_nothing_left()
 
 
+@pytest.mark.deep
 def test_a_puller_that_goes_in_the_middle_of_a_frame_leaves_no_slot_behind() -> None:
     with peer_rig() as rig:
         here, there = both(rig)

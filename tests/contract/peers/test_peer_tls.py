@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority, TlsFiles
-from tests.fakes.peer_pulls import PAGES, TARGETS, failed, port_of, through
-from tests.fakes.peer_rig import NO_TLS, PAGE_BYTES, content, peer_rig
+from tests.fakes.kv_transfer.peer_pulls import PAGES, TARGETS, failed, port_of, through
+from tests.fakes.kv_transfer.peer_rig import NO_TLS, PAGE_BYTES, content, peer_rig
 from tests.tcp_relay import TcpRelay
 from tests.tiers import deep_after
 
@@ -76,6 +76,7 @@ def test_others_get_no_page_and_hold_up_nobody(authority: Authority, tmp_path: P
         assert there.told[1].ok and here.told[1].ok
 
 
+@pytest.mark.deep
 def test_a_certificate_that_cannot_be_read_leaves_the_other_ways(authority: Authority) -> None:
     broken = authority.files("here", "worker")._replace(cert="/nothing/here.pem")
     with peer_rig() as rig:

@@ -22,10 +22,10 @@ from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers import peer_listeners
 from quire_worker.kv_transfer.peers.peer_access import neighbourhood
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
-from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, a_start
-from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, WorkerServer, counting_model
-from tests.fakes.worker_side import Side
+from tests.fakes.worker.counting_runner import CountingRunner, continuation
+from tests.fakes.worker.engine_bench import ROOMY, a_start
+from tests.fakes.worker.worker_server import VOCAB, WAIT_S, FakeScheduler, WorkerServer, counting_model
+from tests.fakes.worker.worker_side import Side
 from tests.tcp_relay import TcpRelay
 
 PROMPT = list(range(20, 34))  # three full pages of 4, and two tokens
@@ -179,6 +179,7 @@ def test_cancelled_export_frees_its_pages() -> None:
         assert here.finished(1) == continuation([5] * 6, 1, VOCAB) and here.told.errors == []
 
 
+@pytest.mark.deep
 def test_takeover_of_the_exporter_ends_earlier_exports() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
@@ -195,6 +196,7 @@ def test_takeover_of_the_exporter_ends_earlier_exports() -> None:
         assert newer.hello.data_address == here.hello.data_address and newer.told.moved == {}
 
 
+@pytest.mark.deep
 def test_worker_without_a_data_port_still_pulls() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_listen="off") as closed, a_worker() as opened:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[3]
 

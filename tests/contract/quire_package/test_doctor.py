@@ -12,9 +12,10 @@ import pytest
 from redis import Redis
 
 from quire.__main__ import main
+from quire.doctor import software
 from quire.doctor.machine import check_clock, check_disk
 from quire.doctor.network import check_port, check_redis
-from quire.doctor.software import check_gpu, check_model
+from quire.doctor.software import check_gpu, check_grammars, check_model
 from quire.models import find_model
 from tests.redis_server import RedisServer, redis_server
 
@@ -95,6 +96,16 @@ def test_doctor_checks_model_folders(tmp_path: Path) -> None:
     assert "no architecture" in check_model(str(tmp_path)).found
 
 
+def test_doctor_compares_the_library_of_grammars_with_what_services_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "requires", lambda package: ["llguidance==1.0.0", "numpy>=2"])
+    monkeypatch.setattr(software, "version", lambda package: "1.0.0")
+    assert check_grammars().state == "ok" and "1.0.0" in check_grammars().found
+    monkeypatch.setattr(software, "version", lambda package: "1.0.1")
+    assert check_grammars().state == "failed" and "1.0.1" in check_grammars().found
+    monkeypatch.undo()
+    assert check_grammars().state == "ok"
+
+
 def test_doctor_checks_disk_and_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in check_disk().found
@@ -107,6 +118,6 @@ def test_doctor_command_prints_all_checks(capsys: pytest.CaptureFixture[str]) ->
         assert main(["doctor", "--json", "--port", port, "--redis", "127.0.0.1:1"]) == 1
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["redis"]["state"] == "failed" and findings["port"]["state"] == "warning"
-    assert {"python", "services", "gpu", "cores", "memory", "disk", "files", "clock"} < set(findings)
+    assert {"python", "services", "grammars", "gpu", "cores", "memory", "disk", "files", "clock"} < set(findings)
     main(["doctor"])
     assert "python" in capsys.readouterr().out

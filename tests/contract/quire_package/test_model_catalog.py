@@ -11,40 +11,52 @@ import pytest
 
 from quire.__main__ import main
 from quire.errors import NotFound, Unavailable
-from quire.model_catalog import CATALOG, CatalogModel, fetched, models_folder, pull
+from quire.model_catalog import CATALOG, CatalogModel, WheelFile, fetched, models_folder, pull
 from quire.models import default_model, find_model, is_conversational
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8192
-MEMBER = "tiny_model/Tiny.gguf"
+FILE = "Tiny.gguf"
+
+
+def write_package(wheels: Path, package: str, content: bytes) -> WheelFile:
+    """A package of one file that pip finds in a folder of wheels."""
+    stem = package.replace("-", "_")
+    wheel, member = wheels / f"{stem}-1.0-py3-none-any.whl", f"{stem}/{FILE}"
+    info = f"{stem}-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return WheelFile(package, "1.0", hashlib.sha256(wheel.read_bytes()).hexdigest(), wheel.stat().st_size, member)
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogModel:
-    """A package that pip finds in a folder of wheels."""
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    wheel = wheels / "tiny_model-1.0-py3-none-any.whl"
-    info = "tiny_model-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(MEMBER, CONTENT)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder in which pip looks."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def tiny(wheels: Path) -> CatalogModel:
     return CatalogModel(
         name="tiny",
         about="Tiny",
         license="none",
-        package="tiny-model",
-        version="1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        wheel_bytes=wheel.stat().st_size,
-        member=MEMBER,
+        file_name=FILE,
         sha256=hashlib.sha256(CONTENT).hexdigest(),
         num_bytes=len(CONTENT),
+        parts=(write_package(wheels, "tiny-model", CONTENT),),
     )
+
+
+def with_part(model: CatalogModel, **changes: object) -> CatalogModel:
+    return replace(model, parts=(replace(model.parts[0], **changes),))  # type: ignore[arg-type]  # of the caller's choice
 
 
 def test_a_model_is_fetched_once(tiny: CatalogModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +77,20 @@ def test_half_a_file_is_fetched_again(tiny: CatalogModel) -> None:
     assert pull(tiny).read_bytes() == CONTENT
 
 
+def test_a_file_in_parts_is_put_together(tiny: CatalogModel, wheels: Path) -> None:
+    cuts = (CONTENT[:1000], CONTENT[1000:500_000], CONTENT[500_000:])
+    parts = tuple(write_package(wheels, f"tiny-part{number}", part) for number, part in enumerate(cuts))
+    model, seen = replace(tiny, parts=parts), list[tuple[int, int]]()
+    path = pull(model, lambda done, total: seen.append((done, total)))
+    assert path.read_bytes() == CONTENT and [each.name for each in path.parent.iterdir()] == [FILE]
+    total = sum(part.wheel_bytes for part in parts)
+    assert seen[-1] == (total, total) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert model.packages == "tiny-part0 1.0 and 2 more"
+    path.unlink()
+    with pytest.raises(Unavailable, match="not the file"):
+        pull(replace(model, parts=parts[::-1]))
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "the package": ({"package": "no-such-model"}, "no-such-model"),
     "the version": ({"version": "2.0"}, "2.0"),
@@ -79,7 +105,8 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_not_right_is_not_kept(name: str, tiny: CatalogModel) -> None:
     changes, word = WRONG[name]
-    wrong = replace(tiny, **changes)  # type: ignore[arg-type]  # of the table's choice
+    of_model = changes.keys() <= {"sha256", "num_bytes"}
+    wrong = replace(tiny, **changes) if of_model else with_part(tiny, **changes)  # type: ignore[arg-type]  # of the table's choice
     with pytest.raises(Unavailable) as error:
         pull(wrong)
     assert error.value.code == "MODEL_NOT_FETCHED" and word in error.value.message
@@ -102,10 +129,11 @@ def test_the_default_is_fetched(tiny: CatalogModel, monkeypatch: pytest.MonkeyPa
     assert (name, path.read_bytes()) == ("tiny", CONTENT) and is_conversational(str(path))
 
 
+@pytest.mark.deep
 def test_the_demo_model_takes_the_defaults_place_with_one_line(
     tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("quire.models.CATALOG", {"smollm2": replace(tiny, package="no-such-model")})
+    monkeypatch.setattr("quire.models.CATALOG", {"smollm2": with_part(tiny, package="no-such-model")})
     name, path = default_model()
     assert name == "demo" and (path / "config.json").is_file() and not is_conversational(str(path))
     said = capfd.readouterr().err.splitlines()
@@ -113,6 +141,7 @@ def test_the_demo_model_takes_the_defaults_place_with_one_line(
     assert "no-such-model" in said[1] and said[1].endswith("Serving demo of the source instead.")
 
 
+@pytest.mark.deep
 def test_the_commands_fetch_and_list(
     tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,5 +157,11 @@ def test_the_commands_fetch_and_list(
 
 def test_entries_are_whole() -> None:
     for name, model in CATALOG.items():
-        assert model.name == name and len(model.sha256) == len(model.wheel_sha256) == 64
-        assert model.file_name.endswith(".gguf") and "/" not in model.file_name and model.license
+        assert model.name == name and len(model.sha256) == 64 and model.license and model.parts
+        assert model.file_name.endswith(".gguf") and "/" not in model.file_name
+        for part in model.parts:
+            assert len(part.wheel_sha256) == 64 and part.member.startswith(part.package.replace("-", "_"))
+
+
+def test_a_base_model_is_not_asked_questions() -> None:
+    assert [name for name, model in CATALOG.items() if is_conversational(model.file_name)] == ["smollm2"]

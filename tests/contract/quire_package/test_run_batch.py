@@ -12,7 +12,7 @@ import pytest
 
 from quire.batch.batch_file import BatchFile
 from quire.errors import InvalidArgument, NotFound
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[3]
 

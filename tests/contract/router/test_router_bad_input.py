@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from quire_router.front.http.protocol import MAX_HEAD_BYTES
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 LIMIT = 4 * 1024 * 1024
 
@@ -95,13 +95,33 @@ TABLE = [
     completion("logprobs", "TOO_MANY_LOGPROBS", "logprobs", "gives 20 at most", logprobs=1000),
     completion("unknown field", "UNKNOWN_FIELD", "temperture", "Did you mean temperature?", temperture=1),
     completion("field of the other route", "UNKNOWN_FIELD", "messages", messages=[]),
-    completion("unsupported field", "PARAMETER_UNSUPPORTED", "structured_outputs", structured_outputs={"regex": "a"}),
+    completion("unsupported field", "PARAMETER_UNSUPPORTED", "suffix", suffix="a"),
+    completion(
+        "an engine without grammars",
+        "STRUCTURED_OUTPUT_UNSUPPORTED",
+        "structured_outputs.regex",
+        structured_outputs={"regex": "a"},
+    ),
+    completion("no kind of structure", "CONTRADICTION", "structured_outputs", structured_outputs={}),
+    completion(
+        "two kinds of structure", "CONTRADICTION", "structured_outputs", structured_outputs={"regex": "a", "choice": []}
+    ),
+    completion(
+        "two structures", "CONTRADICTION", "response_format", guided_regex="a", response_format={"type": "json_object"}
+    ),
+    completion("a structure without an end", "CONTRADICTION", "ignore_eos", guided_regex="a", ignore_eos=True),
+    completion("choices of numbers", "BAD_TYPE", "guided_choice", guided_choice=[1]),
+    completion("a schema of a list", "BAD_TYPE", "guided_json", guided_json=[1]),
+    completion("an unknown kind of structure", "UNKNOWN_FIELD", "jsn", structured_outputs={"jsn": {}}),
+    completion(
+        "beams of a structure", "PARAMETER_UNSUPPORTED", "structured_outputs", guided_regex="a", use_beam_search=True
+    ),
     completion("presence_penalty 2.1", "OUT_OF_RANGE", "presence_penalty", "from -2 to 2", presence_penalty=2.1),
     completion("frequency_penalty -3", "OUT_OF_RANGE", "frequency_penalty", frequency_penalty=-3),
     completion("repetition_penalty 0", "OUT_OF_RANGE", "repetition_penalty", "above 0", repetition_penalty=0),
     completion("repetition_penalty infinite", "OUT_OF_RANGE", "repetition_penalty", repetition_penalty=float("inf")),
     completion("a penalty as text", "BAD_TYPE", "presence_penalty", "a string, not a number", presence_penalty="1"),
-    completion("bias of a word", "BAD_TYPE", "logit_bias", "'the', which is no token id", logit_bias={"the": 1}),
+    completion("bias of a word", "BAD_TYPE", "logit_bias", "'the', which is not a token id", logit_bias={"the": 1}),
     completion("bias of a wrong type", "BAD_TYPE", "logit_bias.5", logit_bias={"5": "1"}),
     completion("bias NaN", "OUT_OF_RANGE", "logit_bias.5", logit_bias={"5": float("nan")}),
     completion("bias of no token", "TOKEN_OUT_OF_RANGE", "logit_bias", "id 300, which is not", logit_bias={"300": 1}),
@@ -169,8 +189,16 @@ TABLE = [
         "a part of a type other than text",
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
     ),
-    chat("tools", "PARAMETER_UNSUPPORTED", "tools", tools=[{"type": "function"}]),
-    chat("json mode", "PARAMETER_UNSUPPORTED", "response_format", response_format={"type": "json_object"}),
+    chat("tools", "BAD_TYPE", "tools[0].function", tools=[{"type": "function"}]),
+    chat("json mode", "STRUCTURED_OUTPUT_UNSUPPORTED", "response_format", response_format={"type": "json_object"}),
+    chat("a format without type", "BAD_VALUE", "response_format.type", response_format={}),
+    chat("no schema", "MISSING_FIELD", "response_format.json_schema", response_format={"type": "json_schema"}),
+    chat(
+        "a format without schema",
+        "BAD_TYPE",
+        "response_format.json_schema.schema",
+        response_format={"type": "json_schema", "json_schema": {"name": "x"}},
+    ),
     chat("deep template arguments", "JSON_TOO_DEEP", "chat_template_kwargs", chat_template_kwargs={"a": nested(900)}),
     chat("a deep message", "JSON_TOO_DEEP", "messages", messages=[{"role": "user", "content": "a", "x": nested(900)}]),
     chat("top_logprobs alone", "LOGPROBS_OFF", "top_logprobs", top_logprobs=2),

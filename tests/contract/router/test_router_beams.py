@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 import threading
 import zlib
 from typing import Any
@@ -22,8 +23,8 @@ from quire_common.telemetry import tracing
 from quire_router.front.http.formats.completion_format import CompletionFormat
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.requests import generation
-from tests.fakes.fake_scheduler import EOS, FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import EOS, FakeScheduler
 
 LETTERS = [*b"abc", EOS]
 WIDTH = 2
@@ -230,7 +231,8 @@ async def test_running_beam_search_completes_during_drain_and_pause(way: str) ->
 
 async def counts(rig: RouterRig) -> dict[str, float]:
     lines = [line.rpartition(" ") for line in (await rig.http.get("/metrics")).text.split("\n")]
-    return {name.removeprefix("quire_router_"): float(value) for name, _, value in lines if name[:1] not in ("", "#")}
+    plain = [(re.sub(r'{model_name="fake"}|,?model_name="fake",?', "", name), value) for name, _, value in lines]
+    return {name.removeprefix("quire_router_"): float(value) for name, value in plain if name[:1] not in ("", "#")}
 
 
 async def test_beam_search_is_counted_once_in_the_metrics() -> None:
@@ -262,6 +264,21 @@ async def test_beam_search_is_charged_for_prompt_and_returned_tokens(monkeypatch
         late = asyncio.ensure_future(rig.complete("ab", timeout_s=3.0, **fields))
         await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
         assert (await late).status_code == 504 and charged == [2, 0]
+
+
+async def test_each_part_of_a_beam_search_carries_the_time_that_the_request_has_left() -> None:
+    async with router_rig([LittleModel()]) as rig:
+        rig.scheduler.gate.clear()
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True, "timeout_s": 60.0}
+        running = asyncio.ensure_future(rig.complete("ab", **fields))
+        await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
+        await asyncio.sleep(0.5)
+        rig.scheduler.gate.set()
+        assert (await running).status_code == 200
+        first, *later = (submit.context.time_left_ms for submit in rig.scheduler.submits)
+        assert 0 < first <= 60_000 and len(later) == 2 * WIDTH
+        assert all(0 < left_ms <= first - 500 for left_ms in later)
+        assert 0 < rig.tokenizer.encode_contexts[0].time_left_ms <= 60_000
 
 
 async def test_beam_search_over_grpc_matches_a_plain_search() -> None:

@@ -11,9 +11,9 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32, pack_i32
 from quire_common.logits_processors import capabilities_of
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import THINK, THOUGHT, FakeTokenizer
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 CONTROLS = {
     "presence_penalty": 0.5,
@@ -316,7 +316,7 @@ async def test_best_of_over_grpc_returns_the_most_likely_sequences() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match=f"best_of is {best_of}"):
                 [_ async for _ in rig.inference.Generate(ib.GenerateRequest(text="a", n=n, best_of=best_of))]
         resumed = ib.GenerateRequest(text="a", best_of=2, resume=ib.Resume(output_ids=pack_i32([97])))
-        with pytest.raises(grpc.aio.AioRpcError, match="resume is of one choice"):
+        with pytest.raises(grpc.aio.AioRpcError, match="resume continues one choice"):
             [_ async for _ in rig.inference.Generate(resumed)]
 
 

@@ -11,8 +11,8 @@ from quire.v1 import inference_pb2 as ib
 from quire_common.credit import SamplingDefaults
 from quire_common.credit.hello import model_from_pb, model_to_pb
 from quire_common.request_parameters import MODEL_DEFAULTS
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 DEFAULTS = {
     "temperature": 0.0,

@@ -1,6 +1,6 @@
 """The OpenAPI document and the routes say the same; answers, events and bodies are as it has them.
 
-Every JSON answer of every test on a router rig is held against the document, too: see tests/fakes/api_document.py.
+Every JSON answer of every test on a router rig is held against the document, too (tests/fakes/router/api_document.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from starlette.routing import Route
 
 from quire_router.front.http.open_paths import OPEN_PATHS
-from tests.fakes.api_document import DOCUMENT, check_events, check_request, validator
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import router_rig
+from tests.fakes.router.api_document import DOCUMENT, check_events, check_request, validator
+from tests.fakes.router.router_rig import router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 MESSAGES = [{"role": "user", "content": "hé"}]
 

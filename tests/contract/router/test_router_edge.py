@@ -22,7 +22,7 @@ from starlette.routing import Route
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry import tracing
 from quire_router.front.http.open_paths import LIVE_PATHS, OPEN_PATHS, READY_PATHS
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
 from tests.tiers import deep_after
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,6 +201,7 @@ async def test_migration_is_in_the_trace_and_the_log(
     assert move.parent is not None and root.context is not None and move.parent.span_id == root.context.span_id
     assert move.attributes is not None and move.attributes["quire.reason"] == "session_lost"
     assert move.attributes["quire.attempt"] == 1
+    assert [event.name for event in root.events] == ["first token", "migrated"]
     told = [record for record in caplog.records if "replicas" in record.name and hasattr(record, "fields")]
     fields = [record.fields for record in told if record.fields.get("request_id") == "moved-1"]
     assert [(f["attempt"], f["emitted"]) for f in fields] == [(0, 3), (1, 3)]

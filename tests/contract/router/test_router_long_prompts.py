@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from quire_router.sequences.job import Caller, GenerateJob, TokenPrompt
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_faults import nothing_left, until
-from tests.fakes.router_rig import router_rig
+from tests.fakes.router.router_faults import nothing_left, until
+from tests.fakes.router.router_rig import router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 async def test_long_prompts_yield_the_event_loop_and_a_disconnect_leaves_nothing() -> None:

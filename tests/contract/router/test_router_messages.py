@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 def events(text: str) -> list[tuple[str, Any]]:
@@ -57,8 +57,8 @@ async def test_events_come_in_anthropics_order() -> None:
         body = [name for name in names if name != "content_block_delta"]
         assert body == [
             "message_start",
-            "content_block_start",
             "ping",
+            "content_block_start",
             "content_block_stop",
             "message_delta",
             "message_stop",
@@ -124,7 +124,18 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_request_error", "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "content[0]"),
         ({"model": "other"}, 404, "not_found_error", "`other` does not exist"),
-        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools is not supported"),
+        ({"tools": [{"type": "bash_20250124"}]}, 400, "invalid_request_error", "does not run tools itself"),
+        ({"tools": [{"name": ""}]}, 400, "invalid_request_error", "tools[0].function.name"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, 400, "invalid_request_error", "cannot apply"),
+        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
+        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "no parser for this model"),
+        ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking.budget_tokens"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
+            400,
+            "invalid_request_error",
+            "content[0]",
+        ),
         ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
         ({"max_token": 3}, 400, "invalid_request_error", "Did you mean max_tokens?"),
     ],

@@ -14,10 +14,10 @@ from quire.v1 import common_pb2, kvstore_pb2_grpc
 from quire_common.pages import chain_hashes
 from quire_router.pages.page_keys import page_keys
 from quire_router.server import RouterService
-from tests.fakes.fake_pages import FakePages
-from tests.fakes.fake_scheduler import PAGE_SIZE, FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.fake_pages import FakePages
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import PAGE_SIZE, FakeScheduler
 
 LIMIT_S = 60.0
 PAGES = 20

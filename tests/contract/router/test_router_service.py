@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 import grpc
 import pytest
 
+from quire.channel import has_begun
 from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
+from quire.v1 import inference_pb2_grpc
 from quire_common.columns import i32, pack_i32
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import router_rig
+from tests.fakes.router.router_rig import router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 def events(body: str) -> list[Any]:
@@ -335,3 +338,31 @@ async def test_grpc_errors_have_code_and_fix() -> None:
             assert isinstance(details, bytes) and code.encode() in details
         listed = await rig.inference.ListModels(ib.ListModelsRequest())
         assert [(m.name, m.max_model_len) for m in listed.models] == [("fake", 4096)]
+
+
+async def test_a_grpc_client_learns_that_its_call_is_begun_before_anything_came_of_it() -> None:
+    """The client can then tell a call that was cancelled before it began from one that ran."""
+    async with router_rig() as rig:
+        rig.scheduler.gate.clear()
+        call = rig.inference.Generate(ib.GenerateRequest(text="a", max_tokens=1, request_id="mine"))
+        told = dict(await asyncio.wait_for(call.initial_metadata(), 30))
+        assert told["x-request-id"] == "mine" and has_begun(told.items())
+        rig.scheduler.gate.set()
+        assert [response.request_id async for response in call] == ["mine"]
+        refused = rig.inference.Generate(ib.GenerateRequest(text="a", max_tokens=0))
+        assert not has_begun(await asyncio.wait_for(refused.initial_metadata(), 30))
+        with pytest.raises(grpc.aio.AioRpcError, match="max_tokens"):
+            await refused.read()
+
+
+async def test_a_call_that_its_router_cut_off_is_known_to_have_begun() -> None:
+    async with contextlib.AsyncExitStack() as life:
+        rig = await life.enter_async_context(router_rig())
+        channel = grpc.aio.insecure_channel(rig.grpc_address)
+        rig.scheduler.gate.clear()
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(ib.GenerateRequest(text="a", max_tokens=1))
+        await asyncio.wait_for(rig.scheduler.submitted.wait(), 30)
+    # Which of both depends on what the client sees first: the end of the call, or that of the connection.
+    assert await call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+    assert has_begun(await call.initial_metadata())
+    await channel.close()

@@ -22,9 +22,9 @@ from quire_common.columns import pack_i32
 from quire_common.errors import ConfigError, from_rpc_error
 from quire_router.front.grpc.smg import servicer as smg_servicer
 from quire_router.front.grpc.smg.kv_event_codec import block_hash
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_faults import nothing_left, until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import nothing_left, until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 PROMPT = [97, 98, 99]
 PAGES = [bytes([number]) * 32 for number in range(1, 6)]
@@ -346,7 +346,7 @@ async def test_non_reading_client_frees_its_admission() -> None:
         await until(lambda: rig.router.admission.inside == 1)
         await until(lambda: rig.router.admission.inside == 0 and nothing_left(rig))
         assert scheduler.aborts
-        with pytest.raises(grpc.aio.AioRpcError, match="took nothing of its answer"):
+        with pytest.raises(grpc.aio.AioRpcError, match="read nothing of its answer"):
             _ = [answer async for answer in call]
 
 

@@ -13,9 +13,9 @@ from quire.v1 import scheduler_pb2 as pb
 from quire_common.errors import Internal
 from quire_router.front.http import stream_writer
 from quire_router.sequences.sequence_state import SequenceState
-from tests.fakes.fake_scheduler import FakeScheduler, Life
-from tests.fakes.router_faults import inside, until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import inside, until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler, Life
 
 TEXT = "aé😀日本語 and so on "
 

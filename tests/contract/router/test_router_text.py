@@ -10,8 +10,8 @@ import pytest
 from quire_common.errors import ConfigError
 from quire_router.config import RouterConfig
 from quire_router.front.http.cors import make_cors
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 async def post(rig: RouterRig, path: str, **body: Any) -> Any:
@@ -174,6 +174,7 @@ async def test_render_keeps_the_timeout_and_refuses_router_only_fields() -> None
             assert answer == (400, "PARAMETER_UNSUPPORTED", name)
 
 
+@pytest.mark.deep
 async def test_data_parallel_rank_other_than_0_is_refused() -> None:
     async with router_rig() as rig:
         for rank, status in (("0", 200), ("1", 400)):

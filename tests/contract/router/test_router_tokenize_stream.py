@@ -6,10 +6,10 @@ import asyncio
 
 from quire_router.text.tokenize_stream import MOST_BYTES
 from tests.fakes.call_writers import call_writers
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.router_faults import until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 async def until_streaming(rig: RouterRig) -> None:

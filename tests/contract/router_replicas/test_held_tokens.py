@@ -13,8 +13,8 @@ import pytest
 
 from quire_router.server import RouterService
 from quire_scheduler.kv import kv_traffic
-from tests.fakes.router_rig import RouterRig, router_rig
-from tests.fakes.scheduler_stack import FakeKvStore, Stack, kvstore, stack
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.scheduler_stack import FakeKvStore, Stack, kvstore, stack
 
 LIMIT_S = 60.0
 PAGE = 4

@@ -15,9 +15,9 @@ import pytest
 from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 WAIT_S = 60
 

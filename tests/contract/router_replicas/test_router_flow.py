@@ -15,9 +15,9 @@ import pytest
 
 from quire.v1 import inference_pb2 as ib
 from quire.v1 import inference_pb2_grpc
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_faults import WAIT_S, joined, nothing_left, until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import WAIT_S, joined, nothing_left, until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 TOKENS = 30_000
 # uvicorn's mark for its own buffer, and one frame: after that a stream waits.
@@ -141,6 +141,7 @@ async def test_non_reading_grpc_call_is_dropped_and_its_connection_stays_open() 
         assert answers[-1].error.code == "CLIENT_STALLED"
 
 
+@pytest.mark.deep
 async def test_slowly_reading_grpc_call_is_not_dropped() -> None:
     async with router_rig([eager()], client_stall_s=4.0) as rig, narrow(rig) as stub:
         call = stub.Generate(ib.GenerateRequest(text="abcde", max_tokens=TOKENS, request_id="r" * 100))
@@ -152,6 +153,7 @@ async def test_slowly_reading_grpc_call_is_not_dropped() -> None:
         assert told == "abcde" * (TOKENS // 5)
 
 
+@pytest.mark.deep
 async def test_non_reading_scheduler_later_gets_only_requests_still_wanted() -> None:
     """What is given up meanwhile harms nobody, whether gRPC had taken it or not."""
     async with router_rig([FakeScheduler(max_model_len=1_000_000)], max_concurrent_requests=64) as rig:

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from quire_common.columns import i32
-from tests.fakes.pd_rig import all_free, pd_rig, refusal, sides
-from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, WAIT_S, chunks_of, host_of, joined, text, until
-from tests.fakes.router_rig import RouterRig
+from tests.fakes.router.pd_rig import all_free, pd_rig, refusal, sides
+from tests.fakes.router.router_faults import PROMPT, WAIT_S, chunks_of, host_of, joined, text, until
+from tests.fakes.router.router_rig import RouterRig
+from tests.fakes.scheduler.pd_scheduler import PdScheduler
 
 
 @pytest.mark.parametrize("stream", [False, True])

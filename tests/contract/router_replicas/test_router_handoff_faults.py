@@ -9,10 +9,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.pd_rig import all_free, pd_rig
-from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, chunks_of, joined, text, until
-from tests.fakes.router_rig import RouterRig
+from tests.fakes.router.pd_rig import all_free, pd_rig
+from tests.fakes.router.router_faults import PROMPT, chunks_of, joined, text, until
+from tests.fakes.router.router_rig import RouterRig
+from tests.fakes.scheduler.pd_scheduler import PdScheduler
 
 
 @given(st.data())

@@ -8,12 +8,12 @@ from typing import Any
 
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.pages import chain_hashes
-from tests.fakes.fake_pages import NAMESPACE
-from tests.fakes.fake_scheduler import PAGE_SIZE, FakeScheduler
-from tests.fakes.pd_rig import sides
-from tests.fakes.router_faults import until
-from tests.fakes.router_rig import RouterRig, router_rig
-from tests.fakes.scheduler_stack import FakeKvStore, kvstore
+from tests.fakes.router.fake_pages import NAMESPACE
+from tests.fakes.router.pd_rig import sides
+from tests.fakes.router.router_faults import until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import PAGE_SIZE, FakeScheduler
+from tests.fakes.scheduler.scheduler_stack import FakeKvStore, kvstore
 
 PROMPT = list(range(3, 3 + 4 * PAGE_SIZE + 1))
 

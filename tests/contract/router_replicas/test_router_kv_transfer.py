@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.pd_rig import pd_rig, sides
-from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, chunks_of, endpoints, host_of, inside, joined, nothing_left, text, until
-from tests.fakes.router_rig import RouterRig
+from tests.fakes.router.pd_rig import pd_rig, sides
+from tests.fakes.router.router_faults import (
+    PROMPT,
+    chunks_of,
+    endpoints,
+    host_of,
+    inside,
+    joined,
+    nothing_left,
+    text,
+    until,
+)
+from tests.fakes.router.router_rig import RouterRig
+from tests.fakes.scheduler.pd_scheduler import PdScheduler
 
 # As vLLM's proxies write it.
 ASK = {

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from quire import AsyncClient, SamplingParams
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 from tests.router_process import RouterProcess, is_ready
 from tests.tcp_relay import TcpRelay
 
@@ -113,6 +113,7 @@ async def roll(routers: Sequence[RouterProcess], clients: LateClients) -> None:
         await asyncio.sleep(0.3)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", [(), ("--http-workers=2",)], ids=["one-process", "two-processes"])
 async def test_rolling_restart_of_two_routers_costs_late_clients_nothing(flags: tuple[str, ...]) -> None:
     async with routers(2, f"--drain-delay-s={2 * LATE_S}", *flags) as both:
@@ -128,6 +129,7 @@ async def test_rolling_restart_of_two_routers_costs_late_clients_nothing(flags: 
         assert clients.last_answers > 0
 
 
+@pytest.mark.deep
 async def test_rolling_restart_without_a_delay_costs_late_clients_answers() -> None:
     """What the delay is for: without it, the same clients see errors."""
     async with routers(2) as both:

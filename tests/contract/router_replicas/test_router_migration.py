@@ -14,9 +14,8 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32
 from quire_common.errors import Overloaded
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.router_faults import (
+from tests.fakes.router.router_faults import (
     PROMPT,
     WAIT_S,
     chunks_of,
@@ -32,7 +31,8 @@ from tests.fakes.router_faults import (
     text,
     until,
 )
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 async def drop(rig: RouterRig, fake: FakeScheduler) -> None:
@@ -165,6 +165,11 @@ async def test_siblings_migrate_separately_and_timings_show_it() -> None:
         assert not {s.handle for s in moved} & kept.keys()
         timings = {(t["service"], t["phase"]): t for t in chunks[-1]["quire_timings"]}
         assert timings["router", "migrate"]["count"] == 4
+        runs = chunks[-1]["quire_runs"]
+        assert [run["index"] for run in runs] == [0, 0, 1, 1, 2, 2, 3, 3]
+        for before, after in zip(runs[::2], runs[1::2], strict=True):
+            assert before["from_token"] == 0 < after["from_token"] < 200
+            assert before["instance"] != after["instance"]
         assert chunks[-1]["usage"]["completion_tokens"] == 800
         await until(lambda: nothing_left(rig))
 

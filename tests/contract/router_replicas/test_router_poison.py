@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.router_faults import nothing_left, text, until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import nothing_left, text, until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 POISON = "poison"
 

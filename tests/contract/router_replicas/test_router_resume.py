@@ -12,8 +12,8 @@ import pytest
 from quire import AsyncClient, RequestOutput, SamplingParams
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32, pack_i32
-from tests.fakes.fake_scheduler import FakeScheduler
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 PROMPT, TOKENS = "añb🙂c", 14
 

@@ -13,10 +13,10 @@ from quire.v1 import tokenizer_pb2
 from quire_common.discovery import Endpoint
 from quire_router.text.tokenizer_link import TokenizerLink
 from tests.fakes.awake_clock import AwakeClock
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.fakes.router_faults import PROMPT, WAIT_S, endpoints, held, joined, nothing_left, release, text, until
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_faults import PROMPT, WAIT_S, endpoints, held, joined, nothing_left, release, text, until
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -15,9 +15,8 @@ from quire_router import metrics
 from quire_router.replicas import migration
 from quire_router.replicas.session_outgoing import SessionOutgoing
 from quire_router.sequences.sequence_state import SequenceState
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
-from tests.fakes.router_faults import (
+from tests.fakes.router.router_faults import (
     PROMPT,
     endpoints,
     held,
@@ -31,7 +30,8 @@ from tests.fakes.router_faults import (
     text,
     until,
 )
-from tests.fakes.router_rig import RouterRig, router_rig
+from tests.fakes.router.router_rig import RouterRig, router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 
 async def test_client_disconnect_removes_its_waiting_request() -> None:
@@ -211,6 +211,7 @@ async def test_progress_resets_the_failure_count() -> None:
         assert len(submits(rig)) == 12
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("code", ["DRAINING", "WORKER_NOT_READY"])
 async def test_refused_request_is_retried_without_counting_as_migration(
     code: str, monkeypatch: pytest.MonkeyPatch

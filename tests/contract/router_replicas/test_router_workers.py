@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 90.0
@@ -104,6 +104,7 @@ async def test_worker_processes_end_with_the_first_process() -> None:
         await until(lambda: not any(child.is_running() for child in children))
 
 
+@pytest.mark.deep
 async def test_second_router_cannot_take_the_port() -> None:
     async with router() as (_, port):
         command = [sys.executable, "-m", "quire_router", f"--port={port}", "--http-workers=2"]
@@ -113,6 +114,7 @@ async def test_second_router_cannot_take_the_port() -> None:
         assert second.returncode == 2 and json.loads(errors.splitlines()[-1])["code"] == "PORT_IN_USE"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", [["--requests-per-minute=5"], ["--tokens-per-minute=5"]])
 async def test_rate_limits_of_several_processes_need_redis(flags: list[str]) -> None:
     command = [sys.executable, "-m", "quire_router", "--port=0", "--http-workers=2", *flags]

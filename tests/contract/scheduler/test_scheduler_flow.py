@@ -16,9 +16,9 @@ from quire_common.sequence import sequence_to_pb
 from quire_router.config import RouterConfig
 from quire_router.replicas.scheduler_client import SchedulerClient
 from quire_scheduler.service.session import Session
-from tests.fakes.fake_worker import undisturbed
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, stack
+from tests.fakes.worker.fake_worker import undisturbed
 
 
 async def test_session_of_a_router_that_does_not_read_is_ended() -> None:

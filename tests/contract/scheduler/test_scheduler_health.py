@@ -9,8 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.local.ports import free_ports
-from tests.fakes.fake_worker import make_hello
-from tests.fakes.fake_worker_service import FakeWorkerService
+from tests.fakes.worker.fake_worker import make_hello
+from tests.fakes.worker.fake_worker_service import FakeWorkerService
 
 LIMIT_S = 60.0
 Status = health_pb2.HealthCheckResponse

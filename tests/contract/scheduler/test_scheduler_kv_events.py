@@ -9,9 +9,9 @@ from typing import Any
 from quire_common.columns import pack_i32
 from quire_common.pages import chain_hashes
 from quire_scheduler.service.kv_events.zmq_publisher import ZmqPublisher
-from tests.fakes.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, stack
+from tests.fakes.scheduler.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, stack
 
 OPTION = {
     "enable_kv_cache_events": True,

@@ -8,9 +8,9 @@ from typing import Any
 from quire_common.sequence import RequestContext
 from quire_scheduler.kv.kv_traffic import Lookup
 from quire_scheduler.service.kvstore_client import KvstoreClient
-from tests.fakes.fake_worker import undisturbed
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, kvstore, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, kvstore, stack
+from tests.fakes.worker.fake_worker import undisturbed
 
 
 async def test_prompts_are_stored_and_loaded() -> None:

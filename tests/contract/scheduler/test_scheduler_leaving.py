@@ -13,10 +13,10 @@ import grpc
 from quire.local.ports import free_ports
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1 import scheduler_pb2_grpc
-from tests.fakes.fake_worker import make_hello, undisturbed
-from tests.fakes.fake_worker_service import FakeWorkerService
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router
+from tests.fakes.worker.fake_worker import make_hello, undisturbed
+from tests.fakes.worker.fake_worker_service import FakeWorkerService
 
 LIMIT_S = 60.0
 DELAY_S = 2.0

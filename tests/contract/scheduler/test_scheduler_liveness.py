@@ -11,9 +11,9 @@ from quire.v1 import scheduler_pb2
 from quire_common.credit import Epoch, Report
 from quire_common.errors import Internal
 from quire_scheduler.service.liveness_monitor import LivenessMonitor
-from tests.fakes.fake_worker import undisturbed
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, scheduler_of, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, scheduler_of, stack
+from tests.fakes.worker.fake_worker import undisturbed
 
 # What is noticed, or said, after a second or less; else it never is.
 LATE_S = 30.0

@@ -10,9 +10,9 @@ import pytest
 
 from quire.v1 import scheduler_pb2
 from quire_common.errors import from_rpc_error
-from tests.fakes.fake_worker import undisturbed
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, Stack, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, Stack, stack
+from tests.fakes.worker.fake_worker import undisturbed
 
 PREFILL = scheduler_pb2.KvTransfer(prefill_only=True)
 DECODE = scheduler_pb2.KvTransfer(await_handover=True)

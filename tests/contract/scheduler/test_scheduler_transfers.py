@@ -15,10 +15,10 @@ from quire_common.credit import PageGeometry
 from quire_common.credit.hello import geometry_from_pb
 from quire_common.errors import from_rpc_error
 from quire_common.ticket import compatibility_digest, ticket_from_pb
-from tests.fakes.fake_worker import FakeWorker, undisturbed
-from tests.fakes.fake_worker_service import FakeWorkerService
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, Stack, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, Stack, stack
+from tests.fakes.worker.fake_worker import FakeWorker, undisturbed
+from tests.fakes.worker.fake_worker_service import FakeWorkerService
 
 PREFILL = scheduler_pb2.KvTransfer(prefill_only=True)
 DECODE = scheduler_pb2.KvTransfer(await_handover=True)

@@ -12,9 +12,9 @@ from quire_common.credit import encode_grant
 from quire_common.errors import QuireError
 from quire_scheduler.service import worker_link
 from tests.fakes.call_writers import call_writers
-from tests.fakes.fake_worker import undisturbed
-from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, Stack, stack
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_stack import Router, Stack, stack
+from tests.fakes.worker.fake_worker import undisturbed
 
 
 async def first_lost_next_served(s: Stack, router: Router) -> None:

@@ -34,6 +34,16 @@ GENEROUS_S = 60.0
 
 @asynccontextmanager
 async def serving(folder: Path, *, load: bool = True, **options: Any) -> AsyncIterator[Stub]:
+    async with (
+        serving_at(folder, load=load, **options) as address,
+        grpc.aio.insecure_channel(address, options=SERVER_OPTIONS) as channel,
+    ):
+        yield tokenizer_pb2_grpc.TokenizerStub(channel)
+
+
+@asynccontextmanager
+async def serving_at(folder: Path, *, load: bool = True, **options: Any) -> AsyncIterator[str]:
+    """A tokenizer in this process; gives its address."""
     service = TokenizerService(TokenizerConfig(model=str(folder), **options))
     server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
     service.register(server)
@@ -42,8 +52,7 @@ async def serving(folder: Path, *, load: bool = True, **options: Any) -> AsyncIt
     try:
         if load:
             await service.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SERVER_OPTIONS) as channel:
-            yield tokenizer_pb2_grpc.TokenizerStub(channel)
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
         await service.close()

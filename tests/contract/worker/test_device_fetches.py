@@ -15,8 +15,9 @@ from quire_worker.kv_transfer.device_fetches import DeviceFetches
 from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, WireError
-from tests.fakes.agent_rig import NAMESPACE, BytesPool, digest
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame, WireError
+from tests.fakes.kv_transfer.agent_rig import NAMESPACE, BytesPool, digest
 
 
 class Reader(HostCopier):

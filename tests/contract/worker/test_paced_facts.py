@@ -98,7 +98,7 @@ def test_pages_move_as_bytes_and_carry_what_was_computed() -> None:
     "text", ["", "die", "die@", "die@0", "die@x", "die@3:4", "slow@3", "slow@3:", "slow@3:-1", "slow@3:nan", "melt@3"]
 )
 def test_unknown_fault_is_refused_with_the_known_ones(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no fault") as error:
+    with pytest.raises(ConfigError, match="is not a fault") as error:
         parse_faults([text])
     assert error.value.code == "BAD_FAULT" and "slow@N:MS" in error.value.fix
 

@@ -54,6 +54,7 @@ def test_lost_paced_worker_is_noticed(fault: str) -> None:
     assert 0 < len(tokens) < 50 and tokens == paced_tokens(PROMPT, STOP).tokens[: len(tokens)]
 
 
+@pytest.mark.deep
 def test_a_slow_step_changes_no_token() -> None:
     tokens, code, _ = generate("slow@50:300", PATIENT_S)
     assert (tokens, code) == (paced_tokens(PROMPT, STOP).tokens, "")

@@ -19,8 +19,8 @@ from quire_common.credit import Finish
 from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
 from quire_worker.paced.faults import EXIT_DIED
-from tests.fakes.engine_bench import ROOMY, Told, a_start
-from tests.fakes.worker_server import FakeScheduler
+from tests.fakes.worker.engine_bench import ROOMY, Told, a_start
+from tests.fakes.worker.worker_server import FakeScheduler
 
 FLAGS = ("--paced-pages", "200", "--block-size", "4", "--max-num-seqs", "4", "--max-model-len", "256")
 PROMPTS = {0: [5, 6, 7], 1: list(range(20, 60)), 2: [90] * 17}
@@ -76,6 +76,19 @@ def test_paced_worker_answers_right_in_the_time_of_its_steps(flags: tuple[str, .
     assert told.tokens == answers() and set(told.finish.values()) == {Finish.LENGTH} and not told.errors
 
 
+@pytest.mark.parametrize("flags", [(), ("--lockstep",)])
+def test_rows_of_any_number_of_tokens_give_the_same_answers(flags: tuple[str, ...]) -> None:
+    with paced(0.5, "--paced-yields", "7", *flags) as (_, scheduler):
+        told = Told()
+        while len(told.finish) < len(PROMPTS):
+            told.add(scheduler.next_report())
+    assert told.tokens == answers() and set(told.finish.values()) == {Finish.LENGTH} and not told.errors
+    counts = [count for report in told.reports for count in report.count.tolist()]
+    assert {2, 3, 4} <= set(counts), "rows drew several tokens"
+    rows = sum(report.steps for report in told.reports) * len(PROMPTS)
+    assert rows > len(counts), "and some were held"
+
+
 def test_paced_worker_starts_fast_and_stops_on_sigterm() -> None:
     with Service("worker", "--paced", "2") as process:
         process.ready()
@@ -104,6 +117,7 @@ def test_paced_worker_hangs_at_the_given_step_with_heartbeats() -> None:
         assert status.steps == 9
 
 
+@pytest.mark.deep
 def test_paced_worker_changes_epoch_at_the_given_step() -> None:
     with paced(1.0, "--paced-fault", "wrong-epoch@10") as (_, scheduler):
         told, right, wrong = Told(), 0, 0
@@ -119,6 +133,7 @@ def test_paced_worker_changes_epoch_at_the_given_step() -> None:
     assert right and wrong
 
 
+@pytest.mark.deep
 def test_paced_worker_can_fall_silent() -> None:
     with paced(1.0, "--paced-fault", "silent@10") as (process, scheduler):
         told = told_until_silence(scheduler)
@@ -127,6 +142,7 @@ def test_paced_worker_can_fall_silent() -> None:
         assert process.popen.poll() is None
 
 
+@pytest.mark.deep
 def test_a_slow_step_and_a_nan_in_one_worker() -> None:
     with paced(1.0, "--paced-fault", "slow@10:1500,nan@20") as (_, scheduler):
         told = Told()
@@ -141,6 +157,7 @@ def test_a_slow_step_and_a_nan_in_one_worker() -> None:
     assert {slot: tokens for slot, tokens in told.tokens.items() if slot != failed} == healthy
 
 
+@pytest.mark.deep
 def test_an_unknown_fault_ends_the_start_with_what_is_supported() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "quire_worker", "--paced", "1", "--paced-fault", "melt@3", "--listen", "127.0.0.1:0"],

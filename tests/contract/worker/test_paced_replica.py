@@ -43,6 +43,7 @@ def test_paced_answers_are_right_with_few_pages(work: DelayWorkload) -> None:
         assert measured(stack, work, 0.5).decode_tokens > 0
 
 
+@pytest.mark.deep
 def test_a_wrong_answer_is_found(work: DelayWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "answer", lambda handle: DelayWorkload.answer(work, handle + 1))
     with DelayStack(0.5, ROWS, lockstep=False) as stack, pytest.raises(RuntimeError, match="instead of"):

@@ -30,9 +30,9 @@ from quire_worker.engine.transfer_agent import MoveResult
 from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.setup import AgentSetup
-from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, Told, a_start
-from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
+from tests.fakes.worker.counting_runner import CountingRunner, continuation
+from tests.fakes.worker.engine_bench import ROOMY, Told, a_start
+from tests.fakes.worker.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
 from tests.otlp_sink import OtlpSink
 
 PROMPT = list(range(20, 33))  # three full pages of 4, and one token
@@ -137,6 +137,7 @@ def agent_pid() -> int:
     raise AssertionError("there is no transfer agent")
 
 
+@pytest.mark.deep
 def test_killed_agent_is_a_miss_and_later_loads_hit() -> None:
     with kvstore() as address:
         store(address)
@@ -173,6 +174,7 @@ class Pages:
         raise AssertionError("nothing is loaded")
 
 
+@pytest.mark.deep
 def test_a_move_is_a_span_of_its_request() -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     context = RequestContext("r1", traceparent=f"00-{trace}-{parent}-01")
@@ -215,6 +217,7 @@ def test_abandoned_put_leaves_nothing() -> None:
         assert client.put_pages(RUN, "int32", 16, lambda index: bytes(16)).stored == 3
 
 
+@pytest.mark.deep
 def test_absent_kvstore_is_a_miss() -> None:
     with a_worker("127.0.0.1:1") as worker:
         scheduler, told = FakeScheduler(worker.stub), Told()

@@ -20,8 +20,8 @@ from quire_common.credit import Budget
 from quire_common.errors import from_message
 from quire_worker.config import WorkerConfig
 from quire_worker.model_source import load_configured
-from tests.fakes.engine_bench import EngineBench, Told, a_start
-from tests.fakes.worker_server import FakeScheduler
+from tests.fakes.worker.engine_bench import EngineBench, Told, a_start
+from tests.fakes.worker.worker_server import FakeScheduler
 from tests.model.folders import write_config
 from tests.tiers import deep_after
 
@@ -113,8 +113,8 @@ SCHEDULER = textwrap.dedent(
     """
     import sys, grpc
     from quire.v1 import worker_pb2_grpc
-    from tests.fakes.engine_bench import LOCKSTEP, a_start
-    from tests.fakes.worker_server import FakeScheduler
+    from tests.fakes.worker.engine_bench import LOCKSTEP, a_start
+    from tests.fakes.worker.worker_server import FakeScheduler
     channel = grpc.insecure_channel(sys.argv[1])
     scheduler = FakeScheduler(worker_pb2_grpc.WorkerStub(channel))
     scheduler.attach()
@@ -176,6 +176,7 @@ def test_unservable_model_is_named_at_the_start(
     assert process.lines[-1]["code"] == code and process.lines[-1]["fix"]
 
 
+@pytest.mark.deep
 def test_watchers_are_told_before_the_process_ends(folder: Path) -> None:
     process = Process("--model", str(folder), "--load-format", "dummy", "--max-model-len", "100000")
     with grpc.insecure_channel(process.address()) as channel:
@@ -185,6 +186,7 @@ def test_watchers_are_told_before_the_process_ends(folder: Path) -> None:
     assert process.lines[-1]["code"] == "MAX_MODEL_LEN_TOO_LARGE"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", [("--max-num-seqs", "-1"), ("--load-format", "pickle"), ("--dtype", "int8")])
 def test_a_bad_flag_is_named(flags: tuple[str, str]) -> None:
     process = Process(*flags)

@@ -15,9 +15,9 @@ from quire_common.errors import ConfigError, QuireError, from_message, from_rpc_
 from quire_worker import run_stream
 from quire_worker.config import WorkerConfig
 from quire_worker.replica import ServedModel
-from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import LOCKSTEP, ROOMY, Told, a_start
-from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, Progress, WorkerServer, counting_model
+from tests.fakes.worker.counting_runner import CountingRunner, continuation
+from tests.fakes.worker.engine_bench import LOCKSTEP, ROOMY, Told, a_start
+from tests.fakes.worker.worker_server import VOCAB, WAIT_S, FakeScheduler, Progress, WorkerServer, counting_model
 
 PROMPT = [5, 6, 7, 8, 9]
 PAGES = [1, 2, 3, 4]

@@ -66,3 +66,10 @@ def test_a_bare_status_becomes_the_class_of_its_code() -> None:
 def test_texts_are_bounded() -> None:
     error = errors.InvalidArgument("A", "m" * 10_000, "f" * 10_000)
     assert len(error.message) + len(error.fix) <= 4000
+
+
+@pytest.mark.parametrize("cls", [errors.InvalidArgument, errors.Internal])
+def test_quoted_text_that_is_no_utf8_can_be_sent(cls: type[QuireError]) -> None:
+    error = cls("CODE", "The field is '\udc80'.", "Remove '\ud800'.", param="\udfff")
+    assert (error.message, error.fix, error.param) == (r"The field is '\udc80'.", r"Remove '\ud800'.", r"\udfff")
+    assert errors.to_message(error).message == error.message

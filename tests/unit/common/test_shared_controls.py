@@ -24,7 +24,7 @@ from quire_common.logit_controls import (
 )
 from quire_common.sequence import Sampling, Sequence, Stop, sampling_from_pb, sequence_from_pb, sequence_to_pb
 from tests.cpu_time import least_cpu_s
-from tests.fakes.scheduler_rig import a_sequence
+from tests.fakes.scheduler.scheduler_rig import a_sequence
 
 SIBLINGS = 64
 WORD = tuple(range(1000, 1000 + MAX_BAD_WORD_TOKENS // MAX_BAD_WORDS))

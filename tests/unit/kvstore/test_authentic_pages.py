@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -188,4 +189,33 @@ def test_a_mac_that_went_bad_in_memory_is_made_anew() -> None:
         assert store.verify_page(lookup.id, 3), "its bytes are right"
         with store.sendable_page(lookup.id, 3) as page:
             check_page(page, A.key(3), mac=mac_of(OLD)).release()
+        store.release([lookup.id])
+
+
+@pytest.mark.parametrize("key_number", [b"\0\0", b"\1\1"], ids=["no MAC", "MAC of an unknown key"])
+def test_a_check_of_a_page_leaves_the_mac_that_a_sender_writes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, key_number: bytes
+) -> None:
+    with tiered(page_mac_key=OLD) as store, contextlib.ExitStack() as sending:
+        put(store, A, mac_of(OLD))
+        _, lookup = store.lookup(A, 0, pin=True)
+        assert lookup is not None
+        with store.page_view(lookup.id, 3) as page:
+            page[14:16] = key_number
+        sent: list[memoryview] = []
+        verify = PageMac.verify
+
+        def verify_then_send(mac: PageMac, *parts: Any) -> bool:
+            """Between the check's look at the MAC and what follows from it, a sender begins."""
+            authentic = verify(mac, *parts)
+            if not sent:
+                sent.append(sending.enter_context(store.sendable_page(lookup.id, 3)))
+            return authentic
+
+        monkeypatch.setattr(PageMac, "verify", verify_then_send)
+        assert store.verify_page(lookup.id, 3)
+        monkeypatch.undo()
+        if not sent:  # the check found nothing to verify
+            sent.append(sending.enter_context(store.sendable_page(lookup.id, 3)))
+        check_page(bytes(sent[0]), A.key(3), mac=mac_of(OLD))
         store.release([lookup.id])

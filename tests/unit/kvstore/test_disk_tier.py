@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quire_common.telemetry.metrics import registry
 from quire_kvstore.tiers.disk_files import DiskFiles
 from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, chain, framed, length, part, put
 from tests.unit.kvstore.tiers import ON_DISK_BYTES, eventually, forget_memory, found, tier, tiered
@@ -49,6 +50,9 @@ def test_pages_that_left_memory_come_back_from_the_disk(tmp_path: Path) -> None:
         assert (disk.figures.bytes_written, disk.figures.bytes_read) == (8 * FRAMED_BYTES, 8 * FRAMED_BYTES)
         ram = tier(store, "ram").figures
         assert (ram.hits, ram.misses) == (16, 8)
+        for operation in ("read", "write"):
+            labels = {"medium": "disk", "operation": operation}
+            assert registry.get_sample_value("quire_kvstore_tier_operation_seconds_count", labels)
         assert put(store, A) == (0, 0), "nothing is wanted"
 
 

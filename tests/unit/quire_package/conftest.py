@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.fake_router import FakeRouter, serve_fake_router
+from tests.fakes.router.fake_router import FakeRouter, serve_fake_router
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from quire.local import events
 from quire.local.spec import SERVICES
 from quire.local.state import StateDirectory
 from quire.outputs import HopTiming
-from tests.fakes.fake_router import FakeRouter
+from tests.fakes.router.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 Capture = pytest.CaptureFixture[str]
@@ -62,7 +62,7 @@ BAD = [
     (["up", "--prefill", "2"], "There are prefill replicas, and none to decode", "ROLE_ALONE"),
     (["up", "--decode", "2", "--replicas", "0"], "There are decode replicas, and none to prefill", "ROLE_ALONE"),
     (["up", "--prefill", "-1", "--decode", "1"], "prefill is -1", "BAD_VALUE"),
-    (["status", "--name", "../x"], "no name for a stack", "BAD_NAME"),
+    (["status", "--name", "../x"], "not a name for a stack", "BAD_NAME"),
 ]
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from quire.__main__ import main
-from tests.fakes.fake_router import FakeRouter
+from tests.fakes.router.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 Capture = pytest.CaptureFixture[str]

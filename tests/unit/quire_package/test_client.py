@@ -17,7 +17,7 @@ from quire import (
 )
 from quire.columns import unpack_i32
 from quire.wire import build_request
-from tests.fakes.fake_router import FakeRouter
+from tests.fakes.router.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 UNUSED = "127.0.0.1:1"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
 import pytest
 
-from quire import AsyncClient, BeamSearchParams, Client, QuireError, SamplingParams, Unavailable
+from quire import Aborted, AsyncClient, BeamSearchParams, Client, SamplingParams, Unavailable
 from quire.columns import unpack_i32
-from tests.fakes.fake_router import FakeRouter
+from quire.generate_call import GenerateCall
+from tests.fakes.router.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 
@@ -100,13 +103,98 @@ async def test_a_call_that_a_leaving_router_refused_is_sent_again(fake: Fake, pa
         client.complete("hi", params)
 
 
+async def test_a_call_that_is_cancelled_after_it_began_is_not_sent_again(fake: Fake) -> None:
+    """The call has no response yet, and may have run for long."""
+    router, address = fake
+    router.refusals = ["CANCELLED_LATER"] * 2
+    with Client(address) as client, pytest.raises(Aborted, match="CANCELLED"):
+        client.complete("hi")
+    async with AsyncClient(address) as other:
+        with pytest.raises(Aborted, match="CANCELLED"):
+            await other.complete("hi")
+    assert len(router.requests) == 2
+
+
 @pytest.mark.parametrize("prompt", ["hang", "hang at once"])
-def test_a_closed_client_is_not_asked_to_try_again(fake: Fake, prompt: str) -> None:
+def test_a_closed_client_ends_its_calls_and_does_not_try_again(fake: Fake, prompt: str) -> None:
     router, address = fake
     client = Client(address)
     threading.Timer(0.3, client.close).start()
-    with pytest.raises(QuireError, match="CANCELLED"):
+    with pytest.raises(Aborted, match=r"CLIENT_CLOSED: .*closed before the answer"):
         client.complete(prompt)
+    assert len(router.requests) == 1
+    with pytest.raises(Aborted, match="CLIENT_CLOSED"):
+        client.complete("hi")
+
+
+@pytest.mark.parametrize("prompt", ["hang", "hang at once"])
+async def test_a_closed_async_client_ends_its_calls_and_cancels_no_task(fake: Fake, prompt: str) -> None:
+    router, address = fake
+    client = AsyncClient(address)
+    asyncio.get_running_loop().call_later(0.3, lambda: closing.append(asyncio.create_task(client.close())))
+    closing: list[asyncio.Task[None]] = []
+    with pytest.raises(Aborted, match=r"CLIENT_CLOSED: .*closed before the answer"):
+        await client.complete(prompt)
+    await closing[0]
+    assert len(router.requests) == 1
+    with pytest.raises(Aborted, match="CLIENT_CLOSED"):
+        await client.complete("hi")
+
+
+async def test_a_cancelled_call_of_an_async_client_stays_cancelled(fake: Fake) -> None:
+    async with AsyncClient(fake[1]) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.complete("hang")
+
+
+class LongPauses:
+    """Pauses before a call is sent again last for a minute; `pausing` is set as one begins."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.pausing = threading.Event()
+        patch.setattr(GenerateCall, "_pause_s", self._pause_s)
+
+    def _pause_s(self) -> float:
+        self.pausing.set()
+        return 60.0
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> LongPauses:
+    return LongPauses(monkeypatch)
+
+
+def test_closing_a_client_ends_the_pause_before_a_call_is_sent_again(fake: Fake, long_pauses: LongPauses) -> None:
+    router, address = fake
+    router.breaks = [1]
+    client = Client(address)
+
+    def close_in_pause() -> None:
+        long_pauses.pausing.wait(20)
+        client.close()
+
+    closer = threading.Thread(target=close_in_pause)
+    closer.start()
+    began_s = time.monotonic()
+    with pytest.raises(Aborted, match="CLIENT_CLOSED"):
+        client.complete("hi")
+    assert time.monotonic() - began_s < 20 and len(router.requests) == 1
+    closer.join()
+
+
+async def test_closing_an_async_client_ends_the_pause_before_a_call_is_sent_again(
+    fake: Fake, long_pauses: LongPauses
+) -> None:
+    router, address = fake
+    router.breaks = [1]
+    client = AsyncClient(address)
+    call = asyncio.create_task(client.complete("hi"))
+    assert await asyncio.to_thread(long_pauses.pausing.wait, 20)
+    await client.close()
+    async with asyncio.timeout(20):
+        with pytest.raises(Aborted, match="CLIENT_CLOSED"):
+            await call
     assert len(router.requests) == 1
 
 

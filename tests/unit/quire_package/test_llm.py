@@ -8,7 +8,7 @@ import pytest
 from quire import LLM, InvalidArgument, NotFound, SamplingParams
 from quire.prompts import Prompt
 from quire.v1 import common_pb2
-from tests.fakes.fake_router import FakeRouter
+from tests.fakes.router.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire import InvalidArgument, RepetitionDetectionParams, SamplingParams, Unsupported
+from quire import InvalidArgument, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from quire.wire import build_request
 
 
 def test_defaults_are_vllms() -> None:
@@ -55,6 +56,8 @@ BAD: list[dict[str, Any]] = [
     {"thinking_token_budget": -2},
     {"logits_processors": [len]},
     {"logits_processors": [""]},
+    {"structured_outputs": {"regex": "a"}},
+    {"ignore_eos": True, "structured_outputs": StructuredOutputsParams(regex="a")},
 ]
 
 
@@ -67,10 +70,36 @@ def test_a_bad_value_is_a_typed_error_that_names_it(fields: dict[str, Any]) -> N
     assert raised.value.fix
 
 
-@pytest.mark.parametrize("fields", [{"structured_outputs": {}}], ids=repr)
-def test_what_is_not_served_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported, match=next(iter(fields))):
-        SamplingParams(**fields)
+@pytest.mark.parametrize(
+    "fields, kind, text",
+    [
+        ({"json": {"type": "object"}}, "json_schema", '{"type": "object"}'),
+        ({"json": '{"a":1}', "strict": True}, "json_schema", '{"a":1}'),
+        ({"regex": "a+", "whitespace_pattern": " "}, "regex", "a+"),
+        ({"choice": ("a", "b")}, "choice", '["a", "b"]'),
+        ({"grammar": 'root ::= "a"', "disable_any_whitespace": True}, "grammar", 'root ::= "a"'),
+        ({"json_object": True, "disable_additional_properties": True}, "json_object", ""),
+        ({"structural_tag": {"format": {}}}, "structural_tag", '{"format": {}}'),
+    ],
+)
+def test_structured_outputs_reach_the_contract(fields: dict[str, Any], kind: str, text: str) -> None:
+    asked = StructuredOutputsParams(**fields)
+    sent = build_request("x", SamplingParams(structured_outputs=asked), request_id="r").constraint
+    assert (sent.kind, sent.text) == (kind, text)
+    for name in ("strict", "disable_any_whitespace", "disable_additional_properties"):
+        assert getattr(sent, name) is fields.get(name, False)
+    assert sent.whitespace_pattern == fields.get("whitespace_pattern", "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"regex": "a", "json_object": True}, {"json_object": False}, {"regex": 3}, {"json": [1]}, {"choice": "ab"}],
+    ids=repr,
+)
+def test_contradictory_structured_outputs_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        StructuredOutputsParams(**fields)
+    assert raised.value.param == "structured_outputs"
 
 
 def test_a_clone_is_checked_too() -> None:

@@ -53,7 +53,7 @@ def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
     ("entries", "cause"),
     [
         ([], "no YAML list"),
-        (["k"], "Key 1 .* no mapping"),
+        (["k"], "Key 1 .* not a mapping"),
         ([{"name": "a"}], "sha256 is not 64"),
         ([{"name": "a", "sha256": "secret"}], "sha256 is not 64"),
         ([{"name": "", "sha256": digest("k")}], "its name"),
@@ -64,9 +64,9 @@ def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
         ([{"name": "a", "sha256": digest("k"), "tokens_per_minute": True}], "tokens_per_minute"),
         ([{"name": "a", "sha256": digest("k"), "tokens_per_minute": 10**400}], "tokens_per_minute is not between"),
         ([{"name": "a", "sha256": digest("k"), "weight": 0}], "weight is not between 1 and 1000"),
-        ([{"name": "a", "sha256": digest("k"), "weight": 1.5}], "weight is no whole number"),
-        ([{"name": "a", "sha256": digest("k"), "models": "m"}], "models is no list of names"),
-        ([{"name": "a", "sha256": digest("k"), "models": [""]}], "models is no list of names"),
+        ([{"name": "a", "sha256": digest("k"), "weight": 1.5}], "weight is not a whole number"),
+        ([{"name": "a", "sha256": digest("k"), "models": "m"}], "models is not a list of names"),
+        ([{"name": "a", "sha256": digest("k"), "models": [""]}], "models is not a list of names"),
         ([{"name": "a", "sha256": digest("k"), "models": []}], "models is empty"),
         (
             [{"name": "a", "sha256": digest(key), "models": [key]} for key in "kl"],
@@ -88,7 +88,10 @@ def test_error_of_a_bad_key_file_holds_no_secrets(tmp_path: Path, entries: list[
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["keys: [", "keys: 5", "keys:\n- name: a\nmore: 1"])
+@pytest.mark.parametrize(
+    "text",
+    ["keys: [", "keys: 5", "keys:\n- name: a\nmore: 1", "keys: 2001-99-99", "keys: !!bool x", "keys: " + "[" * 5000],
+)
 def test_malformed_yaml_key_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
@@ -121,7 +124,7 @@ _ENTRY = f"- name: a\n  sha256: {digest('k')}\n"
 def test_yaml_without_the_keys_header_is_not_read_as_plain_keys(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text("# who may enter\n" + text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Line [23] .* is no plain key") as caught:
+    with pytest.raises(ConfigError, match=r"Line [23] .* is not a plain key") as caught:
         load_api_keys([], str(file))
     assert "`keys:`" in caught.value.fix and digest("k") not in str(caught.value)
 

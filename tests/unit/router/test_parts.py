@@ -183,7 +183,9 @@ def test_step_reaches_running_sequences_and_skips_ended_ones() -> None:
     step = session_step(message)
     apply_events(step, sequences, {}, SOURCE)
     assert step.rows is not None
-    apply_rows(step.rows, sequences, 5)
+    gaps: list[float] = []
+    apply_rows(step.rows, sequences, 5, gaps.append)
+    assert gaps == [], "the first row of a sequence follows none"
     assert bytes(first.engine.output_ids) == pack_i32([10, 11]) and bytes(second.engine.output_ids) == pack_i32([13])
     assert (first.engine.finish, second.engine.finish) == (0, 2)
     assert (first.engine.cached_tokens, second.engine.cached_tokens) == (7, 0)
@@ -211,3 +213,20 @@ def test_cached_tokens_are_those_of_the_end_not_of_the_admission() -> None:
     assert (first.engine.cached_tokens, moved.engine.cached_tokens) == (64, 5)
     apply_events(session_step(end), sequences, {}, SOURCE)
     assert (first.engine.cached_tokens, moved.engine.cached_tokens) == (16, 5), "of who moved, the first engine said it"
+
+
+def test_the_time_between_tokens_is_counted_once_a_row_as_its_mean() -> None:
+    sequence, gaps = make_sequence(make_job(), DeltaQueue()), list[float]()
+    sequences = {sequence.handle: sequence}
+
+    def row(ids: list[int], now_ns: int) -> None:
+        handle, count = pack_i32([sequence.handle]), pack_i32([len(ids)])
+        rows = session_step(sb.SessionResponse(handle=handle, count=count, token=pack_i32(ids))).rows
+        assert rows is not None
+        apply_rows(rows, sequences, now_ns, gaps.append)
+
+    row([10], 1_000)
+    row([11, 12], 5_001_000)
+    row([13], 6_001_000)
+    assert gaps == pytest.approx([0.0025, 0.001])
+    assert sequence.engine.seconds_per_token == pytest.approx(0.002)

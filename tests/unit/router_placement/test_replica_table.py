@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from quire_router.placement.load import Load
@@ -21,6 +23,16 @@ def test_able_lists_replicas_that_accept_the_model() -> None:
     assert table.able("m", b"e", 4096).tolist() == [3]
     assert not len(table.able("m", b"e", 4097)) and not len(table.able("unheard", None, 0))
     assert not len(table.able("m", b"unheard", 0))
+
+
+def test_replica_that_applies_constraints_of_two_versions_takes_both() -> None:
+    table = ReplicaTable()
+    older, newer = (f"structured_output:llguidance-{version}" for version in ("1.0.0", "2.0.0"))
+    for name, capabilities in (("a", ()), ("b", (older,)), ("c", ("top_k", older, newer)), ("d", (newer,))):
+        table.add(name).publish(accepts=True, model=replace(model(), capabilities=capabilities))
+    assert table.able("m", None, 0, structured_output=older).tolist() == [1, 2]
+    assert table.able("m", None, 0, structured_output=newer).tolist() == [2, 3]
+    assert not len(table.able("m", None, 0, structured_output="structured_output:llguidance-3.0.0"))
 
 
 def test_reused_row_ignores_its_former_owner() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +30,10 @@ TEMPLATE = """\
 KINDS = ("byte_level", "byte_fallback", "metaspace", "word_piece")
 
 
-def byte_level() -> Tokenizer:
+def byte_level(
+    corpus: Sequence[str] = (), vocab_size: int = 420, added: Sequence[str] = ("<think>", "</think>")
+) -> Tokenizer:
+    """`corpus`: what to learn besides CORPUS. `added`: tokens that are not special."""
     tokenizer = Tokenizer(models.BPE())
     pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,13 +44,13 @@ def byte_level() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420,
+        vocab_size=vocab_size,
         special_tokens=SPECIALS,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    tokenizer.train_from_iterator([*CORPUS, *corpus], trainer)
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in added])
     bos = (BOS, tokenizer.token_to_id(BOS))
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[bos])
     return tokenizer

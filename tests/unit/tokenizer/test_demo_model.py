@@ -12,7 +12,7 @@ from quire_tokenizer.chat.chat_renderer import ChatRenderer, ChatRequest
 from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
-from tests.unit.tokenizer.test_chat_renderer import Here
+from tests.unit.tokenizer.chat.test_chat_renderer import Here
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo"
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # What `start_bytes` counts: numbers and tags of a Start and of a move; a token id; a page's number, in a table and in a
 # move, and its hash with tag and length; a character.
 _START_BYTES, _TOKEN_BYTES, _PAGE_BYTES, _UTF8_BYTES = 512, 4, 4 + 4 + 34, 4
+# Kind, digest and tags of a constraint.
+_CONSTRAINT_BYTES = 64
 
 
 def empty() -> NDArray[np.int32]:
@@ -199,6 +201,7 @@ def start_bytes(sequence: Sequence, context: RequestContext, pages: int) -> int:
         + _UTF8_BYTES * sum(map(len, sequence.sampling.processors))
         + _TOKEN_BYTES * len(sequence.stop.stop_token_ids)
         + (0 if thinking is None else _TOKEN_BYTES * (len(thinking.start_ids) + len(thinking.end_ids)))
+        + (0 if sequence.constraint is None else _CONSTRAINT_BYTES + _UTF8_BYTES * len(sequence.constraint.text))
         + (0 if sequence.sampling.controls is None else controls_bytes(sequence.sampling.controls))
     )
 

@@ -98,6 +98,8 @@ class WorkerHello:
     """Where other workers may pull pages."""
     max_step_tokens: int = 0
     """Most prompt tokens of a step; 0: the worker does not mind."""
+    max_row_tokens: int = 1
+    """The most tokens that a decode row may sample in one step."""
     host: bytes = b""
     """Equal where workers reach each other's memory; empty: nobody's neighbour."""
 
@@ -151,6 +153,7 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
         model=model_to_pb(hello.model),
         data_address=addresses_to_pb(hello.data_address),
         max_step_tokens=hello.max_step_tokens,
+        max_row_tokens=hello.max_row_tokens,
         host=hello.host,
     )
 
@@ -167,6 +170,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
         capabilities=tuple(message.capabilities),
         data_address=addresses_from_pb(message.data_address),
         max_step_tokens=message.max_step_tokens,
+        max_row_tokens=max(message.max_row_tokens, 1),
         host=message.host,
     )
 

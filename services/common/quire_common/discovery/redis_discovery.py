@@ -29,6 +29,7 @@ from quire_common.discovery.membership import Membership
 from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.redis_state import note_redis
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,6 +86,7 @@ class RedisDiscovery:
             settings.url,
             settings.url_file,
             decode_responses=True,
+            encoding_errors="replace",  # a value that is not UTF-8 must not hide the other values
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
@@ -103,6 +105,7 @@ class RedisDiscovery:
                 if self._closing.done:
                     return
                 membership.outage()
+                note_redis("discovery", answered=False)
                 if backoff.failures == 0:
                     log.warning("redis is away, peers stay as known", redis=self._where, reason=str(error))
                 pause_s = backoff.next_s()
@@ -111,6 +114,7 @@ class RedisDiscovery:
                 if backoff.failures:
                     log.info("redis is back", redis=self._where)
                 backoff.reset()
+                note_redis("discovery", answered=True)
                 membership.update(found, life, time.monotonic())
                 pause_s = self._settings.poll_s
             news = membership.news()
@@ -180,8 +184,10 @@ class RedisDiscovery:
             if backoff.failures == 0:
                 log.warning("cannot register in redis, trying on", redis=self._where, reason=str(error))
                 backoff.next_s()
+            note_redis("discovery", answered=False)
         else:
             backoff.reset()
+            note_redis("discovery", answered=True)
 
 
 class _Backoff:

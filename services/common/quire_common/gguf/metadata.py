@@ -88,6 +88,14 @@ class Metadata:
             raise self.bad(key, "a list of integers")
         return cast("NDArray[np.integer]", value)
 
+    def flags(self, key: str) -> list[bool]:
+        """A list of true and false."""
+        value = self.values.get(key)
+        if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
+            raise self.bad(key, "a list of true and false")
+        found: list[bool] = value.tolist()
+        return found
+
     def shown(self, key: str) -> str:
         """The value of a key for an error message, cut to a line."""
         value = self.values[key]

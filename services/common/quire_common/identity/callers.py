@@ -85,6 +85,7 @@ CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         Encode="router",
         RenderChat="router",
         Tokenize="router",
+        CompileGrammar="router",
         Detokenize="router",
         Decode="router",
         GetTokenBytes="router",
@@ -98,9 +99,9 @@ CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         GetModelInfo="router operator",
         WatchLoad="router operator",
         WatchPages="router operator",
-        Drain="operator",
+        Drain="router operator",
         GetTicket="router",
-        SetRole="operator",
+        SetRole="router operator",
     ),
     WORKER: _INTERNAL
     | _rows("quire.v1.Worker", Load="scheduler operator", Run="scheduler", GetStatus="scheduler operator"),
@@ -118,7 +119,7 @@ CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         Renew="scheduler worker",
         Release="scheduler worker",
         Watch="router",
-        Stats="worker operator",
+        Stats="worker router operator",
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire_common.errors import ConfigError
+from quire_common.identity.expiry import record_expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,19 @@ def read_tls_files(files: TlsFiles) -> TlsContent:
     and a key that is another certificate's."""
     server_context(files)
     return TlsContent(
-        _read_pem(files.cert, "the TLS certificate") if files.any_pair else None,
-        _read_pem(files.key, "the TLS key") if files.any_pair else None,
-        _read_pem(files.ca, "the TLS authority") if files.ca else None,
+        read_pem(files.cert, "the TLS certificate") if files.any_pair else None,
+        read_pem(files.key, "the TLS key") if files.any_pair else None,
+        read_pem(files.ca, "the TLS authority") if files.ca else None,
     )
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Make the context of a server with these files; with an authority, clients must show certificates. Raises
-    ConfigError as `read_tls_files` does."""
+def server_context(files: TlsFiles, clients: ssl.VerifyMode = ssl.CERT_REQUIRED) -> ssl.SSLContext:
+    """Make the context of a server with these files. With an authority, `clients` says whether clients need
+    a certificate. Raises ConfigError as `read_tls_files` does."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if files.any_pair:
-        _read_pem(files.cert, "the TLS certificate"), _read_pem(files.key, "the TLS key")
+        certificate = read_pem(files.cert, "the TLS certificate")
+        read_pem(files.key, "the TLS key")
         try:
             context.load_cert_chain(files.cert, files.key, password="")  # or OpenSSL would ask on the terminal
         except (OSError, ValueError) as error:
@@ -62,25 +64,28 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
                 f"{files.cert!r} and {files.key!r} are not a certificate and its key.",
                 "Give both as PEM files, the key without a passphrase.",
             ) from error
+        record_expiry(files.cert, certificate)
     if files.ca:
-        _read_pem(files.ca, "the TLS authority")
+        authority = read_pem(files.ca, "the TLS authority")
         try:
             context.load_verify_locations(files.ca)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 "TLS_FILE", f"{files.ca!r} has no certificate of an authority.", "Give it as a PEM file."
             ) from error
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = clients
+        record_expiry(files.ca, authority)
     return context
 
 
-def _read_pem(path: str, what: str) -> bytes:
-    """Read a PEM file. Raises ConfigError that names `what`."""
+def read_pem(path: str, what: str, *, param: str = "") -> bytes:
+    """Read a PEM file. Raises ConfigError that names `what`, and the option `param`."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
             "TLS_FILE",
-            f"Cannot read {what} {path!r}: {error.strerror}.",
-            "Give the certificate and its key as PEM files.",
+            f"Cannot read {what}, {path!r}: {error.strerror}.",
+            "Name a PEM file that the service may read.",
+            param=param,
         ) from error

@@ -46,6 +46,8 @@ class WatchedFiles(Generic[T]):
         self._seen = _state(self._paths)
         self.value = load()
         self.generation = 0
+        for outcome in ("loaded", "refused"):  # so that increase() sees the first reload
+            _reloads.labels(what, outcome)
         _watcher.add(self)
 
     def check(self) -> None:

@@ -135,7 +135,7 @@ def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
 def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
     """Decode a payload of SHOWN. Raises DataConnectionError."""
     if not payload or len(payload) % _PLACE.size:
-        raise DataConnectionError("garbage", f"{len(payload)} bytes are no places of pages")
+        raise DataConnectionError("garbage", f"{len(payload)} bytes are not places of pages")
     return list(_PLACE.iter_unpack(payload))
 
 

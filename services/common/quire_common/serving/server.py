@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -40,7 +41,8 @@ from quire_common.telemetry.interceptors import CallGate, aio_server_interceptor
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.metrics_server import Probes
-from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
+from quire_common.telemetry.process_metrics import show_build, watch_loop_lag
+from quire_common.telemetry.tracing import setup_tracing_of, shutdown_tracing
 from quire_common.transport import SERVER_OPTIONS, PortLimits, callers_of, server_credentials, tls_files
 
 if TYPE_CHECKING:
@@ -196,12 +198,14 @@ async def _serve_aio(
     service: AioService | None = None
     discovery: Discovery | None = None
     last_calls: asyncio.Future[None] | None = None
+    loop_watch: asyncio.Future[None] | None = None
     gate = CallGate()
     server = public_server(limits, gate, callers_of(config, name))
     try:
         bound = _bind(server, config, tls, name, fail)
         set_identity(name, bound.instance)
-        setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
+        show_build(name)
+        setup_tracing_of(config, name, bound.instance)
         checker = AioHealth()
         bound._set_serving, bound._gate = checker.set_serving, gate
         service = make_service(bound)
@@ -212,6 +216,7 @@ async def _serve_aio(
         await server.start()
         if metrics_port:
             _serve_metrics(config, Probes(lambda: loop_answers(loop), lambda: checker.readiness.ready))
+        loop_watch = asyncio.ensure_future(watch_loop_lag())
         log.info("listening", address=bound.address)
         starting, stopping = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +252,8 @@ async def _serve_aio(
         log.exception("start failed")
         failures.append(as_quire_error(error))
     finally:
+        if loop_watch is not None:
+            loop_watch.cancel()
         await server.stop(_GRACE_S)
         if last_calls is not None:
             await last_calls
@@ -281,7 +288,8 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     try:
         bound = _bind(server, config, tls_files(config), name, fail)
         set_identity(name, bound.instance)
-        setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
+        show_build(name)
+        setup_tracing_of(config, name, bound.instance)
         service = make_service(bound)
         checker = SyncHealth()
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
@@ -389,7 +397,9 @@ def _serve_metrics(config: ServiceConfig, probes: Probes) -> None:
         return
     tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
     require_private(config, host, "metrics_listen", secured=tls.any_pair)
-    serve_metrics(config.metrics_listen, probes, WatchedContext("metrics TLS", tls) if tls.any_pair else None)
+    # Kubernetes' probes have no certificate.
+    context = WatchedContext("metrics TLS", tls, ssl.CERT_OPTIONAL) if tls.any_pair else None
+    serve_metrics(config.metrics_listen, probes, context)
 
 
 def _service_name(config: ServiceConfig) -> str:

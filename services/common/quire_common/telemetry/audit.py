@@ -12,6 +12,8 @@ from quire_common.telemetry.logs import get_logger
 
 LOGGER = "quire.audit"
 ALLOWED = "allowed"
+# The outcome of a stream that was admitted. Another line has the outcome at its end.
+BEGUN = "begun"
 log = get_logger(LOGGER)
 logging.getLogger(LOGGER).setLevel(logging.INFO)
 _calls = metrics.counter(
@@ -20,6 +22,12 @@ _calls = metrics.counter(
     ("action", "outcome"),
 )
 _key_name: contextvars.ContextVar[str] = contextvars.ContextVar("audited_key_name", default="")
+_subject: contextvars.ContextVar[str] = contextvars.ContextVar("audited_subject", default="")
+
+
+def bind_subject(subject: str) -> None:
+    """Set the subject of this context's call: the name of a peer, or the id of a request."""
+    _subject.set(subject)
 
 
 def bind_key_name(name: str) -> None:
@@ -28,7 +36,8 @@ def bind_key_name(name: str) -> None:
 
 
 def audit(action: str, outcome: str, *, identity: str = "", peer: str = "") -> None:
-    """Note a call. `action` is an RPC, or a method and a route. `outcome` is `allowed`, or the code of the error.
+    """Note a call. `action` is an RPC, or a method and a route. `outcome` is `allowed`, `begun` or an error's code.
     `identity` is that of the caller's certificate, and `peer` the caller's address."""
     _calls.labels(action, outcome).inc()
-    log.info("audit", action=action, outcome=outcome, identity=identity, api_key_name=_key_name.get(), peer=peer)
+    names = {"identity": identity, "api_key_name": _key_name.get(), "subject": _subject.get()}
+    log.info("audit", action=action, outcome=outcome, peer=peer, **names)

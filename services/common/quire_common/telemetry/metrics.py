@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quire_common.config import split_address
 from quire_common.errors import ConfigError
+from quire_common.telemetry.metrics_registry import Alias, MetricsRegistry
 from quire_common.telemetry.metrics_server import MetricsServer, Probes
 
 if TYPE_CHECKING:
@@ -22,12 +23,23 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics import MetricWrapperBase
 
+__all__ = [
+    "CONTENT_TYPE",
+    "LATENCY_BUCKETS_S",
+    "Alias",
+    "counter",
+    "gauge",
+    "histogram",
+    "registry",
+    "render",
+    "serve_metrics",
+]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 M = TypeVar("M", bound="MetricWrapperBase")
 
-registry = CollectorRegistry()
+registry = MetricsRegistry()
 ProcessCollector(registry=registry)
 _metrics: dict[str, MetricWrapperBase] = {}
 _lock = threading.Lock()

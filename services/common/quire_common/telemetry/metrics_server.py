@@ -38,8 +38,8 @@ class Probes:
 
 
 class MetricsServer:
-    """Serves from the start until `close`. With an authority, clients need a certificate: for metrics, one whose
-    identity may read them."""
+    """Serves from construction until `close`. With an authority, a client needs a certificate with an identity that may
+    read metrics. Probes need no certificate."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, probes: Probes, context: ssl.SSLContext | None
@@ -119,11 +119,13 @@ def _guarded(app: WSGIApplication) -> WSGIApplication:
 
 def _refusal(connection: object) -> str:
     """Return why the client may not read metrics; empty if it may. Without an authority everybody may."""
-    if not isinstance(connection, ssl.SSLSocket) or connection.context.verify_mode is not ssl.CERT_REQUIRED:
+    if not isinstance(connection, ssl.SSLSocket) or connection.context.verify_mode is ssl.CERT_NONE:
         return ""
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
     caller = identity_of({"peer_uri": [str(name[1]).encode() for name in names if name[0] == "URI"]})
-    return "" if caller in METRICS_READERS else f"the identity {caller or 'of no service'} may not read metrics."
+    if caller in METRICS_READERS:
+        return ""
+    return f"{f'the identity {caller}' if caller else 'a client without an identity'} may not read metrics."
 
 
 def _family(host: str) -> socket.AddressFamily:

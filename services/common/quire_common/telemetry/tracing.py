@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import grpc
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from quire_common.errors import ConfigError
+from quire_common.identity.tls_files import read_pem
 from quire_common.telemetry.logs import bind_request_id, request_id
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ __all__ = [
     "mark_error",
     "record_span",
     "setup_tracing",
+    "setup_tracing_of",
     "shutdown_tracing",
     "span",
     "start_span",
@@ -56,19 +60,53 @@ _provider: TracerProvider | None = None
 _tracer: Tracer = _NO_OP_TRACER
 
 
-def setup_tracing(service: str, instance: str, endpoint: str, *, processor: SpanProcessor | None = None) -> None:
-    """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests). Empty endpoint: nothing."""
+def setup_tracing(
+    service: str,
+    instance: str,
+    endpoint: str,
+    *,
+    ca: str = "",
+    ratio: float = 1.0,
+    processor: SpanProcessor | None = None,
+) -> None:
+    """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests). Without either, do nothing.
+
+    `ca` is a PEM file with the authority of an https endpoint; empty: the system's authorities. `ratio` is the share of
+    traces beginning here that are sampled; a trace with a parent keeps the parent's decision. Raises ConfigError
+    if the authority is unreadable, or if the endpoint is not https.
+    """
     global _provider, _tracer  # tracing is a property of the process
     if not endpoint and processor is None:
         return
     shutdown_tracing()
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
     resource = Resource.create({"service.name": f"quire-{service}", "service.instance.id": instance or service})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(_otlp_processor(endpoint) if processor is None else processor)
+    sampler = ParentBased(TraceIdRatioBased(ratio))
+    provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+    provider.add_span_processor(_otlp_processor(endpoint, ca) if processor is None else processor)
     _provider, _tracer = provider, provider.get_tracer("quire")
+
+
+class TracingConfig(Protocol):
+    """The settings of a process that say where its spans go."""
+
+    @property
+    def otlp_traces_endpoint(self) -> str: ...
+
+    @property
+    def otlp_tls_ca(self) -> str: ...
+
+    @property
+    def otlp_sampling_ratio(self) -> float: ...
+
+
+def setup_tracing_of(config: TracingConfig, service: str, instance: str) -> None:
+    """Do `setup_tracing` with a process's settings. Raises ConfigError as it does."""
+    endpoint, ca, ratio = config.otlp_traces_endpoint, config.otlp_tls_ca, config.otlp_sampling_ratio
+    setup_tracing(service, instance, endpoint, ca=ca, ratio=ratio)
 
 
 def shutdown_tracing(timeout_s: float = 3.0) -> None:
@@ -204,12 +242,25 @@ def extract_headers(headers: Mapping[str, str]) -> Context:
     return _PROPAGATOR.extract(headers)
 
 
-def _otlp_processor(endpoint: str) -> SpanProcessor:
-    """Make the processor that sends spans to the endpoint in batches."""
+def _otlp_processor(endpoint: str, ca: str) -> SpanProcessor:
+    """Make the processor that sends spans to the endpoint in batches, over TLS if the endpoint begins with https."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    credentials = grpc.ssl_channel_credentials(_authority(endpoint, ca)) if ca else None
+    exporter = OTLPSpanExporter(endpoint, credentials=credentials, timeout=EXPORT_TIMEOUT_S)
     return BatchSpanProcessor(
         exporter, max_queue_size=MAX_QUEUE, schedule_delay_millis=SCHEDULE_DELAY_MS, max_export_batch_size=MAX_BATCH
     )
+
+
+def _authority(endpoint: str, ca: str) -> bytes:
+    """Read the endpoint's authority. Raises ConfigError."""
+    if not endpoint.startswith("https://"):
+        raise ConfigError(
+            "OTLP_WITHOUT_TLS",
+            f"The endpoint {endpoint} is not reached over TLS, and an authority is given for it.",
+            "Write https:// in --otlp-traces-endpoint, or leave --otlp-tls-ca out.",
+            param="otlp_tls_ca",
+        )
+    return read_pem(ca, "the authority of the endpoint for traces", param="otlp_tls_ca")

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.circuit_breaker import CircuitBreaker
+from quire_common.errors import require
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.backend import TierCounts
@@ -49,8 +50,8 @@ class DiskBackend:
         self._files = DiskFiles(root)
         self._path = str(root)
         self._index = DiskIndex(capacity_bytes, policy)
-        self._open_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1)
-        self._write_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1)
+        self._open_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1, name="disk_open")
+        self._write_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1, name="disk_write")
         self._keep_free_bytes = keep_free_bytes
         self._is_open = False
 
@@ -163,7 +164,7 @@ class DiskBackend:
         """The index agrees with itself, and every page of it has its file."""
         self._index.check_integrity()
         missing = [key for key in self._index.held_keys() if not self._files.path(key).is_file()]
-        assert not missing, "a page of the index has no file"
+        require(not missing, "a page of the index has no file")
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
         """Write one page, evicting others to make room. Returns whether it is kept, or was there already. After a

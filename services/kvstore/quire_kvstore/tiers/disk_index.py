@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from quire_common.errors import require
 from quire_kvstore.eviction import make_policy
 from quire_kvstore.tiers.aligned import whole_blocks
 
@@ -115,9 +116,12 @@ class DiskIndex:
         removed."""
         with self._lock:
             order = list(self._policy)
-            assert len(order) == len(self._sizes) and set(order) == set(self._sizes)
-            assert self._used_bytes == _room(self._sizes) + _room(self._being_written) <= self.capacity_bytes
-            assert not self._sizes.keys() & (self._being_written.keys() | self._being_removed)
+            listed = len(order) == len(self._sizes) and set(order) == set(self._sizes)
+            require(listed, "the policy lists each page once, and no other")
+            counted = _room(self._sizes) + _room(self._being_written)
+            require(self._used_bytes == counted <= self.capacity_bytes, "used bytes were miscounted")
+            changing = self._being_written.keys() | self._being_removed
+            require(not self._sizes.keys() & changing, "a page is here that is being written or removed")
 
     def _evict(self, room: int) -> list[PageKey]:
         """Take pages out of the index until they make so much room, or none is left, and return them. They count as

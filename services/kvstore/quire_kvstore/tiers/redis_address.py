@@ -48,7 +48,7 @@ class RedisAddress:
             return _parse(url)
         except ValueError as error:
             raise ConfigError(
-                "BAD_REDIS_URL", f"redis_url is no URL of a Redis: {error}.", "Write redis://host:6379/0."
+                "BAD_REDIS_URL", f"redis_url is not the URL of a Redis: {error}.", "Write redis://host:6379/0."
             ) from error
 
     def connect(self, timeout_s: float) -> socket.socket:

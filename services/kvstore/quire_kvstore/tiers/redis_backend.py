@@ -16,8 +16,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.circuit_breaker import CircuitBreaker
+from quire_common.errors import require
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.redis_state import note_redis
 from quire_kvstore.tiers.backend import TierCounts
 from quire_kvstore.tiers.redis_connection import ErrorReply, RedisConnection, RedisConnectionLost
 
@@ -63,7 +65,7 @@ class RedisBackend:
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
         self._max_value_bytes = HEADER_BYTES + max_page_bytes
-        self._breaker = CircuitBreaker(retry_s, retry_s, max_failures=1, is_open=True)
+        self._breaker = CircuitBreaker(retry_s, retry_s, max_failures=1, is_open=True, name="redis_pages")
         self._local = threading.local()
         self._lock = threading.Lock()
         self._connections: set[RedisConnection] = set()
@@ -109,6 +111,7 @@ class RedisBackend:
             self._on_lost(error)
         else:
             self._breaker.succeeded()
+            note_redis("pages", answered=True)
             log.info("redis answers", redis=str(self._address()))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
@@ -151,7 +154,7 @@ class RedisBackend:
 
     def check_integrity(self) -> None:
         """No thread has more than one connection."""
-        assert len(self._connections) <= threading.active_count()
+        require(len(self._connections) <= threading.active_count(), "a thread has two connections")
 
     def _flush_deletes(self) -> None:
         """Delete the pages that `discard` has noted."""
@@ -247,5 +250,6 @@ class RedisBackend:
     def _on_lost(self, error: Exception) -> None:
         self._disconnect()
         self.counts.add(errors=1)
+        note_redis("pages", answered=False)
         if self._breaker.failed():
             log.warning("redis is away, its pages are misses", redis=str(self._address()), reason=str(error))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire_common.pages import PageCorrupt, PageUnauthenticated, authenticate_page, check_page, split_page
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.metrics import histogram
 from quire_kvstore.tiers.backend import PageJob
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 MAINTENANCE_S = 0.1
+_operation_s = histogram(
+    "quire_kvstore_tier_operation_seconds", "Read or write of a batch of pages.", ("medium", "operation")
+)
 # The longest that a write waits for reads to end.
 _MAX_WRITE_DELAY_S = 0.05
 _FLUSH_TIMEOUT_S = 30.0
@@ -221,7 +225,8 @@ class Tier:
                 callbacks.on_page_missed(job)
 
         try:
-            self.backend.read(batch, allocate_buffer, deliver)
+            with _operation_s.labels(self.backend.name, "read").time():
+                self.backend.read(batch, allocate_buffer, deliver)
         except Exception:
             log.exception("a read failed in an unforeseen way", medium=self.backend.name)
             self.backend.counts.add(errors=1)
@@ -274,7 +279,8 @@ class Tier:
             if self._mac is not None:
                 for _, framed in pages:
                     authenticate_page(*split_page(framed), self._mac)
-            kept = self.backend.write(pages) if pages else 0
+            with _operation_s.labels(self.backend.name, "write").time():
+                kept = self.backend.write(pages) if pages else 0
         if len(batch) > kept:
             self.backend.counts.add(dropped=len(batch) - kept)
 

@@ -106,5 +106,5 @@ class TicketManager:
         grpc.RpcError."""
         ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:
-            raise InvalidArgument("OTHER_TICKET", "The ticket is of another transfer.", "Report it.")
+            raise InvalidArgument("OTHER_TICKET", "The ticket belongs to another transfer.", "Report it.")
         return ticket

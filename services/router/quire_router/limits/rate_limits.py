@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import Overloaded
 from quire_router import metrics
 from quire_router.limits.bucket import MINUTE_S, UNLIMITED, Levels, TenantBuckets
-from quire_router.limits.redis_rest import REST_S, RedisRest
+from quire_router.limits.redis_backoff import BACKOFF_S, RedisBackoff
 from quire_router.limits.shared_buckets import FAILURES
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class RateLimited(Overloaded):
 class RateLimits:
     """One per process; all methods run in its event loop. Tenants are those of the key file: there is a bound."""
 
-    def __init__(self, shared: SharedBuckets | None = None, rest: RedisRest | None = None) -> None:
+    def __init__(self, shared: SharedBuckets | None = None, backoff: RedisBackoff | None = None) -> None:
         self._shared = shared
-        self._rest = rest or RedisRest()
+        self._backoff = backoff or RedisBackoff()
         self._tenants: dict[str, tuple[KeyLimits, TenantBuckets]] = {}
         # By tenant, charges that were not sent; and the one that is being sent, with its number.
         self._debts: dict[str, int] = {}
@@ -67,13 +67,13 @@ class RateLimits:
             return UNLIMITED
         buckets = self._buckets(principal)
         admitted = None
-        if self._shared is not None and not self._rest.left_s:
+        if self._shared is not None and not self._backoff.left_s:
             try:
                 tenant = principal.tenant
                 admitted, levels = await self._shared.admit(tenant, limits, self._known(tenant, buckets))
                 self._take_shared_levels(tenant, buckets, levels)
             except FAILURES as error:
-                self._rest.begin(error)
+                self._backoff.begin(error)
         if admitted is None:
             now_s = time.monotonic()  # one reading: between two a bucket may fill
             admitted, levels = buckets.admit(now_s), buckets.levels(now_s)
@@ -81,7 +81,9 @@ class RateLimits:
             # Redis rounds levels: one that is just below 1 may come as 1.
             kind = "requests" if levels.requests < 1 or not limits.tokens_per_minute else "tokens"
             metrics.rate_limited.labels(kind).inc()
-            raise RateLimited(kind, getattr(limits, f"{kind}_per_minute"), levels)
+            refused = RateLimited(kind, getattr(limits, f"{kind}_per_minute"), levels)
+            metrics.shed(refused, principal.tenant_name)
+            raise refused
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -99,7 +101,7 @@ class RateLimits:
     async def close(self) -> None:
         """Wait up to a second until Redis has got all charges, then close its connections."""
         if self._collector is not None:
-            await asyncio.wait({self._collector}, timeout=REST_S)
+            await asyncio.wait({self._collector}, timeout=BACKOFF_S)
             self._collector.cancel()
             await asyncio.gather(self._collector, return_exceptions=True)
         if self._shared is not None:
@@ -119,8 +121,8 @@ class RateLimits:
         """Send all charges to Redis, those of one tenant together. A charge that was not answered is sent again under
         the same number, so that it counts once."""
         while self._shared is not None and (self._sending is not None or self._debts):
-            if self._rest.left_s:
-                await asyncio.sleep(self._rest.left_s)
+            if self._backoff.left_s:
+                await asyncio.sleep(self._backoff.left_s)
             if self._sending is None:
                 self._number += 1
                 self._sending = (*self._debts.popitem(), self._number)
@@ -129,7 +131,7 @@ class RateLimits:
             try:
                 levels = await self._shared.charge(tenant, limits, self._known(tenant, buckets), tokens, number)
             except FAILURES as error:
-                self._rest.begin(error)
+                self._backoff.begin(error)
             else:
                 self._sending = None
                 self._take_shared_levels(tenant, buckets, levels)
@@ -148,7 +150,7 @@ class RateLimits:
     def _take_shared_levels(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
         """Set the local buckets to the levels of Redis less the charges that Redis has not acknowledged."""
         buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
-        self._rest.answered()
+        self._backoff.answered()
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:

@@ -9,6 +9,8 @@ no harm. The leases of a router that died expire.
 from __future__ import annotations
 
 import uuid
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,13 +18,17 @@ from redis.backoff import NoBackoff
 from quire_common.cancellation import raise_if_cancelled
 from quire_common.discovery.redis_client import open_redis
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 LEASE_S = 10.0
-_TIMEOUT_S = 0.25
-# KEYS: the hash. ARGV: the router, all places that it is to hold, the limit (0: whatever it is), the lease in ms.
+TIMEOUT_S = 0.25
+# KEYS: the hash. ARGV: the router, all places that it holds, the lease in ms; then of each request that waits, in their
+# order, its places and its limit.
 _SCRIPT = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local places, limit, others = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
+local places, others, answer = tonumber(ARGV[2]), 0, {}
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   local held, expiry = string.match(fields[i + 1], '(%d+):(%d+)')
@@ -32,43 +38,45 @@ for i = 1, #fields, 2 do
     others = others + tonumber(held)
   end
 end
-if limit > 0 and others + places > limit then return {0, others} end
+answer[1] = others
+for i = 4, #ARGV, 2 do
+  local more = tonumber(ARGV[i])
+  local admitted = others + places + more <= tonumber(ARGV[i + 1])
+  if admitted then places = places + more end
+  answer[#answer + 1] = admitted and 1 or 0
+end
 if places > 0 then
-  redis.call('HSET', KEYS[1], ARGV[1], string.format('%d:%d', places, now + tonumber(ARGV[4])))
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  redis.call('HSET', KEYS[1], ARGV[1], string.format('%d:%d', places, now + tonumber(ARGV[3])))
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
 else
   redis.call('HDEL', KEYS[1], ARGV[1])
 end
-return {1, others}
+return answer
 """
 
 
 class SharedConcurrency:
-    """Calls raise one of `shared_buckets.FAILURES` within a quarter of a second where Redis does not answer."""
+    """Calls raise one of `shared_buckets.FAILURES` where Redis does not answer within `timeout_s`."""
 
-    def __init__(self, url: str, url_file: str = "", lease_s: float = LEASE_S) -> None:
+    def __init__(self, url: str, url_file: str = "", lease_s: float = LEASE_S, timeout_s: float = TIMEOUT_S) -> None:
         self._redis = open_redis(
-            url, url_file, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+            url, url_file, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
         )
         self._id = uuid.uuid4().hex[:12]
         self._script = self._redis.register_script(_SCRIPT)
         self.lease_s = lease_s
 
-    async def take(self, tenant: str, places: int, limit: int) -> tuple[bool, int]:
-        """Hold `places` in all from now on, if other routers leave room for them below `limit`; else hold what was held
-        before. Returns whether there was room, and what others hold."""
-        return await self._run(tenant, places, limit)
-
-    async def hold(self, tenant: str, places: int) -> None:
-        """Hold `places` in all from now on, whatever others hold."""
-        await self._run(tenant, places, 0)
+    async def hold(
+        self, tenant: str, places: int, asking: Sequence[tuple[int, int]] = ()
+    ) -> tuple[Sequence[bool], int]:
+        """Hold `places` in all from now on, whatever others hold; and more for each request of `asking` (its places,
+        its limit) for which there is room below its limit, the first ones first. Returns for each whether there was
+        room, and what other routers hold."""
+        arguments = [self._id, places, round(self.lease_s * 1000), *chain.from_iterable(asking)]
+        others, *admitted = await self._script(keys=[f"quire:concurrent:{{{tenant}}}"], args=arguments)
+        raise_if_cancelled()
+        return list(map(bool, admitted)), int(others)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.aclose()
-
-    async def _run(self, tenant: str, places: int, limit: int) -> tuple[bool, int]:
-        arguments = [self._id, places, limit, round(self.lease_s * 1000)]
-        taken, others = await self._script(keys=[f"quire:concurrent:{{{tenant}}}"], args=arguments)
-        raise_if_cancelled()
-        return bool(taken), int(others)

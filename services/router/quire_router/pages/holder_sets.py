@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.errors import require
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -58,9 +60,11 @@ class HolderSets:
         or where the tables contradict each other."""
         counted = np.bincount(values, minlength=len(self._pages))
         counted[0] = 0
-        assert (counted == self._pages).all(), "pages of a set were miscounted"
-        assert all(self.masks[number] == mask for mask, number in self._numbers.items()), "a number has two sets"
-        assert all(self._pages[number] > 0 for number in self._numbers.values() if number), "a set is nobody's"
+        require(bool((counted == self._pages).all()), "pages of a set were miscounted")
+        same = all(self.masks[number] == mask for mask, number in self._numbers.items())
+        require(same, "a number has two sets")
+        used = all(self._pages[number] > 0 for number in self._numbers.values() if number)
+        require(used, "a set that no page has was not removed")
 
     def _number(self, mask: int) -> int:
         """Return the number of a set, given as a bit mask. A new set gets a number that was freed, or the next."""

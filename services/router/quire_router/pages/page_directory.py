@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_common.errors import require
 from quire_router.pages.holder_numbers import HolderNumbers
 from quire_router.pages.page_index import PageIndex
 
@@ -177,10 +178,10 @@ class PageDirectory:
             index.check_integrity()
         counted = dict.fromkeys(self._pages, 0)
         for mask in self.reported.masks():
-            assert not mask & ~(self._numbers.alive | self._numbers.dead), "pages of nobody who was ever here"
+            require(not mask & ~(self._numbers.alive | self._numbers.dead), "pages of nobody who was ever here")
             for holder in counted:
                 counted[holder] += mask >> holder & 1
-        assert counted == self._pages, "pages of holders were miscounted"
+        require(counted == self._pages, "pages of holders were miscounted")
 
     def _turn_generations(self, now_s: float) -> None:
         """Drop the older generation of expected pages and begin a new one, when it is time; after a long silence, drop

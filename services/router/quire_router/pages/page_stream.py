@@ -21,7 +21,7 @@ from quire_router.backoff import Backoff
 from quire_router.pages.page_holder import PageGap, PageHolder, PageUpdate, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from quire_router.config import RouterConfig
 
@@ -120,16 +120,25 @@ class PageStream:
 
 def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
     """Convert a frame from the wire."""
-    removed = [Pool(gone.namespace, gone.group, gone.hashes) for gone in frame.removed_pages]
+    removed = _by_pool(frame.removed_pages)
     if frame.removed:
         removed.append(Pool(b"", 0, frame.removed))
     return PageUpdate(
         epoch=epoch_from_pb(frame.epoch),
         first=frame.first_sequence or frame.sequence,
         last=frame.sequence,
-        stored=[Pool(chain.namespace, chain.group, chain.hashes) for chain in frame.stored],
+        stored=_by_pool(frame.stored),
         removed=removed,
         snapshot=frame.snapshot,
         complete=frame.snapshot_complete,
         cleared=frame.cleared,
     )
+
+
+def _by_pool(parts: Iterable[common_pb2.StoredPages | common_pb2.RemovedPages]) -> list[Pool]:
+    """Join the pages of each namespace and group: a frame may have hundreds of chains of one page, and the index takes
+    them in one change as fast as one of them."""
+    hashes: dict[tuple[bytes, int], list[bytes]] = {}
+    for part in parts:
+        hashes.setdefault((part.namespace, part.group), []).extend(part.hashes)
+    return [Pool(namespace, group, joined) for (namespace, group), joined in hashes.items()]

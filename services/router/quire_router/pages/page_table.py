@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.errors import require
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -117,9 +119,10 @@ class PageTable:
     def check_integrity(self) -> None:
         """Raise AssertionError where a key is not found in its own slot, or where the count is wrong."""
         taken = np.flatnonzero(self._keys)
-        assert len(taken) == self.count, "the table lost count"
-        assert not self.values[self._keys == _EMPTY].any(), "an empty slot has a value"
-        assert (self.find(self._keys[taken]) == taken).all(), "a key is not found, or is there twice"
+        require(len(taken) == self.count, "the table lost count")
+        require(not self.values[self._keys == _EMPTY].any(), "an empty slot has a value")
+        found = self.find(self._keys[taken]) == taken
+        require(bool(found.all()), "a key is not found, or is there twice")
 
     def _squeeze(self, key: Keys) -> None:
         """Insert one key whose buckets are full: another key moves to its own other bucket. Nothing happens where none

@@ -36,3 +36,11 @@ class Load:
     """Where its worker runs: equal where workers reach each other's memory; empty: nobody knows."""
     kvstore_boot_id: int = 0
     """Its kvstore's life, where that can be watched; 0: none, or not known."""
+    step_ms: float = 0.0
+    """Mean time of its worker's recent steps; 0: none yet."""
+    oldest_wait_ms: int = 0
+    """How long a request has waited there that has waited longest; 0: none does."""
+    version: str = ""
+    """The scheduler's."""
+    certificate_expiry_unix_s: int = 0
+    """When the first of its certificates ends; 0: it has none."""

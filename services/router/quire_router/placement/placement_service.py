@@ -5,7 +5,7 @@ Losing a stream, or all of them, makes placements worse and nothing else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire_router import metrics
 from quire_router.pages.page_directory import PageDirectory
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from quire_router.placement.replica_table import ReplicaRow, ReplicaTable
 
 
+class HeldPages(NamedTuple):
+    """How many pages an instance of a service has, as the index knows it."""
+
+    service: str
+    instance: str
+    pages: int
+
+
 class PlacementService:
     """`placer` decides; `wants_pages` says whether kvstores are of any use to it."""
 
@@ -31,6 +39,8 @@ class PlacementService:
         self.directory = PageDirectory(config.page_index_pages, config.expected_pages_s)
         self._row_of = row_of
         self._view = PrefixView(table, self.directory)
+        # By service and instance: the number under which the directory has its pages.
+        self._holders: dict[tuple[str, str], int] = {}
         self._watchers = PageWatchers(config, self.directory, self._on_holder_moved)
         weights = Weights(config.placement_cache_weight, config.placement_load_cost)
         named = policies(config.placement, table, self._view, weights)
@@ -44,6 +54,10 @@ class PlacementService:
         if self.wants_pages:
             self._watchers.update(service, endpoints)
 
+    def held_pages(self) -> list[HeldPages]:
+        """Return the number of pages of each scheduler and kvstore that has told of its pages."""
+        return [HeldPages(*holder, self.directory.pages_of(number)) for holder, number in self._holders.items()]
+
     async def run(self) -> None:
         """Keep the page index up to date until cancelled; return at once where the policy does not look at pages."""
         if self.wants_pages:
@@ -56,6 +70,9 @@ class PlacementService:
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
         """Note under which number the directory has an instance's pages now (-1: none) and, of a kvstore, the life of
         which it has every page (0: some are missing)."""
+        self._holders.pop((service, instance), None)
+        if number >= 0:
+            self._holders[service, instance] = number
         if service == "scheduler":
             row = self._row_of(instance)
             if row is not None:

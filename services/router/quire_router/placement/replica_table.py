@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
+from quire_common.structured.capability import structured_outputs_in
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 # What a replica is for, as bits.
 PREFILL, DECODE = 1, 2
 ROLES = {"prefill": PREFILL, "decode": DECODE, "both": PREFILL | DECODE}
-# Prefill is measured in mixed steps, and pulls wait for pages to be computed: the best of late is nearest to what a
-# replica can. It is forgotten slowly, and never thought to be less than this part of the best of its kind: who is
-# believed to be slow would not be asked, and so never be measured again.
+# Prefill is measured in mixed steps, and pulls wait for pages to be computed: the best recent rate is nearest to what a
+# replica can do. The rate decays slowly, and never below this share of the best of its kind: the router would not
+# choose a replica that it believes to be slow, and so would never measure it again.
 _RATE_KEPT = 0.998
 _LEAST_OF_BEST = 0.5
 # Pulls within a host are thought to be at least so many times as fast as those from others: most of both are measured
@@ -52,6 +54,7 @@ class ReplicaTable:
         """By number; see `pool`."""
         self._models: dict[str, int] = {}
         self._digests: dict[bytes, int] = {}
+        self._structured_outputs: dict[tuple[str, ...], int] = {}
         self._free: list[int] = []
         self._allocate(16)
 
@@ -64,6 +67,8 @@ class ReplicaTable:
         self.model: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.digest: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.max_model_len: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # Number of the capabilities by which its worker applies constraints; 0: it does not.
+        self.structured_output: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.pool: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.role: NDArray[np.int8] = np.zeros(capacity, np.int8)
         # Number of its worker's host, no more than there are rows, and the host's name, hashed; 0: nobody's neighbour.
@@ -124,13 +129,16 @@ class ReplicaTable:
         self.life[row] = life + 1
         self._free.append(row)
 
-    def able(self, model: str, digest: bytes | None, max_len: int) -> Rows:
+    def able(self, model: str, digest: bytes | None, max_len: int, *, structured_output: str = "") -> Rows:
         """Return the rows that accept a request for the model `model` now or, with `digest`, for that very model and
-        `max_len` tokens."""
+        `max_len` tokens. `structured_output`: only rows with this capability, that its constraint needs."""
         if digest is None:
             same = self.model == self._models.get(model, -1)
         else:
             same = (self.digest == self._digests.get(digest, -1)) & (self.max_model_len >= max_len)
+        if structured_output:
+            capable = [number for each, number in self._structured_outputs.items() if structured_output in each]
+            same = same & np.isin(self.structured_output, capable)
         return np.flatnonzero(self.accepts & same)
 
     def prefills(self, rows: Rows, *, whole_too: bool) -> Rows:
@@ -191,6 +199,11 @@ class ReplicaTable:
         name = self._models.setdefault(model.name, len(self._models))
         return name, self._digests.setdefault(model.digest, len(self._digests)), self.pools.index(pool)
 
+    def structured_output_of(self, model: ModelInfo) -> int:
+        """Return the number of the capabilities by which the model's worker applies constraints; 0: it has none."""
+        found = structured_outputs_in(model.capabilities)
+        return self._structured_outputs.setdefault(found, 1 + len(self._structured_outputs)) if found else 0
+
     def host_number(self, name_hash: int) -> int:
         """Return the number of the host with this name hash: that of the rows which have it, or a free one."""
         members = np.flatnonzero(self.host_hash == np.uint64(name_hash))
@@ -235,6 +248,7 @@ class ReplicaRow:
         if model is not None:
             table.model[row], table.digest[row], table.pool[row] = table.number_of(model)
             table.max_model_len[row] = model.max_model_len
+            table.structured_output[row] = table.structured_output_of(model)
             table.token_bytes[row] = sum(g.page_bytes for g in model.pages.groups) / max(1, model.pages.page_size)
 
     def set_load(self, load: Load) -> None:

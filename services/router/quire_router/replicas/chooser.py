@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_common.structured.capability import capability_for
 from quire_router import metrics
 from quire_router.placement.placement_request import PlacementRequest
 
@@ -96,9 +97,11 @@ class Chooser:
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
         """Return the rows that accept the sequence, without `shunned`. A sequence with tokens is bound to the very
-        model that made them."""
+        model that made them, one with a constraint to replicas that can apply it."""
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
-        rows = fleet.table.able(sequence.model, sequence.placement.digest if bound else None, sequence.max_len)
+        digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
+        needed = "" if constraint is None else capability_for(constraint)
+        rows = fleet.table.able(sequence.model, digest, sequence.max_len, structured_output=needed)
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows

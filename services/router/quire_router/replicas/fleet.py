@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Unavailable
+from quire_common.structured.capability import structured_outputs_in
 from quire_common.telemetry.logs import get_logger
 from quire_router.placement.replica_table import ReplicaTable
 from quire_router.replicas.replica import Replica
@@ -61,6 +63,8 @@ class Fleet:
                 del self.replicas[instance], self._by_row[replica.row.row]
                 replica.row.drop()
                 self._tasks.pop(instance).cancel()
+                if replica.model is not None and (same := self._running(replica.model.name)):
+                    self._remember(same[-1])
         for instance, endpoint in wanted.items():
             if instance not in self.replicas:
                 replica = Replica(
@@ -129,9 +133,21 @@ class Fleet:
 
     def _on_change(self, replica: Replica) -> None:
         """Remember the model of a replica that has changed, and report the change."""
-        if replica.model is not None and replica.instance in self.replicas:
-            self._models[replica.model.name] = replica.model
+        if replica.model is not None and self.replicas.get(replica.instance) is replica:
+            self._remember(replica.model)
         self._changed()
+
+    def _remember(self, model: ModelInfo) -> None:
+        """Remember a model as a replica has it. What any of its replicas can do with constraints counts for all: each
+        request with a constraint goes to those that can apply it alone."""
+        together = structured_outputs_in(each for same in self._running(model.name) for each in same.capabilities)
+        capabilities = tuple(dict.fromkeys((*model.capabilities, *together)))
+        self._models[model.name] = replace(model, capabilities=capabilities)
+
+    def _running(self, name: str) -> list[ModelInfo]:
+        """The model of this name as each of its replicas has it."""
+        models = (replica.model for replica in self.replicas.values())
+        return [model for model in models if model is not None and model.name == name]
 
 
 def no_replica() -> Unavailable:

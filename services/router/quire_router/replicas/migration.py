@@ -278,4 +278,5 @@ def _record_migration(sequence: SequenceState, history: MigrationHistory, instan
         parent = tracing.extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
         end_ns = time.time_ns()
         attributes = {f"quire.{name}": value for name, value in fields.items()}
+        history.add_event(end_ns, attributes)
         tracing.record_span("router.migrate", parent, end_ns - us * 1000, end_ns, attributes)

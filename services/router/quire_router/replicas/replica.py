@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from quire_common.errors import QuireError, from_rpc_error
+from quire_common.structured.capability import capability_for
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
 from quire_router.placement.load import Load
@@ -52,6 +53,8 @@ class Replica:
         self.load = Load()
         # Of its last load that named one.
         self.epoch: Epoch | None = None
+        # How often its epoch has changed: its worker or its scheduler has started again.
+        self.restarts = 0
         self.model: ModelInfo | None = None
         self.row = row
         self.client = SchedulerClient(address, config)
@@ -90,6 +93,9 @@ class Replica:
         """Whether the sequence could run here now. A sequence with tokens is bound to the very model that made them."""
         model = self.model
         if model is None or not self.accepts:
+            return False
+        constraint = sequence.spec.constraint
+        if constraint is not None and capability_for(constraint) not in model.capabilities:
             return False
         if sequence.engine.output_ids and sequence.placement.digest:
             return model.digest == sequence.placement.digest and model.max_model_len >= sequence.max_len
@@ -138,7 +144,7 @@ class Replica:
             await self._serving.wait()
             try:
                 self.model, self._role = await self.client.model()
-                await self.session.run(self._opened)
+                await self.session.run(self.model.name, self._opened)
                 reason = "the scheduler ended the session"
             except QuireError as error:
                 reason = error.message
@@ -163,6 +169,7 @@ class Replica:
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load
+        self.restarts += None not in (load.epoch, self.epoch) and load.epoch != self.epoch
         self.epoch = load.epoch or self.epoch
         self.row.set_load(load)
         if load.phase in ("ready", "draining"):

@@ -49,6 +49,16 @@ class SchedulerClient:
         response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
         return ticket_from_pb(response.ticket)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Let the scheduler refuse new requests; return when none runs there any more. The scheduler aborts those that
+        still run after `timeout_s` (0: never)."""
+        await self.stub.Drain(sb.DrainRequest(timeout_ms=round(timeout_s * 1000)))
+
+    async def set_role(self, role: str, timeout_s: float) -> None:
+        """Change the scheduler's role; return when it has changed. The scheduler aborts the requests that hinder the
+        change and still run after `timeout_s` (0: never)."""
+        await self.stub.SetRole(sb.SetRoleRequest(role=role, drain_timeout_ms=round(timeout_s * 1000)))
+
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
         """Yield the scheduler's page events, with token ids: those after `after_sequence` in `epoch` or, where they are
         not known, from a snapshot on."""
@@ -87,4 +97,8 @@ def load_from_pb(message: sb.Load) -> Load:
         epoch_from_pb(message.epoch) if message.HasField("epoch") else None,
         message.host,
         message.kvstore_boot_id,
+        message.step_ms,
+        message.oldest_wait_ms,
+        message.version,
+        message.certificate_expiry_unix_s,
     )

@@ -81,6 +81,7 @@ class Session:
     def submit(self, sequence: SequenceState) -> None:
         """Send a sequence to the scheduler, and open it on the Detokenize stream; only while `open`."""
         sequence.hold(self)
+        sequence.placement.begin_run(self.instance, sequence.engine.tokens)
         self.sequences[sequence.handle] = sequence
         # First, since its text waits for the engine; the tokenizer has until then to open it.
         self._out.submit(sequence.handle, sequence)
@@ -101,6 +102,7 @@ class Session:
         stream."""
         del self.reservations[sequence.handle]
         sequence.hold(self)
+        sequence.placement.begin_run(self.instance, sequence.engine.tokens)
         self.sequences[sequence.handle] = sequence
         self.detokenizer.open(sequence)
 
@@ -130,14 +132,15 @@ class Session:
             self.detokenizer.close(sequence.handle)
             self._abort(sequence.handle)
 
-    async def run(self, opened: Callable[[], None]) -> None:
-        """Open the stream, call `opened` at the scheduler's welcome, and apply its messages until it ends. Raises
-        QuireError where it breaks.
+    async def run(self, model: str, opened: Callable[[], None]) -> None:
+        """Open the stream, call `opened` at the scheduler's welcome, and apply its messages until it ends. `model` is
+        the scheduler's, for metrics. Raises QuireError where it breaks.
 
         In the end, all sequences and reservations here are lost. Nothing of this stream is heard after that: its
         handles have gone, and its call is over.
         """
         self._out = SessionOutgoing(self._router_id, self._wanted)
+        self._reducer.serve(model)
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
         reason, unreachable, heard_ns = "session_ended", False, time.monotonic_ns()

@@ -46,6 +46,11 @@ class SessionReducer:
         self._detokenizer = detokenizer
         self._lost = lost
         self._row = row
+        self._count_gap: Callable[[float], None] = lambda seconds: None
+
+    def serve(self, model: str) -> None:
+        """Count times between tokens from now on as those of this model, which the scheduler runs."""
+        self._count_gap = metrics.of_model(model).itl.observe
 
     def apply(self, step: SessionStep, now_ns: int) -> None:
         """Apply one message, which came at `now_ns`, to the sequences and reservations; pass its rows on to the
@@ -53,7 +58,7 @@ class SessionReducer:
         apply_events(step, self._sequences, self._reservations, self._source)
         rows = step.rows
         if rows is not None:
-            apply_rows(rows, self._sequences, now_ns)
+            apply_rows(rows, self._sequences, now_ns, self._count_gap)
             self._detokenizer.rows(rows.handle, rows.count, rows.token, rows.finish)
         if step.failed:
             self._apply_failures(step.failed)
@@ -162,10 +167,12 @@ def apply_events(
             _complete(sequence, finished)
 
 
-def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: int) -> None:
-    """Add each row's tokens to its sequence, then each logprob entry; observe the time between tokens. Handles that
-    have gone are skipped."""
-    token, at, find, gap = rows.token, 0, sequences.get, metrics.itl.observe
+def apply_rows(
+    rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: int, count_gap: Callable[[float], None]
+) -> None:
+    """Add each row's tokens to its sequence, then each logprob entry. `count_gap` gets the seconds between two tokens,
+    once a row. Handles that have gone are skipped."""
+    token, at, find = rows.token, 0, sequences.get
     finishes = rows.finish or bytes(len(rows.handles))
     for handle, count, finish in zip(rows.handles, rows.counts, finishes, strict=True):
         end = at + 4 * count
@@ -173,7 +180,7 @@ def apply_rows(rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: i
         if sequence is not None:
             engine = sequence.engine
             if engine.last_token_ns and count:
-                gap(((now_ns - engine.last_token_ns) / count) * 1e-9)
+                count_gap(((now_ns - engine.last_token_ns) / count) * 1e-9)
             engine.add_row(token[at:end], finish, now_ns)
             if sequence.follows_rows:
                 sequence.row_came(finish, now_ns)

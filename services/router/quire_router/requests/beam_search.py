@@ -11,18 +11,19 @@ import asyncio
 import time
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire_common.columns import pack_i32
-from quire_common.errors import DeadlineExceeded
 from quire_common.logit_controls import NEUTRAL
 from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.off_loop import MOST_VALUES, off_loop
 from quire_router.requests.beams import Search
+from quire_router.requests.deadline import within_deadline
 from quire_router.requests.generation import Generation
 from quire_router.requests.pipeline import start_span
 from quire_router.sequences.delta import FINISH_NAMES, LENGTH, STOP, Delta, Usage
@@ -89,23 +90,15 @@ class BeamSearch:
         """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, best
         first. Takes places meanwhile and charges tokens. Raises QuireError, also at the caller's timeout."""
         check_beams(job)
-        left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
-        try:
-            async with asyncio.timeout(left_s), self._pipeline.admitted(caller, job.weight):
-                rendering = await self._pipeline.render(job, caller)
-                return await self._run(rendering, caller, arrived_ns)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "REQUEST_TIMEOUT",
-                f"The request did not end within {caller.timeout_s:g} s.",
-                "Ask for fewer tokens, or raise --request-timeout-s.",
-            ) from None
+        async with within_deadline(caller, arrived_ns), self._pipeline.admitted(caller, job.weight):
+            rendering = await self._pipeline.render(job, caller, arrived_ns)
+            return await self._run(rendering, caller, arrived_ns)
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
         """Search with places taken, within a span of its own. The generation is closed in the end, which charges the
         answers' tokens."""
         job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
-        metrics.prompt_tokens.inc(costs.prompt_tokens)
+        metrics.of_model(rendering.served.model.name).prompt_tokens.inc(costs.prompt_tokens)
         span = start_span("router.beams", job, caller, rendering.served)
         timeless = replace(caller, timeout_s=0.0)  # the time is kept outside
         generation = SearchedGeneration(
@@ -121,16 +114,18 @@ class BeamSearch:
             span,
         )
         generation.costs = costs
-        headers = tracing.inject_headers(span)
-        if headers:
-            caller = replace(caller, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
         try:
-            deltas = await self._search(generation, rendering, caller)
+            headers = tracing.inject_headers(span)
+            if headers:
+                caller = replace(caller, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
+            deltas = await self._search(generation, rendering, caller, arrived_ns)
         finally:
             generation.close()
         return generation, deltas
 
-    async def _search(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
+    async def _search(
+        self, generation: SearchedGeneration, rendering: Rendering, caller: Caller, arrived_ns: int
+    ) -> list[Delta]:
         """Step the searches until none has a live beam. Stores the result in `generation`, and returns a delta for each
         of the best beams."""
         job, costs = rendering.job, generation.costs
@@ -139,7 +134,8 @@ class BeamSearch:
         searches = [Search(ids, most) for ids, most in rendering.prompts]
         best: list[list[Beam]] = []
         while any(search.live for search in searches):
-            await self._step(job, caller, [search for search in searches if search.live], end_ids, costs)
+            live = [search for search in searches if search.live]
+            await self._step(job, caller, arrived_ns, live, end_ids, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
             best = [search.best(job) for search in searches]
             # As of an answer that is cut off, what it has come to: it may end here.
@@ -150,13 +146,20 @@ class BeamSearch:
             cut = job.truncate_to is not None
             texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
             generation.set_prompt_texts(texts)
-        return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in best for beam in beams)]
+        kept = enumerate(beam for beams in best for beam in beams)
+        return [await self._delta(job, i, beam, caller.tenant) for i, beam in kept]
 
     async def _step(
-        self, job: GenerateJob, caller: Caller, searches: list[Search], end_ids: NDArray[np.int32], costs: _Costs
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        arrived_ns: int,
+        searches: list[Search],
+        end_ids: NDArray[np.int32],
+        costs: _Costs,
     ) -> None:
-        """Run one job that generates the next token of every live beam, by which the searches grow. Changes `searches`
-        and `costs`."""
+        """Run one job that generates the next token of every live beam, by which the searches grow. The job has the
+        time that the whole request has left. Changes `searches` and `costs`."""
         await asyncio.sleep(0)  # a step of many beams is made in a turn of its own
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(
@@ -171,7 +174,7 @@ class BeamSearch:
             session=job.session,
             wants=Wants(logprobs=False),  # they are for the search: nobody needs the bytes of their tokens
         )
-        generation = await self._pipeline.generate(step, caller, time.monotonic_ns(), admitted=True)
+        generation = await self._pipeline.generate(step, caller, arrived_ns, admitted=True)
         try:
             entries: dict[int, LogprobEntry] = {}
             while generation.running:
@@ -186,7 +189,7 @@ class BeamSearch:
             await asyncio.sleep(0)  # with many prompts, others have their turn between
             search.grow([next(following) for _ in search.live], job, end_ids)
 
-    async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
+    async def _delta(self, job: GenerateJob, index: int, beam: Beam, tenant: str) -> Delta:
         """Make the delta of a beam: its text, decoded by a tokenizer, its ids and its finish reason; logprobs as asked
         for."""
         stop_id = int(beam.ids[-1]) if beam.stopped else None
@@ -194,19 +197,21 @@ class BeamSearch:
         text = ""
         if len(shown):
             text = await self._encoder.decode(shown, skip_special_tokens=job.text.skip_special_tokens)
-        entries, offsets = await self._logprobs(beam, len(text)) if job.sampling.logprobs >= 0 else ([], [])
+        wanted = job.sampling.logprobs >= 0
+        entries, offsets = await self._logprobs(beam, len(text), tenant) if wanted else ([], [])
         reason = stop_id if stop_id in job.stop_token_ids else None
         return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
-    async def _logprobs(self, beam: Beam, characters: int) -> tuple[list[LogprobEntry], list[int]]:
+    async def _logprobs(self, beam: Beam, characters: int, tenant: str) -> tuple[list[LogprobEntry], list[int]]:
         """Return a beam's entries, with the bytes of their tokens fetched, and its offsets. Of a long beam, a thread
         makes them."""
         heavy = sum(map(len, beam.entries)) > MOST_VALUES * _VALUE_BYTES
-        entries = await off_loop(lambda: list(map(unpack_entry, beam.entries)), heavy=heavy)
-        ids = await off_loop(lambda: {i for entry in entries for i in (entry.token_id, *entry.top_ids)}, heavy=heavy)
+        aside = partial(off_loop, heavy=heavy, tenant=tenant)
+        entries = await aside(lambda: list(map(unpack_entry, beam.entries)))
+        ids = await aside(lambda: {i for entry in entries for i in (entry.token_id, *entry.top_ids)})
         await self._token_bytes.ensure(ids)
         pieces = list(map(self._token_bytes.get, beam.ids.tolist()))
-        return entries, await off_loop(lambda: character_offsets(pieces, characters), heavy=heavy)
+        return entries, await aside(lambda: character_offsets(pieces, characters))
 
 
 def character_offsets(pieces: Iterable[bytes], most: int) -> list[int]:
@@ -231,6 +236,7 @@ def check_beams(job: GenerateJob) -> None:
         "logits_processors": job.sampling.processors,
         "thinking_token_budget": job.thinking_tokens is not None,
         "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
+        "structured_outputs": job.structure is not None,
         "stream": job.wants.stream,
     }
     for name, value in asked.items():

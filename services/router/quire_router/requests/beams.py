@@ -93,10 +93,10 @@ class Search:
 class _Candidates:
     """All tokens that may follow the live beams, as columns, in the order of the beams and of each one's ranks."""
 
-    def __init__(self, live: Sequence[Beam], entries: Sequence[LogprobEntry], told: int) -> None:
-        """`told`: the alternatives that a longer beam's entry keeps; -1: it has no entry."""
+    def __init__(self, live: Sequence[Beam], entries: Sequence[LogprobEntry], top_logprobs: int) -> None:
+        """`top_logprobs`: the alternatives that a longer beam's entry keeps; -1: it has no entry."""
         counts = [len(entry.top_ids) for entry in entries]
-        self._live, self._entries, self._told = live, entries, told
+        self._live, self._entries, self._top_logprobs = live, entries, top_logprobs
         self._firsts = np.cumsum([0, *counts])
         self._numbers = np.repeat(np.arange(len(entries)), counts)
         self.ids = np.concatenate([np.asarray(entry.top_ids, np.int32) for entry in entries])
@@ -114,12 +114,12 @@ class _Candidates:
         number = int(self._numbers[place])
         beam = self._live[number]
         ids = np.append(beam.ids, self.ids[place])
-        entries = beam.entries if self._told < 0 else (*beam.entries, self._packed(place, number))
+        entries = beam.entries if self._top_logprobs < 0 else (*beam.entries, self._packed(place, number))
         return Beam(ids, float(self._totals[place]), entries, stopped)
 
     def _packed(self, place: int, number: int) -> bytes:
         """Pack the entry of a longer beam's last token, with as many alternatives as the client asks for."""
         entry, rank = self._entries[number], place - int(self._firsts[number]) + 1
-        ids = np.asarray(entry.top_ids[: self._told], np.int32).tobytes()
-        logprobs = np.asarray(entry.top_logprobs[: self._told], np.float32).tobytes()
+        ids = np.asarray(entry.top_ids[: self._top_logprobs], np.int32).tobytes()
+        logprobs = np.asarray(entry.top_logprobs[: self._top_logprobs], np.float32).tobytes()
         return pack_entry(int(self.ids[place]), float(self._logprobs[place]), rank, ids, logprobs)

@@ -35,6 +35,11 @@ class Catalog:
         reported a model."""
         return [served for served in self._all() if limits.allow_model(served.name)]
 
+    def public_name(self, model: str) -> str:
+        """Return the first name under which clients ask for the model of this own name; the own name where no client
+        can ask for it."""
+        return next((served.name for served in self._all() if served.model.name == model), model)
+
     def sampling_defaults(self, name: str, limits: KeyLimits) -> SamplingDefaults:
         """Return the sampling defaults of the model of this name, as `resolve` finds it; none where there is no such
         model."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
 from quire_common.thinking import ThinkingBudget
 from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
+from quire_router.sequences.structured import PROMPT_ENDS, StructuredOutput, naming_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,8 @@ class EncodedPrompts:
 
     ids: list[NDArray[np.int32]]
     timing: HopTiming
+    prompt_end: int = 0
+    """The conversation's quire.v1.PromptEnd, where one of the prompts is a conversation."""
 
 
 class Encoder:
@@ -42,7 +45,7 @@ class Encoder:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
         encoded: list[NDArray[np.int32]] = []
-        us = 0
+        us = prompt_end = 0
         if texts:
             encoded, us = await self._client.encode(
                 texts, context, add_special_tokens=job.add_special_tokens, max_tokens=max_tokens
@@ -54,10 +57,10 @@ class Encoder:
             elif isinstance(prompt, TextPrompt):
                 ids.append(next(following))
             else:
-                rendered, render_us = await self._client.render(prompt, context, max_tokens=max_tokens)
+                rendered, prompt_end, render_us = await self._client.render(prompt, context, max_tokens=max_tokens)
                 ids.append(rendered)
                 us += render_us
-        return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
+        return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)), prompt_end)
 
     async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
         """Return the token sequences that spell the words. As in vLLM, a word counts as it begins a text; and as it
@@ -80,11 +83,43 @@ class Encoder:
         if not start or not end:
             raise InvalidArgument(
                 "MODEL_DOES_NOT_THINK",
-                "thinking_token_budget is set, and no tokens are known that mark this model's thinking.",
+                "thinking_token_budget is set, but the tokenizer knows no markers of this model's thinking.",
                 "Leave it out, or start the tokenizer with --reasoning-config.",
                 param="thinking_token_budget",
             )
         return ThinkingBudget(start, end, max_tokens)
+
+    async def constrained(self, job: GenerateJob, context: RequestContext, prompt_end: int) -> GenerateJob:
+        """Return the job with the grammar of what its answer must match, if it says that. Of a chat's answer, the
+        constraint begins behind the reasoning, also where the chat comes as token ids that an earlier call rendered.
+        Raises QuireError that names the client's field."""
+        structure = job.structure
+        if structure is None:
+            return job
+        reasoning = any(isinstance(prompt, ChatPrompt) for prompt in job.prompts)
+        if isinstance(structure, StructuredOutput):
+            if reasoning:
+                structure = replace(structure, prompt_end=dict(enumerate(PROMPT_ENDS)).get(prompt_end, "unknown"))
+                job = replace(job, structure=structure)
+            elif structure.prompt_end:
+                reasoning, prompt_end = True, PROMPT_ENDS.index(structure.prompt_end)
+        try:
+            constraint, warnings = await self._client.compile(
+                structure, context, reasoning=reasoning, prompt_end=prompt_end
+            )
+        except InvalidArgument as error:
+            raise naming_field(error, structure) from error
+        return replace(job, constraint=constraint, warnings=warnings)
+
+    async def check_tool_parser(self) -> None:
+        """Raise InvalidArgument where tool calls are not found in answers."""
+        if not await self._client.tool_parser():
+            raise InvalidArgument(
+                "NO_TOOL_PARSER",
+                "The request has tools, but the tokenizer has no parser for this model's tool calls.",
+                "Start the tokenizer with --tool-call-parser, or set tool_choice to none.",
+                param="tools",
+            )
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
         """Return a prompt's text, for echo. Token ids are decoded, and so is a text that was `cut`; a chat has no

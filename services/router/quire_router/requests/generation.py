@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.errors import DeadlineExceeded, QuireError
+from quire_common.errors import QuireError
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.off_loop import MOST_VALUES, off_loop
+from quire_router.requests.deadline import request_timeout, time_left_s
 from quire_router.sequences.delta import FINISH_NAMES, LENGTH, Delta, HopTiming, Usage
 from quire_router.sequences.logprob_entries import PromptEntries, unpack_entry
 
@@ -60,8 +61,9 @@ class Generation:
         self.created = int(time.time())
         self.running = len(sequences)
         self.router_timings: list[HopTiming] = []
+        # When the request arrived: `time.monotonic_ns()`.
+        self.arrived_ns = arrived_ns
         self._delta_queue = delta_queue
-        self._arrived_ns = arrived_ns
         self._release: Callable[[], None] | None = release
         self._span = span
         self._counted = counted
@@ -70,14 +72,10 @@ class Generation:
         many = job.wants.stream and self._wants_logprobs
         self._most_tokens = MOST_VALUES // (2 + job.sampling.logprobs) if many else None
         self._deadline: asyncio.TimerHandle | None = None
-        if caller.timeout_s > 0:
-            left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9
-            error = DeadlineExceeded(
-                "REQUEST_TIMEOUT",
-                f"The request did not end within {caller.timeout_s:g} s.",
-                "Ask for fewer tokens, or raise --request-timeout-s.",
-            )
-            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
+        left_s = time_left_s(caller, arrived_ns)
+        if left_s is not None:
+            loop, error = asyncio.get_running_loop(), request_timeout(caller.timeout_s)
+            self._deadline = loop.call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
         """Wait for new output and return it, with the bytes of its tokens fetched; nothing where the client left
@@ -96,6 +94,7 @@ class Generation:
             ids = await off_loop(
                 lambda: {token_id for e in map(unpack_entry, packed) for token_id in (e.token_id, *e.top_ids)},
                 heavy=len(packed) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
+                tenant=self.caller.tenant,
             )
             # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
             for sequence in self.sequences[:: self.job.siblings]:
@@ -192,11 +191,12 @@ class Generation:
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
             completion_tokens=0 if self.job.prompt_only else sum(one.text.confirmed for one in self.sequences),
             cached_tokens=sum(sequence.engine.cached_tokens for sequence in prompts),
+            reasoning_tokens=sum(one.text.reasoning_tokens for one in self.sequences),
         )
 
     def timings(self) -> list[HopTiming]:
         """Return how long each phase of each service took: the router's own phases, then sums over all sequences."""
-        total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
+        total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
         accounts = [*(route.timings() for route in routes), *(sequence.engine.timings for sequence in self.sequences)]
@@ -258,10 +258,16 @@ class Generation:
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
         if self._counted:
             self._count_request(usage, now_ns, first_ns, reasons)
+            if self._delta_queue.error is not None:
+                metrics.shed(self._delta_queue.error, self.caller.tenant_name)
         if tracing.enabled():
             wall = time.time_ns() - now_ns
             if first_ns:
                 self._span.add_event("first token", timestamp=first_ns + wall)
+            for sequence in self.sequences:
+                if sequence.migration_history is not None:
+                    for when_ns, fields in sequence.migration_history.events:
+                        self._span.add_event("migrated", fields, when_ns)
             self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
             self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
             self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
@@ -269,15 +275,22 @@ class Generation:
 
     def _count_request(self, usage: Usage, now_ns: int, first_ns: int, reasons: Sequence[str]) -> None:
         """Record a request's tokens, latencies and finish reasons in the metrics."""
-        metrics.cached_tokens.inc(usage.cached_tokens)
-        metrics.generation_tokens.inc(usage.completion_tokens)
-        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
-        metrics.request_generation_tokens.observe(usage.completion_tokens)
-        metrics.e2e.observe((now_ns - self._arrived_ns) / 1e9)
+        metrics.count_tenant(self.caller.tenant_name, usage.prompt_tokens, usage.completion_tokens)
+        counts = metrics.of_model(self.served.model.name)
+        counts.cached_tokens.inc(usage.cached_tokens)
+        counts.generation_tokens.inc(usage.completion_tokens)
+        counts.request_prompt_tokens.observe(usage.prompt_tokens)
+        counts.request_generation_tokens.observe(usage.completion_tokens)
+        counts.request_n.observe(self.job.n)
+        counts.e2e.observe((now_ns - self.arrived_ns) / 1e9)
         if first_ns:
-            metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
+            counts.ttft.observe((first_ns - self.arrived_ns) / 1e9)
+        for sequence in self.sequences:
+            counts.request_max_tokens.observe(sequence.spec.stop.max_tokens)
+            if seconds := sequence.engine.seconds_per_token:
+                counts.tpot.observe(seconds)
         for reason in reasons:
-            metrics.finished.labels(reason).inc()
+            counts.sequence_finished(reason)
 
 
 def _emptied(delta: Delta) -> Delta:

@@ -54,7 +54,7 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
     if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
         raise InvalidArgument(
             "BAD_RESUME",
-            f"There is nothing after {len(ids)} tokens of an answer that has {max_tokens} at most.",
+            f"resume has {len(ids)} tokens, and max_tokens is {max_tokens}: no token is left to generate.",
             "Resume only what has not ended, with the tokens and characters that came.",
             param="resume",
         )

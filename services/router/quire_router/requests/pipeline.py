@@ -16,24 +16,29 @@ from quire_common.errors import QuireError, Unsupported
 from quire_common.logit_controls import NEUTRAL, check_vocabulary
 from quire_common.logits_processors import check_known, processors_in
 from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
+from quire_common.structured.capability import check_capable
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.loop_budget import LoopBudget
+from quire_router.requests.deadline import within_deadline
 from quire_router.requests.generation import Generation
 from quire_router.requests.lengths import answer_length, check_prompt, check_resume, truncated
-from quire_router.requests.products import check_encoded, check_request
+from quire_router.requests.live_generations import LiveGenerations
+from quire_router.requests.products import check_compiled, check_encoded, check_request
 from quire_router.requests.prompt_pages import forget_pages, name_pages
 from quire_router.requests.token_charge import charged
 from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.sequence_state import SequenceState
+from quire_router.sequences.structured import naming_field
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from quire_common.credit.hello import SamplingDefaults
+    from quire_common.structured.constraint import Constraint
     from quire_router.kv_transfer.ticket_manager import TicketManager
     from quire_router.limits.concurrency import ConcurrencyLimits
     from quire_router.principal import KeyLimits
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from quire_router.requests.token_charge import Charge
     from quire_router.sequences.handles import HandleCounter
     from quire_router.sequences.job import Caller, GenerateJob
+    from quire_router.sequences.structured import AnswerStructure
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -85,6 +91,7 @@ class Pipeline:
         self._concurrency = concurrency
         self._token_bytes = token_bytes
         self.loop_budget = LoopBudget()
+        self.live = LiveGenerations()
         # Counts tokens of a tenant.
         self.charge = charge
         self._ticket_manager = ticket_manager
@@ -108,18 +115,17 @@ class Pipeline:
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
-        if not admitted:
+        async with within_deadline(caller, arrived_ns):
+            if admitted:
+                return await self._start_traced(
+                    "router.step", job, caller, served, arrived_ns, parsed_ns, admitted=True
+                )
             await self._enter(caller, job.weight)
-        span = start_span("router.step" if admitted else "router.request", job, caller, served)
-        try:
-            generation = await self._start(job, caller, served, arrived_ns, parsed_ns, span, admitted=admitted)
-        except BaseException as error:
-            if not admitted:
+            try:
+                return await self._start_traced("router.request", job, caller, served, arrived_ns, parsed_ns)
+            except BaseException:
                 self._leave(caller, job.weight)
-            tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
-            span.end()
-            raise
-        return generation
+                raise
 
     @contextlib.asynccontextmanager
     async def admitted(self, caller: Caller, weight: int) -> AsyncIterator[None]:
@@ -130,6 +136,26 @@ class Pipeline:
             yield
         finally:
             self._leave(caller, weight)
+
+    async def _start_traced(
+        self,
+        name: str,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        arrived_ns: int,
+        parsed_ns: int,
+        *,
+        admitted: bool = False,
+    ) -> Generation:
+        """Start a job within a span of this name, which the generation ends; here it ends where the start fails."""
+        span = start_span(name, job, caller, served)
+        try:
+            return await self._start(job, caller, served, arrived_ns, parsed_ns, span, admitted=admitted)
+        except BaseException as error:
+            tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
+            span.end()
+            raise
 
     async def _start(
         self,
@@ -144,7 +170,7 @@ class Pipeline:
     ) -> Generation:
         """Encode the prompts and place the sequences of a job; `generate` has resolved its model and admitted it.
         `admitted`: the job is a part of a larger request, which pays for the tokens and gives the places back."""
-        context = self._context(caller, span, arrived_ns)
+        context = _context(caller, tracing.inject_headers(span), arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
             charge = _nothing if admitted else self.charge
@@ -163,13 +189,17 @@ class Pipeline:
             self._token_bytes,
             self.loop_budget,
             arrived_ns,
-            _nothing if admitted else lambda: self._release_and_charge(generation),
+            lambda: self._release(generation, admitted=admitted),
             span,
             counted=not admitted,
             prompt_texts=texts,
         )
-        with tracing.span("router.place", parent=tracing.context_of(span)):
-            await self._place(generation, prompts)
+        try:
+            with tracing.span("router.place", parent=tracing.context_of(span)):
+                await self._place(generation, prompts)
+        except BaseException:
+            generation.discard()
+            raise
         generation.add_timings(
             HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000),
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
@@ -177,34 +207,30 @@ class Pipeline:
             timing,
         )
         if not admitted:
-            metrics.prompt_tokens.inc(sum(map(len, prompts)))
+            metrics.of_model(served.model.name).prompt_tokens.inc(sum(map(len, prompts)))
+        self.live.enter(generation)
         return generation
 
     async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
-        """Submit all sequences, prompt by prompt. Between many long prompts, the event loop gets a turn. Where that
-        fails, the generation is discarded."""
+        """Submit all sequences, prompt by prompt. Between many long prompts, the event loop gets a turn."""
         siblings, tokens = generation.job.siblings, 0
-        try:
-            for number, ids in enumerate(prompts):
-                tokens += len(ids)
-                if number and tokens > _TURN_TOKENS:
-                    tokens = len(ids)
-                    await asyncio.sleep(0)
-                sequences = generation.sequences[number * siblings : (number + 1) * siblings]
-                await name_pages(sequences, generation.served.model.pages.page_size)
-                self._migration.start(sequences)
-                forget_pages(sequences)
-        except BaseException:
-            generation.discard()
-            raise
+        for number, ids in enumerate(prompts):
+            tokens += len(ids)
+            if number and tokens > _TURN_TOKENS:
+                tokens = len(ids)
+                await asyncio.sleep(0)
+            sequences = generation.sequences[number * siblings : (number + 1) * siblings]
+            await name_pages(sequences, generation.served.model.pages.page_size)
+            self._migration.start(sequences)
+            forget_pages(sequences)
 
-    async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
+    async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
         """Check the job, find its model, tokenize its prompts and charge them as `generate` does; nothing is sent to a
         replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
-        context = RequestContext(caller.request_id, 0, caller.tenant)
+        context = _context(caller, {}, arrived_ns)
         job, prompts, _timing = await self._encode(job, served, context, self.charge)
         limit = served.model.max_model_len
         return Rendering(job, served, tuple((ids, answer_length(job, len(ids), limit)) for ids in prompts))
@@ -216,20 +242,32 @@ class Pipeline:
         lengths. Returns the job completed, each prompt's ids, and the tokenizer's time. Raises QuireError."""
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
+        if job.structure is not None:
+            check_structured(served.model.capabilities, job.structure)
         if job.thinking_tokens is not None:
             job = replace(job, thinking=await self._encoder.thinking(job.thinking_tokens))
         if job.sampling.controls is not None:
             check_vocabulary(job.sampling.controls, served.model.vocab_size)
+        if job.text.parsing is not None and job.text.parsing.tool_calls:
+            await self._encoder.check_tool_parser()
         limit = served.model.max_model_len
         most = 0 if job.truncate_to is not None else limit
         with charged(charge, context.tenant, job.prompts, most=most) as settle:
             encoded = await self._encoder.encode(job, context, limit - 1)
             settle(map(len, encoded.ids))
+        if job.text.parsing is not None:
+            parsing = replace(job.text.parsing, prompt_end=encoded.prompt_end)
+            job = replace(job, text=replace(job.text, parsing=parsing))
         prompts = [truncated(job, ids, limit) for ids in encoded.ids]
         for ids in prompts:
             check_prompt(ids, served.model.vocab_size, limit)
         lengths = [len(ids) for ids in prompts]
         check_encoded(job, lengths, [answer_length(job, length, limit) for length in lengths])
+        # Compiling may take seconds, so what is refused anyway is refused before.
+        job = await self._encoder.constrained(job, context, encoded.prompt_end)
+        if job.structure is not None:
+            check_structured(served.model.capabilities, job.structure, job.constraint)
+        check_compiled(job)
         return job, prompts, encoded.timing
 
     async def _prompt_texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
@@ -279,6 +317,7 @@ class Pipeline:
                     cache_salt=salt,
                     skip_cache_read=scores >= 0,
                     thinking=job.thinking,
+                    constraint=job.constraint,
                 )
                 handle = self._handles.next_handle(offsets=job.sampling.logprobs >= 0)
                 sequence = SequenceState(
@@ -290,21 +329,12 @@ class Pipeline:
                 sequences.append(sequence)
         return sequences
 
-    def _context(self, caller: Caller, span: tracing.Span, arrived_ns: int) -> RequestContext:
-        """Make the context that accompanies a job's sequences to other services: ids, deadline, priority and trace."""
-        headers = tracing.inject_headers(span)
-        return RequestContext(
-            request_id=caller.request_id,
-            tenant=caller.tenant,
-            deadline_s=arrived_ns / 1e9 + caller.timeout_s if caller.timeout_s > 0 else math.inf,
-            priority=max(caller.priority, caller.limits.highest_priority),
-            weight=caller.limits.weight,
-            traceparent=headers.get("traceparent", caller.traceparent),
-            tracestate=headers.get("tracestate", caller.tracestate),
-        )
-
-    def _release_and_charge(self, generation: Generation) -> None:
-        """Give the places of a closed generation back, and charge its new tokens to the tenant."""
+    def _release(self, generation: Generation, *, admitted: bool) -> None:
+        """Give the places of a closed generation back, and charge its new tokens to the tenant. `admitted`: the request
+        that it is a part of does that."""
+        self.live.leave(generation)
+        if admitted:
+            return
         self._leave(generation.caller, generation.job.weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
@@ -314,11 +344,15 @@ class Pipeline:
         """Take `weight` places of the caller's key, then of this router. Raises Overloaded, Unavailable,
         InvalidArgument."""
         limit = caller.limits.max_concurrent
-        await self._concurrency.enter(caller.tenant, limit, weight)
         try:
-            self._admission.enter(weight)
-        except QuireError:
-            self._concurrency.leave(caller.tenant, limit, weight, ran=False)
+            await self._concurrency.enter(caller.tenant, limit, weight)
+            try:
+                self._admission.enter(weight)
+            except BaseException:
+                self._concurrency.leave(caller.tenant, limit, weight, ran=False)
+                raise
+        except QuireError as error:
+            metrics.shed(error, caller.tenant_name)
             raise
         metrics.in_flight.inc(weight)
 
@@ -326,6 +360,20 @@ class Pipeline:
         self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight)
         self._admission.leave(weight)
         metrics.in_flight.dec(weight)
+
+
+def _context(caller: Caller, trace: Mapping[str, str], arrived_ns: int) -> RequestContext:
+    """Make the context that accompanies a job's sequences to other services: ids, deadline, priority and trace (the
+    caller's, where there is no other)."""
+    return RequestContext(
+        request_id=caller.request_id,
+        tenant=caller.tenant,
+        deadline_s=arrived_ns / 1e9 + caller.timeout_s if caller.timeout_s > 0 else math.inf,
+        priority=max(caller.priority, caller.limits.highest_priority),
+        weight=caller.limits.weight,
+        traceparent=trace.get("traceparent", caller.traceparent),
+        tracestate=trace.get("tracestate", caller.tracestate),
+    )
 
 
 def _nothing(*_: object) -> None:
@@ -341,6 +389,17 @@ def check_logprobs(logprobs: int, most: int, param: str) -> None:
             f"Ask for {most} or fewer, or raise --max-logprobs.",
             param=param,
         )
+
+
+def check_structured(
+    capabilities: Iterable[str], structure: AnswerStructure, constraint: Constraint | None = None
+) -> None:
+    """Raise Unsupported, naming the client's field, where no engine of the model can apply a grammar, or the one that
+    was compiled."""
+    try:
+        check_capable(capabilities, constraint)
+    except Unsupported as error:
+        raise naming_field(error, structure) from error
 
 
 def start_span(name: str, job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:

@@ -1,7 +1,8 @@
 """Bounds on products of a request's fields: each field may be at its own bound, not all of them at once.
 
 A field that every sequence repeats counts once a sequence. `check_request` needs the request alone and runs before any
-work; `check_encoded` needs the lengths of its prompts and runs before an engine is asked. Knows no protocol.
+work; `check_encoded` needs the lengths of its prompts and `check_compiled` its grammar, before an engine is asked.
+Knows no protocol.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MAX_PROMPT_ALTERNATIVES = 1 << 20
 MAX_ALTERNATIVES = 1 << 20
 # Each step of a beam search asks for the prompt and the answer so far, once a beam: n = 8 of 131,072 tokens.
 MAX_BEAM_TOKENS = 1 << 20
+# Every submit repeats the compiled grammar: n = 32 of the largest, or n = 128 of 128 KiB.
+MAX_GRAMMARS_BYTES = 16 << 20
 # What an answer without a max_tokens counts: few come to the end of a long context.
 UNSAID_ANSWER_TOKENS = 32_768
 _ID_BYTES = 4
@@ -67,12 +70,19 @@ def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[in
         _check_product("Alternatives of all answer tokens", alternatives, job.siblings, MAX_ALTERNATIVES, "logprobs")
 
 
+def check_compiled(job: GenerateJob) -> None:
+    """Raise InvalidArgument for a compiled grammar that has too many bytes, times the number of sequences."""
+    if job.constraint is not None:
+        size = len(job.constraint.text.encode())
+        _check_product("Bytes of the compiled grammar", size, job.weight, MAX_GRAMMARS_BYTES, "n")
+
+
 def _check_product(what: str, each: int, times: int, most: int, param: str) -> None:
     """Raise InvalidArgument, naming `param`, where `each` x `times` exceeds `most`. `what` describes the product."""
     if each * times > most:
         raise InvalidArgument(
             "PRODUCT_TOO_LARGE",
-            f"{what} are {each}, {times} times over: together {each * times}, and at most {most} are taken.",
+            f"{what} are {each}, {times} times over: together {each * times}, and at most {most} are accepted.",
             "Send fewer or shorter ones, lower n, best_of or max_tokens, or split the request.",
             param=param,
         )

@@ -88,4 +88,5 @@ class ClientProgress:
             self._text.offsets[start:end] if self._with_entries else [],
             finish,
             stop_reason,
+            self._text.take_parts(text),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.finish import FinishReason
+from quire_common.finish import FinishReason, PartKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +28,26 @@ class LogprobEntry:
     top_logprobs: Sequence[float]
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A part of an answer's text. `kind` is a PartKind; `call` is the index of the tool call, -1 for none."""
+
+    kind: int
+    call: int
+    text: str
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The block of the answer that the part belongs to: a tool's name and the arguments of its call are one."""
+        return PartKind.TOOL_ARGUMENTS if self.kind == PartKind.TOOL_NAME else self.kind, self.call
+
+
 @dataclass(slots=True)
 class Delta:
     """Since the last one. `token_ids` are int32 bytes of `tokens` tokens; `finish` is a FinishReason, 0 while running.
 
-    `entries` (where logprobs were asked for) has one per token, `offsets` the characters of output after each.
-    Not frozen: made once per token on the hot path.
+    `entries` (where logprobs were asked for) has one per token, `offsets` the characters of output after each. `parts`
+    make up the text; None: all of it is content. Not frozen: made once per token on the hot path.
     """
 
     index: int
@@ -44,6 +58,7 @@ class Delta:
     offsets: list[int]
     finish: int
     stop_reason: str | int | None
+    parts: list[TextPart] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +79,4 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0

@@ -28,6 +28,7 @@ class EngineProgress:
         "entries",
         "finish",
         "first_token_ns",
+        "given_tokens",
         "last_token_ns",
         "output_ids",
         "prompt_entries",
@@ -52,6 +53,8 @@ class EngineProgress:
         self.admitted_attempt = -1
         # Whether the present attempt began with tokens of an earlier one.
         self.resumed = False
+        # Tokens that a client of a broken stream gave back.
+        self.given_tokens = 0
         self.first_token_ns = 0
         self.last_token_ns = 0
 
@@ -59,6 +62,12 @@ class EngineProgress:
     def tokens(self) -> int:
         """Tokens so far."""
         return len(self.output_ids) // 4
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Mean seconds between two tokens that came; 0.0 while there are none."""
+        gaps = self.tokens - self.given_tokens - 1
+        return (self.last_token_ns - self.first_token_ns) / gaps * 1e-9 if gaps > 0 else 0.0
 
     def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
         """Add some tokens, and the finish reason if this is the end (0: it is not). Notes the time of the first and
@@ -90,6 +99,7 @@ class EngineProgress:
         """Begin behind the tokens that the client of a broken stream has; with `with_entries`, placeholders stand for
         their logprobs."""
         self.output_ids += output_ids
+        self.given_tokens = self.tokens
         self.resumed = bool(output_ids)
         if with_entries:  # entries go by the token's place
             self.entries = LogprobEntries([_CLIENT_HAS] * self.tokens)

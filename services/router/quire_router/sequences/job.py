@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.repetition import RepetitionDetection
+    from quire_common.structured.constraint import Constraint
     from quire_common.thinking import ThinkingBudget
+    from quire_router.sequences.structured import AnswerStructure
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,17 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Parsing:
+    """The parts that a tokenizer takes out of an answer's text. `tools_json` is OpenAI's list; `prompt_end` a
+    quire.v1.PromptEnd, known once the prompt is rendered."""
+
+    tool_calls: bool = False
+    reasoning: bool = False
+    tools_json: str = ""
+    prompt_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TextOptions:
     """How tokens become text, and which strings end it."""
 
@@ -54,14 +67,17 @@ class TextOptions:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    parsing: Parsing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the tenant and the limits of the API key, ids, the trace, and when to give up."""
+    """The caller: the tenant and the limits of the API key, ids, the trace, and when to give up. `tenant_name` is the
+    tenant's label in metrics."""
 
     request_id: str
     tenant: str = ""
+    tenant_name: str = ""
     traceparent: str = ""
     tracestate: str = ""
     priority: int = 0
@@ -83,6 +99,10 @@ class Wants:
     echo: bool = False
     logprobs: bool = True
     """Whether logprobs are shown where `sampling` asks for them; it may do so to find the best of several."""
+    reasoning: bool = True
+    """Whether reasoning that was parsed is shown."""
+    parallel_calls: bool = True
+    """Whether more than the first tool call is shown."""
     prompt_logprobs: int = -1
     """Alternatives of each prompt token; -1: none are shown, though `sampling` may ask for them, for echo's sake."""
 
@@ -119,7 +139,7 @@ class GenerateJob:
 
     `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
     None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` and
-    `thinking_tokens` become `thinking` when prompts are encoded.
+    `thinking_tokens` become `thinking` when prompts are encoded, as `structure` becomes `constraint`.
     """
 
     model: str
@@ -137,6 +157,11 @@ class GenerateJob:
     thinking_tokens: int | None = None
     """How much the model may think."""
     thinking: ThinkingBudget | None = None
+    structure: AnswerStructure | None = None
+    """The constraint that the answer must match."""
+    constraint: Constraint | None = None
+    warnings: tuple[str, ...] = ()
+    """The parts of `structure` that are not enforced."""
     truncate_to: int | None = None
     """Keep so many tokens of each prompt, the last ones; -1: as many as the context has room for."""
     text: TextOptions = field(default_factory=TextOptions)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from quire_router.sequences.poison_detection import PoisonDetector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 
@@ -15,12 +19,14 @@ class MigrationHistory:
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now.
     `poison` knows which of the engines that it lost count against it.
     `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
-    was new. `times` counts migrations, `total_us` the time without an engine before them.
+    was new. `times` counts migrations, `total_us` the time without an engine before them. `events` has each for the
+    trace, if there is one: the time in Unix nanoseconds, and attributes.
     """
 
     __slots__ = (
         "avoid",
         "busy",
+        "events",
         "known_bytes",
         "lost_ns",
         "poison",
@@ -46,6 +52,7 @@ class MigrationHistory:
         self.lost_ns = 0
         self.times = 0
         self.total_us = 0
+        self.events: list[tuple[int, Mapping[str, str | int]]] = []
 
     def note_progress(self, known_bytes: int, wait_s: float) -> None:
         """Forget former failures if tokens have come since. `known_bytes`: length of the output ids; `wait_s`: how long
@@ -74,6 +81,10 @@ class MigrationHistory:
         self.total_us += us
         self.lost_ns = 0
         return us
+
+    def add_event(self, when_ns: int, attributes: Mapping[str, str | int]) -> None:
+        """Keep a migration for the trace."""
+        self.events.append((when_ns, attributes))
 
     def shun(self, instance: str, now_s: float) -> None:
         """Do not ask this replica, which refused the sequence, for a while. Each refusal doubles that time."""

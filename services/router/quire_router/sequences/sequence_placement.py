@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from quire_router.placement.load_reservation import LoadReservation
+
+# A sequence may go from replica to replica for hours: its last runs are kept.
+_MOST_RUNS = 16
+
+
+class Run(NamedTuple):
+    """The sequence was sent to this replica when it had so many tokens."""
+
+    instance: str
+    from_token: int
 
 
 class SequencePlacement:
     """Written by the chooser, and by the session that takes the sequence."""
 
-    __slots__ = ("digest", "held_tokens", "load_reservation", "page_hashes")
+    __slots__ = ("digest", "held_tokens", "load_reservation", "page_hashes", "runs")
 
     def __init__(self) -> None:
         # Of the engine's model; None until an engine was asked to run the sequence.
@@ -22,6 +32,12 @@ class SequencePlacement:
         self.held_tokens: int | None = None
         # Of the prompt's full pages, by page size, while siblings that share this are placed; empty: not known.
         self.page_hashes: dict[int, list[bytes]] = {}
+        # The replicas that were asked to run the sequence, in order.
+        self.runs: tuple[Run, ...] = ()
+
+    def begin_run(self, instance: str, tokens: int) -> None:
+        """Note that this replica gets the sequence, which has so many tokens."""
+        self.runs = (*self.runs[1 - _MOST_RUNS :], Run(instance, tokens))
 
     def bind_model(self, digest: bytes) -> None:
         """Note the model of the engine that gets the sequence."""

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire_common.columns import i32
+from quire_common.structured.constraint import CONSTRAINT_PARAM
 from quire_router.sequences.client_progress import ClientProgress
 from quire_router.sequences.delta import STOP
 from quire_router.sequences.engine_progress import EngineProgress
 from quire_router.sequences.kv_progress import KvProgress
 from quire_router.sequences.migration_history import MigrationHistory
 from quire_router.sequences.sequence_placement import SequencePlacement
+from quire_router.sequences.structured import naming_field
 from quire_router.sequences.text_progress import TextProgress
 
 if TYPE_CHECKING:
@@ -220,7 +222,9 @@ class SequenceState:
             self.kv.route.pages_pulled(found)
 
     def fail(self, error: QuireError) -> None:
-        """End the sequence, and its job with this error."""
+        """End the sequence, and its job with this error. One about the constraint names the client's field."""
+        if error.param == CONSTRAINT_PARAM and self.job.structure is not None:
+            error = naming_field(error, self.job.structure)
         self.client.end(self.engine.finish, self.engine.stop_reason)
         self.delta_queue.fail(error)
         self.kv.close()

@@ -169,6 +169,12 @@ class DetokenizeStream:
         if answer.cut or self._begun:
             texts = self._whole_texts(answer)
             handles, stops, counts = handles[: len(texts)], stops[: len(texts)], counts[: len(texts)]
+        for handle, kind, call, chars in answer.parts:
+            if handle in self._sequences:
+                self._sequences[handle].text.add_part(kind, call, chars)
+        for handle, tokens in answer.reasoning_tokens:
+            if handle in self._sequences:
+                self._sequences[handle].text.set_reasoning_tokens(tokens)
         offsets, at = answer.offsets, 0
         find, us = self._sequences.get, answer.row_us
         for handle, text, stop_index, used in zip(handles, texts, stops, counts, strict=True):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common import errors
-from quire_common.columns import equal_lengths, i32
+from quire_common.columns import equal_lengths, i32, u8
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from quire.v1 import tokenizer_pb2 as tb
     from quire_common.errors import QuireError
@@ -29,6 +29,10 @@ class Detokenized:
     row_us: float
     cut: bool
     failed: list[tuple[int, QuireError]]
+    parts: Iterable[tuple[int, int, int, int]] = ()
+    """Handle, PartKind, index of the tool call and characters, of texts of these rows or of later ones."""
+    reasoning_tokens: Iterable[tuple[int, int]] = ()
+    """Handles, and how many tokens of reasoning their answers have by now."""
 
 
 def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
@@ -36,7 +40,7 @@ def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
     handles, used = i32(message.handle, "handle"), i32(message.used, "used")
     stops = i32(message.stop_index, "stop_index")
     rows = equal_lengths("a DetokenizeResponse", handle=handles, used=used, stop_index=stops)
-    return Detokenized(
+    answer = Detokenized(
         handles.tolist(),
         message.text,
         stops.tolist(),
@@ -46,3 +50,14 @@ def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
         message.cut,
         [(failed.handle, errors.from_message(failed.error)) for failed in message.errors],
     )
+    if message.part_handle:
+        columns = [i32(getattr(message, name), name) for name in ("part_handle", "part_call", "part_chars")]
+        kinds = u8(message.part_kind, "part_kind")
+        equal_lengths("a DetokenizeResponse", handle=columns[0], call=columns[1], chars=columns[2], kind=kinds)
+        handles_of, calls, chars = (column.tolist() for column in columns)
+        answer.parts = zip(handles_of, kinds.tolist(), calls, chars, strict=True)
+    if message.reasoning_handle:
+        owners, counts = i32(message.reasoning_handle, "reasoning_handle"), i32(message.reasoning_tokens, "tokens")
+        equal_lengths("a DetokenizeResponse", reasoning_handle=owners, reasoning_tokens=counts)
+        answer.reasoning_tokens = zip(owners.tolist(), counts.tolist(), strict=True)
+    return answer

@@ -249,6 +249,7 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
     sequence = opening.sequence
     if opening.prior_bytes < 0:
         opening.prior_bytes = 4 * sequence.text.confirmed
+        sequence.text.forget_early_parts()
         part = _open_to_pb(sequence)
     else:
         part = tb.DetokenizeOpen(handle=opening.handle, further=True)
@@ -284,6 +285,14 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
     """Make the open of a sequence, without its tokens."""
     text, stop = sequence.job.text, sequence.spec.stop
+    parsing = None
+    if text.parsing is not None:
+        parsing = tb.OutputParsing(
+            tool_calls=text.parsing.tool_calls,
+            reasoning=text.parsing.reasoning,
+            tools_json=text.parsing.tools_json,
+            prompt_end=text.parsing.prompt_end,  # type: ignore[arg-type]  # the number that a tokenizer has sent
+        )
     return tb.DetokenizeOpen(
         handle=sequence.handle,
         stop=text.stop,
@@ -295,4 +304,5 @@ def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
         want_offsets=bool(sequence.handle & 1),
         stop_token_ids=pack_i32(sequence.stop_token_ids),
         context=context_to_pb(sequence.context),
+        parsing=parsing,
     )

@@ -44,7 +44,7 @@ class TokenizeStream:
         self._waiting: dict[int, asyncio.Future[tb.TokenizeResponse | None]] = {}
         self._ids = itertools.count(1)
 
-    def takes(self, request: tb.EncodeRequest | tb.RenderChatRequest) -> bool:
+    def takes(self, request: tb.EncodeRequest | tb.RenderChatRequest | tb.CompileGrammarRequest) -> bool:
         """Whether the stream is open, and the request short enough for it."""
         return self._open and request.ByteSize() <= MOST_BYTES
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.v1 import common_pb2 as pb
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
 from quire_common.sequence import RequestContext, context_to_pb
+from quire_common.structured.constraint import constraint_from_pb
+from quire_router.sequences.structured import RequiredTools, StructuredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from quire_common.structured.constraint import Constraint
     from quire_router.sequences.job import ChatPrompt
+    from quire_router.sequences.structured import AnswerStructure
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
 
@@ -24,6 +29,21 @@ _TIMEOUT_S = 60.0
 async def _marks_of(peer: TokenizerLink) -> tuple[tuple[int, ...], tuple[int, ...]]:
     info = peer.info  # a healthy one has said it
     return ((), ()) if info is None else (info.thinking_start, info.thinking_end)
+
+
+async def _tool_parser_of(peer: TokenizerLink) -> str:
+    return "" if peer.info is None else peer.info.tool_parser
+
+
+def _uncompiled(structure: StructuredOutput) -> pb.Constraint:
+    return pb.Constraint(
+        kind=structure.kind,
+        text=structure.text,
+        strict=structure.strict,
+        disable_any_whitespace=structure.disable_any_whitespace,
+        disable_additional_properties=structure.disable_additional_properties,
+        whitespace_pattern=structure.whitespace_pattern,
+    )
 
 
 class TokenizerClient:
@@ -45,9 +65,9 @@ class TokenizerClient:
 
     async def render(
         self, prompt: ChatPrompt, context: RequestContext, *, max_tokens: int
-    ) -> tuple[NDArray[np.int32], int]:
-        """Return the token ids of a conversation, and the tokenizer's microseconds. PROMPT_TOO_LONG for more than
-        `max_tokens` (0: no bound)."""
+    ) -> tuple[NDArray[np.int32], int, int]:
+        """Return the token ids of a conversation, what the template has begun at its end (a quire.v1.PromptEnd), and
+        the tokenizer's microseconds. PROMPT_TOO_LONG for more than `max_tokens` (0: no bound)."""
         request = tb.RenderChatRequest(
             context=context_to_pb(context),
             messages_json=prompt.messages_json,
@@ -59,7 +79,25 @@ class TokenizerClient:
             max_tokens=max_tokens,
         )
         response = await self._pool.call(lambda peer: peer.render(request))
-        return i32(response.token_ids, "token_ids"), response.elapsed_us
+        return i32(response.token_ids, "token_ids"), response.prompt_end, response.elapsed_us
+
+    async def compile(
+        self, structure: AnswerStructure, context: RequestContext, *, reasoning: bool, prompt_end: int
+    ) -> tuple[Constraint, tuple[str, ...]]:
+        """Return the grammar of what an answer must match, and what it does not enforce. `reasoning`: the answer may
+        reason first; `prompt_end` is a quire.v1.PromptEnd."""
+        request = tb.CompileGrammarRequest(
+            context=context_to_pb(context),
+            reasoning=reasoning,
+            prompt_end=prompt_end,  # type: ignore[arg-type]  # the number that a tokenizer has sent
+        )
+        if isinstance(structure, RequiredTools):
+            request.tools.tools_json, request.tools.name = structure.tools_json, structure.name
+            request.tools.required, request.tools.parallel = structure.required, structure.parallel
+        else:
+            request.constraint.CopyFrom(_uncompiled(structure))
+        response = await self._pool.call(lambda peer: peer.compile(request))
+        return constraint_from_pb(response.constraint), tuple(response.warnings)
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, decoded as a whole."""
@@ -70,6 +108,10 @@ class TokenizerClient:
     async def thinking_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tokens that begin and end the model's thinking; empty where it is not known to think."""
         return await self._pool.call(_marks_of)
+
+    async def tool_parser(self) -> str:
+        """Return the name of the tokenizers' parser of tool calls; empty where there is none."""
+        return await self._pool.call(_tool_parser_of)
 
     async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each id."""

@@ -42,6 +42,8 @@ class TokenizerInfo:
     thinking_start: tuple[int, ...]
     """Tokens that mark the thinking; empty where the model is not known to think."""
     thinking_end: tuple[int, ...]
+    tool_parser: str = ""
+    """Name of the parser of tool calls; empty where there is none."""
 
 
 class TokenizerLink:
@@ -97,6 +99,18 @@ class TokenizerLink:
                     raise internal_error()
                 return answer.rendered
         response: tb.RenderChatResponse = await self.stub.RenderChat(request, timeout=_TIMEOUT_S)
+        return response
+
+    async def compile(self, request: tb.CompileGrammarRequest) -> tb.CompileGrammarResponse:
+        """Compile a grammar over the standing stream or, if that does not take the request or answer in time, by a
+        call. Raises QuireError, grpc.RpcError."""
+        if self._stream.takes(request):
+            answer = await self._stream.ask(tb.TokenizeRequest(compile=request))
+            if answer is not None:
+                if not answer.HasField("compiled"):
+                    raise internal_error()
+                return answer.compiled
+        response: tb.CompileGrammarResponse = await self.stub.CompileGrammar(request, timeout=_TIMEOUT_S)
         return response
 
     async def answers(self, within_s: float) -> bool:
@@ -172,7 +186,9 @@ class TokenizerLink:
             tuple(i32(column, "GetTokenizerInfo").tolist())
             for column in (info.eos_token_ids, info.thinking_start_ids, info.thinking_end_ids)
         )
-        self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end)
+        self.info = TokenizerInfo(
+            info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end, info.tool_parser
+        )
 
     async def _serves(self) -> bool:
         """Whether the health service says that the tokenizer serves; True where it has no such service. Raises

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ATTEMPTS = 3
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 # What no tokenizer has said itself: see from_rpc_error and TokenizeStream.
 _NOT_SAID = ("PEER_UNAVAILABLE", "TOKENIZER_LOST")
+# Every other error is that of one request, also where it is Unavailable: the tokenizer goes on to serve.
+_GONE = (*_NOT_SAID, "PEER_CANCELLED", "TOKENIZER_DRAINING", "TOKENIZER_LOADING")
 log = get_logger(__name__)
 
 
@@ -155,7 +156,7 @@ class TokenizerPool:
             answered, answer = await self._ask(peer, make)
         except (grpc.aio.AioRpcError, QuireError) as error:
             typed = as_quire_error(error)
-            if (typed.grpc_code if isinstance(error, QuireError) else error.code()) not in _GONE:
+            if typed.code not in _GONE:
                 raise as_public(typed) from error
             raise _Lost(typed.message, worked=connected and typed.code in _NOT_SAID) from error
         except asyncio.CancelledError:

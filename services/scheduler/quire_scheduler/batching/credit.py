@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_scheduler.batching.grant_policy import make_budget, most_rows
-from quire_scheduler.batching.run_ahead import RunAhead
+from quire_scheduler.batching.run_ahead import RecentMaximum, RunAhead
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Report, WorkerHello
@@ -26,7 +26,8 @@ _RATE_STEPS = 256
 
 
 class Credit:
-    """Implements GrantPolicy. All its measures are in steps; it reads no clock."""
+    """Implements GrantPolicy. All its measures are in steps; it reads no clock. What is measured in steps is spent as
+    positions: a row takes as many in a step as it draws tokens."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
@@ -37,6 +38,8 @@ class Credit:
         self._budget = make_budget(config, hello, step_limit=0)
         self._budget_sent = False
         self._lead = RunAhead(at_first=self._page_size)
+        self._most_row_tokens = hello.max_row_tokens
+        self._row_tokens = RecentMaximum()
         self._sent = 0
         self._retired = 0
         self._finishes = 0.0
@@ -47,12 +50,13 @@ class Credit:
         return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
 
     def lead(self) -> int:
-        """As measured, and at least a page."""
-        return max(self._lead.steps, self._page_size)
+        """The steps as measured, each of as many tokens as a row recently drew at most, and at least a page. A row that
+        may draw several has credit for all of them: with less it would try fewer."""
+        return max(self._lead.steps * self._drawn_tokens + self._most_row_tokens - 1, self._page_size)
 
     def slack(self) -> int:
-        """A page: all slots together then need about one Grant per page of steps."""
-        return self._page_size
+        """The tokens that a row draws in a page of steps. All slots together then need about one Grant in that time."""
+        return self._page_size * self._drawn_tokens
 
     def most_started(self, ending: int) -> int:
         """The rows, and as many more as may end before their successors, granted then, could arrive."""
@@ -82,10 +86,17 @@ class Credit:
         sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
+        if self._most_row_tokens > 1 and len(report.count):
+            self._row_tokens.add(int(report.count.max()))
         if steps := report.steps:
             keep = max(0.0, 1.0 - steps / _RATE_STEPS)
             self._finishes = self._finishes * keep + np.count_nonzero(report.finish)
             self._steps = self._steps * keep + steps
+
+    @property
+    def _drawn_tokens(self) -> int:
+        """The most tokens that a row recently drew in a step."""
+        return self._row_tokens.value or self._most_row_tokens
 
     @property
     def finish_rate(self) -> float:

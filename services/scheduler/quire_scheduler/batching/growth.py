@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.lifecycle import Lifecycle
     from quire_scheduler.core.replica import Replica
 
-_NOBODY = np.empty(0, np.intp)
+_NO_SLOTS = np.empty(0, np.intp)
 
 
 class Grown(NamedTuple):
@@ -42,7 +42,7 @@ class Growth:
         self._replica = replica
         self._lifecycle = lifecycle
         self._policy = policy
-        self._slot: NDArray[np.intp] = _NOBODY
+        self._slot: NDArray[np.intp] = _NO_SLOTS
         self._count: NDArray[np.int32] = np.empty(0, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
 
@@ -91,7 +91,7 @@ class Growth:
             np.repeat(np.arange(groups, dtype=np.int32), int(count.sum())),
             np.array([page for pages in self._pages for page in pages], np.int32),
         )
-        self._slot, self._count, self._pages = _NOBODY, self._count[:0], [[] for _ in self._pages]
+        self._slot, self._count, self._pages = _NO_SLOTS, self._count[:0], [[] for _ in self._pages]
         return grown
 
     def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:

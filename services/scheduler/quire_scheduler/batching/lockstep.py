@@ -17,6 +17,7 @@ class Lockstep:
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
         self._budget = make_budget(config, hello, step_limit=1)
+        self._lead = hello.max_row_tokens - 1
         self._outstanding = 0
         # The worker did something, so there may be a next step even if nothing new is granted.
         self._progress = False
@@ -25,8 +26,8 @@ class Lockstep:
         return not self._outstanding
 
     def lead(self) -> int:
-        """The next token alone."""
-        return 0
+        """The tokens of the next step alone."""
+        return self._lead
 
     def slack(self) -> int:
         """None."""

@@ -17,6 +17,25 @@ MOST_STEPS = 512
 _WINDOW = 32
 
 
+class RecentMaximum:
+    """The largest of the last measurements: of one window, and of the one before it. 0 before the first."""
+
+    def __init__(self) -> None:
+        self._measured = self._largest = self._largest_before = 0
+
+    @property
+    def value(self) -> int:
+        """The largest."""
+        return max(self._largest, self._largest_before)
+
+    def add(self, measured: int) -> None:
+        """Take a measurement in."""
+        if self._measured == _WINDOW:
+            self._largest_before, self._largest, self._measured = self._largest, 0, 0
+        self._largest = max(self._largest, measured)
+        self._measured += 1
+
+
 class _Sent(NamedTuple):
     seq: int
     # The last step that had been reported, and Reports of stalled slots until then.
@@ -32,15 +51,12 @@ class RunAhead:
         self._sent: deque[_Sent] = deque()
         self._completed = 0
         self._stalls = 0
-        self._measured = 0
-        self._largest = 0
-        self._largest_before = 0
+        self._distance = RecentMaximum()
 
     @property
     def steps(self) -> int:
         """How far ahead credit must reach so that it does not run out before the next arrives."""
-        largest = max(self._largest, self._largest_before)
-        return min((largest or self._at_first) + MARGIN, MOST_STEPS)
+        return min((self._distance.value or self._at_first) + MARGIN, MOST_STEPS)
 
     def sent(self, seq: int) -> None:
         """A Grant is on its way."""
@@ -58,11 +74,5 @@ class RunAhead:
             first = report.first_step + int(report.step_applied.searchsorted(sent.seq))
             distance = first - sent.completed
             # The worker stood still meanwhile: without that it would have run further.
-            self._measure(2 * distance if self._stalls > sent.stalls else distance)
+            self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
         self._completed = report.first_step + report.steps - 1
-
-    def _measure(self, distance: int) -> None:
-        if self._measured == _WINDOW:
-            self._largest_before, self._largest, self._measured = self._largest, 0, 0
-        self._largest = max(self._largest, distance)
-        self._measured += 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_common.errors import Internal, require
 from quire_scheduler.batching.token_matrix import TokenMatrix
-from quire_scheduler.core.invariant import require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,7 +101,8 @@ class SlotTable:
     def held(self, slot: int) -> Request:
         """Who holds an active slot."""
         request = self.holder[slot]
-        assert request is not None
+        if request is None:
+            raise Internal("INTEGRITY", f"Slot {slot} has no sequence.", "Report it with the scheduler's log.")
         return request
 
     def ready_len(self, slot: int) -> int:
@@ -133,6 +134,21 @@ class SlotTable:
             self.settle_output(full)
         self.tokens.put_tokens(slot, token)
         self.known_len[slot] += len(token)
+
+    def append_rows(self, slot: NDArray[np.int32], count: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+        """Append to each of the slots, which are distinct and held, its row of `count` tokens, 0 or more; the rows
+        follow one another in `token`. Tokens of a slot without room move to its request's output first."""
+        full = self.tokens.full_slots(slot, count)
+        for each in full.tolist():
+            self.settle_output(each)
+        if len(full) and int(count.max()) > self.tokens.most:
+            ends = count.cumsum().tolist()
+            for each, some, end in zip(slot.tolist(), count.tolist(), ends, strict=True):
+                self.settle_output(each)
+                self.held(each).output.extend(token[end - some : end].tolist())
+        else:
+            self.tokens.put_rows(slot, count, token)
+        self.known_len[slot] += count
 
     def settle_output(self, slot: int) -> None:
         """Bring the output of the slot's request up to date."""

@@ -1,6 +1,7 @@
 """Reads a Report into the replica: tokens to their requests, finished sequences out, finished moves settled.
 
-Usual steps - every row one token of the slot's present holder - are array work, with no object per row.
+Steps whose rows are all of their slots' present holders are array work, with no object per row, whether a row brings
+one token, several or, if it was held, none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from quire_scheduler.kv.page_moves import MoveEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from quire_common.credit import Report
     from quire_scheduler.core.lifecycle import Lifecycle
@@ -120,20 +123,23 @@ class OutputProcessor:
             raise Internal("BAD_SLOT", "The worker reported a slot that it does not have.", "See the worker's log.")
         applied = report.step_applied.repeat(report.step_rows)
         present = slots.held_since(slot, applied)
+        with_tokens = int(np.count_nonzero(report.count))
         # Counts add up to the tokens: where none is 0, all are 1.
-        usual = len(slot) == len(report.token) == np.count_nonzero(report.count) == np.count_nonzero(present)
+        single = len(slot) == len(report.token) == with_tokens
+        mine = len(slot) == np.count_nonzero(present)
         ends = bool(np.count_nonzero(finish))
         reasons = FINISH_REASONS[finish] if ends else finish
         rows = Rows(slots.session[slot], slots.handle[slot], report.count, report.token, reasons, report.logprobs)
         owners: dict[int, Request | None] = {}
-        if usual:
+        if not mine:
+            owners = {i: slots.held_at(int(slot[i]), int(applied[i])) for i in np.flatnonzero(~present).tolist()}
+            self._append_late(report, rows, owners)
+        if single and mine:
             self._append(report)
         else:
-            owners = {i: slots.held_at(int(slot[i]), int(applied[i])) for i in np.flatnonzero(~present).tolist()}
-            self._append_unusual(report, rows, owners)
+            self._append_rows(report, present)
         drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
-        first = slots.prefilling[slot]
-        heads: list[int] = slot[first if usual else first & (report.count > 0) & present].tolist()
+        heads = self._first_rows(report, present)
         self._first_tokens(heads, now)
         if ends:
             drop += self._end_finished(report, rows, owners, fence, now)
@@ -141,8 +147,9 @@ class OutputProcessor:
             self._handle_errors(report.error, fence, now)
         if heads or owners:
             self._end_prefilled(heads, owners.values(), now)
-        if drop:
-            keep = np.ones(len(slot), np.bool_)
+        if drop or with_tokens < len(slot):
+            # A held row says nothing: neither a token nor an end.
+            keep = (report.count != 0) | (finish != 0)
             keep[drop] = False
             rows = rows.select(keep)
         self._replica.outputs.add_rows(rows)
@@ -160,23 +167,41 @@ class OutputProcessor:
             slots.append_tokens(report.slot[at : at + rows], report.token[None, at : at + rows])
             at += rows
 
-    def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
-        """Append the tokens row by row, where some rows have other than one token, or belong to former holders:
-        `owners`, by row. Rows of former holders get their own session and handle in `rows`."""
-        slots = self._replica.slots
-        at, tokens = 0, report.token.tolist()
-        for index, (slot, count) in enumerate(zip(report.slot.tolist(), report.count.tolist(), strict=True)):
-            mine, at = tokens[at : at + count], at + count
-            if index not in owners:
-                if count:
-                    slots.settle_output(slot)
-                    slots.held(slot).output.extend(mine)
-                    slots.known_len[slot] += count
+    def _first_rows(self, report: Report, present: NDArray[np.bool_]) -> list[int]:
+        """Return the slots whose `present` holders have drawn their first tokens since their starts."""
+        first = self._replica.slots.prefilling[report.slot]
+        if not np.count_nonzero(first):
+            return []
+        heads: list[int] = report.slot[first & (report.count > 0) & present].tolist()
+        return heads
+
+    def _append_rows(self, report: Report, present: NDArray[np.bool_]) -> None:
+        """Append the tokens of the rows that are of their slots' `present` holders, step by step, whatever their
+        counts."""
+        slots, ends, at, first = self._replica.slots, report.count.cumsum(), 0, 0
+        every = bool(present.all())
+        for rows in report.step_rows.tolist():
+            if not rows:
                 continue
+            slot, count = report.slot[at : at + rows], report.count[at : at + rows]
+            last = int(ends[at + rows - 1])
+            token = report.token[first:last]
+            if not every:
+                mine = present[at : at + rows]
+                slot, count, token = slot[mine], count[mine], token[mine.repeat(count)]
+            if len(slot):
+                slots.append_rows(slot, count, token)
+            at, first = at + rows, last
+
+    def _append_late(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
+        """Give the tokens of rows of slots' former holders (`owners`, by row) to these, and the rows in `rows` their
+        sessions and handles."""
+        ends = report.count.cumsum()
+        for index, request in owners.items():
+            count, end = int(report.count[index]), int(ends[index])
             self._replica.stats.late(count)
-            request = owners[index]
             if request is not None and request.state is not State.FINISHED:
-                request.output.extend(mine)
+                request.output.extend(report.token[end - count : end].tolist())
                 rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 from quire_scheduler.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class PendingQueue:
     def __len__(self) -> int:
         beside = len(self._holding) + len(self._parked) + len(self._set_aside)
         return len(self.policy) + len(self._lookups) + self._num_ready + beside
+
+    @property
+    def deferred(self) -> int:
+        """How many wait for something other than a slot and pages: a lookup, a handover, or pages on their way."""
+        return len(self._lookups) + len(self._holding) + len(self._parked) + len(self._set_aside)
 
     def ahead(self, now: float) -> int:
         """Return how many requests have left the policy and wait for a slot, without those whose lookup takes so long

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.errors import require
 from quire_scheduler.batching.grant_policy import most_rows
 from quire_scheduler.batching.slot_table import SlotTable
 from quire_scheduler.core.deadlines import Deadlines
 from quire_scheduler.core.expected_wait import ExpectedWait
-from quire_scheduler.core.invariant import require
 from quire_scheduler.core.outputs import OutputBuffer
 from quire_scheduler.core.pending_queue import PendingQueue
 from quire_scheduler.core.queue_policy import POLICIES

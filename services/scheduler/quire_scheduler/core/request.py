@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 from quire_scheduler.core.timing import Timing
 from quire_scheduler.disaggregation.handover import NO_TRANSFER
 
@@ -183,7 +183,9 @@ class Request:
         """The request has lost its slot; `counts` says whether that is a preemption, for lack of pages."""
         self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
-        self.preemptions += counts
+        if counts:
+            self.preemptions += 1
+            self.timing.preempted(now)
 
     def count_lost_pages(self) -> int:
         """Count that the worker lost the request's pages. Returns how often it has."""

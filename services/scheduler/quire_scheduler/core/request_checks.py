@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import DeadlineExceeded, InvalidArgument, Overloaded, Unavailable, spread_retry_s
+from quire_common.structured.capability import check_capable
 
 if TYPE_CHECKING:
     from quire_common.credit import WorkerHello
@@ -37,6 +38,7 @@ class RequestChecks:
         self._max_waiting = config.max_waiting
         self._max_wait_s = config.max_queue_wait_s or math.inf
         self._vocab_size = hello.model.vocab_size
+        self._capabilities = hello.model.capabilities
         self._waiting = waiting
         self._expected_wait = expected_wait
         of_model = min(hello.model.max_model_len, config.max_model_len or hello.model.max_model_len)
@@ -76,8 +78,8 @@ class RequestChecks:
         self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, or no token left to
-        generate."""
+        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, no token left to
+        generate, or a constraint that the worker cannot apply."""
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop
         if not len(prompt):
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one.", param="prompt")
@@ -103,6 +105,8 @@ class RequestChecks:
                 "Resume only what has tokens left.",
                 param="max_tokens",
             )
+        if sequence.constraint is not None:
+            check_capable(self._capabilities, sequence.constraint)
 
     def _too_long(self, known: int) -> InvalidArgument:
         """Return the error for a sequence of `known` tokens that exceeds this replica's pages or the model's

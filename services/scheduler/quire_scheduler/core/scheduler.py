@@ -294,6 +294,17 @@ class Scheduler:
         )
 
     @property
+    def deferred(self) -> int:
+        """How many of the waiting requests wait for the kvstore or another engine, not for a slot."""
+        return self._replica.waiting.deferred
+
+    def oldest_wait_s(self, now: float) -> float:
+        """Return how long the request has waited that waits longest; 0.0 if none does. A request that was preempted
+        waits since then."""
+        waiting = [request.timing.waiting_since_s for request in self._replica.requests.values() if request.waits]
+        return max(0.0, now - min(waiting)) if waiting else 0.0
+
+    @property
     def cached_pages(self) -> int:
         """Free pages of the fullest KV group that still hold a named prefix."""
         return min(self._replica.pools.pools, key=lambda p: p.free).idle

@@ -36,6 +36,7 @@ class Timing:
     first_start_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
+    preempted_s: tuple[float, ...] = ()
     _run_s: float = 0.0
     _run_token_s: float = 0.0
     _run_output: int = 0
@@ -89,6 +90,10 @@ class Timing:
             self._add("prefill", now - self._run_s, 0)
         self._run_s = self._run_token_s = 0.0
         self.waiting_since_s = now
+
+    def preempted(self, now: float) -> None:
+        """The request lost its slot for lack of pages."""
+        self.preempted_s = (*self.preempted_s, now)
 
     def finished(self, now: float) -> None:
         """The request ended; where it never started, its whole wait counts as queue."""

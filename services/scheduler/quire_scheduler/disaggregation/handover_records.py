@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

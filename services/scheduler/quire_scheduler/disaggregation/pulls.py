@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
-from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
+from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable, require
 from quire_common.sequence import page_extras
 from quire_common.ticket import Ticket, check_compatible, tail_handle
-from quire_scheduler.core.invariant import require
 from quire_scheduler.core.outputs import PulledNote
 from quire_scheduler.core.request import State
 from quire_scheduler.kv.page_allocator import NO_FENCE
@@ -134,7 +133,9 @@ class Pulls:
         except FailedPrecondition as error:
             return error
         if not ticket.sources:
-            return Unavailable("NO_SOURCE", "The ticket names nobody who serves pages.", "Compute, or prefill again.")
+            return Unavailable(
+                "NO_SOURCE", "The ticket names no worker that serves pages.", "Compute, or prefill again."
+            )
         size, whole = self._geometry.page_size, len(ticket.page_hashes)
         identify(request, size)
         first, end = whole * size, ticket.tokens()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
+from quire_common.errors import require
 from quire_common.sequence import page_extras
 from quire_common.ticket import Ticket, tail_handle
-from quire_scheduler.core.invariant import require
 from quire_scheduler.core.request import State
 from quire_scheduler.kv.page_identity import identify
 from quire_scheduler.kv.page_moves import Move

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.credit import MoveKind
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 from quire_scheduler.core.request import State
 from quire_scheduler.kv.offload import Offload
 from quire_scheduler.kv.page_identity import most_hits
@@ -123,7 +123,7 @@ class KvTraffic:
         self._stats = stats
         self.watched_boot_id = 0
         """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
-        self._breaker = CircuitBreaker(clock=lambda: self._now)
+        self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_lookup")
         self._now = 0.0
         self._effects = Effects()
         # By uid, of requests that have not ended.

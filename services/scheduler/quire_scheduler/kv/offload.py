@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.credit import MoveKind
+from quire_common.errors import require
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import OFF, ON_EVICT, SELECTIVE
-from quire_scheduler.core.invariant import require
 from quire_scheduler.kv.page_moves import Move
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _LEAST_SHARE = 2 * BATCH_PAGES
 _MOST_DOUBTED = 65536
 # Pages that are looked at before they are evicted, as a share of all, within bounds; again when a quarter is used up.
 _WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
-_NOBODY = RequestContext("offload")
+_NO_REQUEST = RequestContext("offload")
 
 
 class _Chain(NamedTuple):
@@ -82,7 +82,7 @@ class Offload:
         self._names = names
         self._moves = moves
         self._cache = cache
-        self._breaker = CircuitBreaker(clock=lambda: self._now)
+        self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_store")
         self._stats = stats
         self._now = 0.0
         # By uid: leading pages of a request's run that the kvstore was offered, where there are any.
@@ -275,7 +275,7 @@ class Offload:
         """Begin the moves that store the chain, which begins at the request's page `first`, and note that the kvstore
         has it."""
         self._breaker.begin_try()
-        context = _NOBODY if request is None else request.context
+        context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
             cut = slice(max(start - 1, 0), start + _MOVE_PAGES)
             for group, table in enumerate(chain.tables):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,8 +10,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire_common.errors import FailedPrecondition
-from quire_scheduler.core.invariant import require
+from quire_common.errors import FailedPrecondition, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire_scheduler.core.invariant import require
+from quire_common.errors import require
 from quire_scheduler.core.request import State
 from quire_scheduler.kv.page_identity import identify, most_hits
 

@@ -7,6 +7,7 @@ is called synchronously. Knows nothing of protobuf.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _TICK_S = 0.1
+# Looking for the oldest request takes a look at each.
+_TICKS_PER_OLDEST_WAIT = 10
 _LAST_SESSION = 2**31 - 1
 _READY, _DRAINING = "ready", "draining"
 
@@ -62,6 +65,8 @@ class Engine:
         self.roles = Roles(config.role)
         self.core: Scheduler | None = None
         self.draining = False
+        # How long a request has waited for a slot that has waited longest; looked for once a second.
+        self.oldest_wait_s = 0.0
         # It says that it drains, and still takes requests from routers that have not heard of it.
         self._leaving = False
         # The worker stops: it finishes what it holds, in this epoch.
@@ -106,6 +111,7 @@ class Engine:
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.pages_changed.set)
         self._meter = metrics.Meter()
+        metrics.describe(hello, prefix_caching=self.config.enable_prefix_caching)
         self._worker_drains = False
         if self.draining:
             self.core.drain()
@@ -261,15 +267,18 @@ class Engine:
     async def tick(self) -> None:
         """Run for ever: every 0.1 s sinks may send a heartbeat, a Grant is asked for, which fails requests past their
         deadline, and metrics are updated."""
-        while True:
+        for tick in itertools.count():
             await asyncio.sleep(_TICK_S)
             for sink in self._sinks.values():
                 sink.beat()
             if self.core is not None:
                 # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
                 self._kick()
-                metrics.show(self.core.load(), self.core.cached_pages)
+                metrics.show(self.core.load(), self.core.cached_pages, self.core.deferred)
                 self._meter.count(self.core.stats)
+            if tick % _TICKS_PER_OLDEST_WAIT == 0:
+                self.oldest_wait_s = self.core.oldest_wait_s(now_s()) if self.core is not None else 0.0
+                metrics.show_oldest_wait(self.oldest_wait_s)
 
     def leave(self) -> None:
         """Say from now on that this replica drains, so that routers place nothing more here; what comes is still

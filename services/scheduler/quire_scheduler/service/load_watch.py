@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from quire.v1 import scheduler_pb2
 from quire_common.columns import saturated_u32
 from quire_common.credit.hello import epoch_to_pb
+from quire_common.identity.expiry import first_expiry
+from quire_common.version import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,6 +20,7 @@ _LEAST_INTERVAL_MS = 10
 _MOST_INTERVAL_MS = 60_000
 # A watcher hears something at least so often, so that it can tell silence from death.
 _HEARTBEAT_S = 2.0
+_VERSION = installed_version("quire-scheduler")
 # Fields that hold 32 bits. 5,000 prompts of a million tokens wait with more tokens than that.
 _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field.type == field.TYPE_UINT32}
 
@@ -45,6 +48,9 @@ def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
         progress=engine.progress,
         detail=engine.detail[:500],
         role=engine.roles.role,
+        oldest_wait_ms=saturated_u32(round(engine.oldest_wait_s * 1000)),
+        version=_VERSION,
+        certificate_expiry_unix_s=int(first_expiry()),
     )
     if engine.core is not None:
         figures = engine.core.load()

@@ -36,8 +36,8 @@ class RequestSpans:
             span.end()
 
     def end(self, request: Request, reason: str, code: str) -> None:
-        """End the request's span, with its time in the queue as a child span, its first token as an event and its usage
-        as attributes."""
+        """End the request's span, with its time in the queue as a child span, its first token and its preemptions as
+        events, and its usage as attributes."""
         span = self._spans.pop((request.session, request.handle), None)
         if span is None:
             return
@@ -46,6 +46,8 @@ class RequestSpans:
         tracing.record_span("scheduler.queue", parent, submitted, _ns(timing.first_start_s or timing.finished_s))
         if timing.first_token_s:
             span.add_event("first token", timestamp=_ns(timing.first_token_s))
+        for preempted_s in timing.preempted_s:
+            span.add_event("preempted", timestamp=_ns(preempted_s))
         span.set_attributes(
             {
                 "quire.finish_reason": reason,

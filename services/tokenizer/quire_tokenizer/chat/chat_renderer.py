@@ -117,7 +117,7 @@ class ChatRenderer:
         if total > self._max_bytes or len(request.template) > _MAX_TEMPLATE_CHARS:
             raise TooLarge(
                 "TEXT_TOO_LARGE",
-                f"The conversation has {total} bytes; at most {self._max_bytes} are taken.",
+                f"The conversation has {total} bytes; at most {self._max_bytes} are accepted.",
                 "Send a shorter conversation.",
                 param="messages",
             )
@@ -168,7 +168,7 @@ def _compile(name: str, source: str) -> None:
     except TemplateSyntaxError as error:
         raise ConfigError(
             "BAD_CHAT_TEMPLATE",
-            f"The model's chat template {name!r} is no valid template: line {error.lineno}: {error.message}.",
+            f"The model's chat template {name!r} is not valid: line {error.lineno}: {error.message}.",
             "Correct it, or give another with --chat-template.",
             param="chat_template",
         ) from error

@@ -63,16 +63,18 @@ class Conversation:
 def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
     """Parse and check the messages, the tools and the template's arguments. Raises InvalidArgument or Unsupported that
     says which message is wrong, and why."""
-    messages = _load(messages_json, "messages", list)
-    tools = _load(tools_json, "tools", list) if tools_json else None
-    kwargs = _load(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
+    messages = load_json(messages_json, "messages", list)
+    tools = load_json(tools_json, "tools", list) if tools_json else None
+    kwargs = load_json(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
     if not messages:
         raise _bad("NO_MESSAGES", "The conversation has no messages.", "Send at least one.")
     for key in sorted(RESERVED & kwargs.keys()):
-        raise _bad("RESERVED_TEMPLATE_ARGUMENT", f"{key} is no template argument.", "Use the field of that name.", key)
+        raise _bad(
+            "RESERVED_TEMPLATE_ARGUMENT", f"{key} is not a template argument.", "Use the field of that name.", key
+        )
     for index, tool in enumerate(tools or []):
         if not isinstance(tool, dict):
-            raise _bad("BAD_TOOL", f"tools[{index}] is no object.", 'Send {"type": "function", ...}.', "tools")
+            raise _bad("BAD_TOOL", f"tools[{index}] is not an object.", 'Send {"type": "function", ...}.', "tools")
     conversation = Conversation([_message(m, f"messages[{i}]") for i, m in enumerate(messages)], tools or None, kwargs)
     _check_depth(conversation.values, MAX_DEPTH)
     try:
@@ -85,7 +87,7 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
     return conversation
 
 
-def _load(text: str, param: str, kind: type) -> Any:
+def load_json(text: str, param: str, kind: type) -> Any:
     """Parse JSON that must be of this kind, a list or an object. Raises InvalidArgument, also for JSON that is nested
     too deeply."""
     if len(text) > MAX_STRUCTURE:
@@ -95,7 +97,7 @@ def _load(text: str, param: str, kind: type) -> Any:
     except RecursionError as error:
         raise _too_deep(param) from error
     except ValueError as error:
-        raise _bad("INVALID_JSON", f"{param} is no valid JSON.", "Send JSON.", param) from error
+        raise _bad("INVALID_JSON", f"{param} is not valid JSON.", "Send JSON.", param) from error
     if not isinstance(value, kind):
         expected = "a list" if kind is list else "an object"
         raise _bad("INVALID_JSON", f"{param} is not {expected}.", f"Send {expected}.", param)
@@ -105,7 +107,7 @@ def _load(text: str, param: str, kind: type) -> Any:
 def _message(message: Any, where: str) -> dict[str, Any]:
     """Return a checked copy of a message; `where` names it in errors. Raises InvalidArgument or Unsupported."""
     if not isinstance(message, dict):
-        raise _bad("BAD_MESSAGE", f"{where} is no object.", 'Send {"role": ..., "content": ...}.')
+        raise _bad("BAD_MESSAGE", f"{where} is not an object.", 'Send {"role": ..., "content": ...}.')
     role = message.get("role")
     if role not in ROLES:
         raise _bad("BAD_ROLE", f"{where} has the role {str(role)[:50]!r}.", f"Use one of {', '.join(ROLES)}.")
@@ -115,7 +117,11 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         result["content"] = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
     elif content is None:
         if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
-            raise _bad("NO_CONTENT", f"{where} has no content.", "Only an assistant's tool calls need none.")
+            raise _bad(
+                "NO_CONTENT",
+                f"{where} has no content.",
+                "Send content; only an assistant's message with tool calls may leave it out.",
+            )
     elif not isinstance(content, str):
         raise _bad("BAD_CONTENT", f"{where}.content is neither text nor a list of parts.", "Send a string.")
     if message.get("tool_calls") is not None:
@@ -126,7 +132,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 def _part(part: Any, where: str) -> dict[str, Any]:
     """Return a content part, which must be text. Raises InvalidArgument, or Unsupported for a part of another type."""
     if not isinstance(part, dict):
-        raise _bad("BAD_CONTENT", f"{where} is no object.", 'Send {"type": "text", "text": ...}.')
+        raise _bad("BAD_CONTENT", f"{where} is not an object.", 'Send {"type": "text", "text": ...}.')
     kind = part.get("type")
     if kind != "text":
         raise Unsupported(
@@ -136,7 +142,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
             param="messages",
         )
     if not isinstance(part.get("text"), str):
-        raise _bad("BAD_CONTENT", f"{where}.text is no string.", "Send a string.")
+        raise _bad("BAD_CONTENT", f"{where}.text is not a string.", "Send a string.")
     return {"type": "text", "text": part["text"]}
 
 
@@ -144,7 +150,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Check the tool calls, and parse their arguments: OpenAI writes these as JSON in a string, templates expect the
     object. Raises InvalidArgument."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise _bad("BAD_TOOL_CALLS", f"{where} is no list of objects.", "Send OpenAI's tool_calls.")
+        raise _bad("BAD_TOOL_CALLS", f"{where} is not a list of objects.", "Send OpenAI's tool_calls.")
     results = []
     for index, call in enumerate(calls):
         function = call.get("function")
@@ -152,7 +158,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise _bad("BAD_TOOL_CALLS", f"{where}[{index}].function has no name.", "Name the function called.")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            arguments = _load(arguments, f"{where}[{index}].function.arguments", dict) if arguments.strip() else {}
+            arguments = load_json(arguments, f"{where}[{index}].function.arguments", dict) if arguments.strip() else {}
         results.append(call | {"function": function | {"arguments": arguments if arguments is not None else {}}})
     return results
 

@@ -6,20 +6,17 @@ it after a while, and should the parent be gone, an alarm does. It opens no sock
 
 from __future__ import annotations
 
-import json
-import resource
 import signal
-import struct
 import sys
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Any
 
 from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
 from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
+from quire_tokenizer.children.frames import limit_process, read_frame, write_frame
 
-LENGTH = struct.Struct(">I")
 _CACHED_TEMPLATES = 16
 # A traceback of the deepest recursion must still fit on the stack.
 _RECURSION_LIMIT = 1000
@@ -29,11 +26,8 @@ def main() -> int:
     """Answer the jobs that come on stdin, one by one, until it ends. The process's arguments are its memory limit in
     bytes, and the seconds after which a single job kills it."""
     memory_bytes, alarm_s = int(sys.argv[1]), float(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent says when to end
     sys.setrecursionlimit(_RECURSION_LIMIT)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    limit_process(memory_bytes)
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, {"ready": True})
     while (job := read_frame(jobs)) is not None:
@@ -62,22 +56,6 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": "recursion", "message": ""}
     except Exception as error:  # a template can raise anything: all of it is this job's failure alone
         return _error("failed", error)
-
-
-def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """Read one length-framed message; None at the end of the stream."""
-    header = stream.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        return None
-    loaded: dict[str, Any] = json.loads(stream.read(LENGTH.unpack(header)[0]))
-    return loaded
-
-
-def write_frame(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """ASCII JSON, so that any string can travel."""
-    body = json.dumps(message).encode()
-    stream.write(LENGTH.pack(len(body)) + body)
-    stream.flush()
 
 
 @lru_cache(maxsize=_CACHED_TEMPLATES)

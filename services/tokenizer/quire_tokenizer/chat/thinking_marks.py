@@ -49,12 +49,12 @@ def _configured(tokenizer: Tokenizer, text: str) -> ThinkingMarks:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise _bad("is no JSON") from error
+        raise _bad("is not JSON") from error
     if not isinstance(config, dict) or {*config} != {*_KEYS}:
         raise _bad(f"does not have just {' and '.join(_KEYS)}")
     marks = [_ids(tokenizer, config[key]) for key in _KEYS]
     if not all(1 <= len(mark) <= MAX_MARK_TOKENS for mark in marks):
-        raise _bad(f"has a mark that is no text of 1 to {MAX_MARK_TOKENS} tokens")
+        raise _bad(f"has a marker that is not a text of 1 to {MAX_MARK_TOKENS} tokens")
     return ThinkingMarks(*marks)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
+    from quire_tokenizer.output_parsing.parts import Part
     from quire_tokenizer.vocabulary import Vocabulary
 
     Ints = NDArray[np.int32]
@@ -58,6 +60,7 @@ class OpenRequest:
     min_tokens: int = 0
     want_offsets: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    parsing: ParseOptions | None = None
     trace: Any = None
 
 
@@ -83,6 +86,10 @@ class StepText:
     offset_handles: list[int] = field(default_factory=list)
     """Those rows' handles."""
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
+    parts: list[tuple[int, Part]] = field(default_factory=list)
+    """Parts of the texts of requests that are parsed, with their handles."""
+    reasoning_tokens: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens of reasoning of those requests that have more of them by now, with their handles."""
 
     def add_row(self, handle: int, text: str, stop_index: int, used: int) -> None:
         """Append one request's row."""
@@ -106,6 +113,9 @@ class EndedRequest:
     tokens: int
     chars: int
     stopped_by_string: bool
+    parsers: tuple[tuple[str, str], ...] = ()
+    """Kind and name of each parser of its text."""
+    parse_failures: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -113,6 +123,7 @@ class _Open:
     stream: TextStream
     trace: Any
     start_ns: int
+    reasoning_tokens: int = 0
 
 
 class Detokenizer:
@@ -164,11 +175,13 @@ class Detokenizer:
     def _start(self, request: OpenRequest) -> _Open:
         """Check a new request, and make its text stream. It is not open yet."""
         self._check(request)
+        decoder = self._vocabulary.decoder(
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            parsing=request.parsing,
+        )
         stream = TextStream(
-            self._vocabulary.decoder(
-                skip_special_tokens=request.skip_special_tokens,
-                spaces_between_special_tokens=request.spaces_between_special_tokens,
-            ),
+            decoder,
             StopRules(
                 stop_strings(request.stop) if request.stop else None,
                 request.stop_token_ids | self._vocabulary.eos_ids,
@@ -208,6 +221,11 @@ class Detokenizer:
             if stream.offsets is not None:
                 answer.offsets += stream.offsets
                 answer.offset_handles.append(handle)
+            if stream.is_parsed:
+                answer.parts += [(handle, part) for part in stream.take_parts(len(text))]
+                if stream.reasoning_tokens != request.reasoning_tokens:
+                    request.reasoning_tokens = stream.reasoning_tokens
+                    answer.reasoning_tokens.append((handle, request.reasoning_tokens))
             if finish or stop_index >= 0:
                 del opened[handle]
                 self._ended(request, stopped_by_string=stop_index >= 0)
@@ -233,7 +251,14 @@ class Detokenizer:
         stream = request.stream
         self._on_end(
             EndedRequest(
-                request.trace, request.start_ns, time.time_ns(), stream.used_tokens, stream.chars, stopped_by_string
+                request.trace,
+                request.start_ns,
+                time.time_ns(),
+                stream.used_tokens,
+                stream.chars,
+                stopped_by_string,
+                stream.parsers,
+                stream.parse_failures,
             )
         )
 
@@ -255,7 +280,7 @@ class Detokenizer:
                 retry_after_s=1.0,
             )
         if len(request.stop) > limits.max_stop_strings:
-            message = f"{len(request.stop)} stop strings; at most {limits.max_stop_strings} are taken."
+            message = f"{len(request.stop)} stop strings; at most {limits.max_stop_strings} are accepted."
             raise TooLarge("TOO_MANY_STOP_STRINGS", message, "Send fewer.", param="stop")
         if any(len(stop) > limits.max_stop_chars for stop in request.stop):
             message = f"A stop string has more than {limits.max_stop_chars} characters."
@@ -263,21 +288,21 @@ class Detokenizer:
         if not all(request.stop):
             raise InvalidArgument("EMPTY_STOP_STRING", "A stop string is empty.", "Leave it out.", param="stop")
         if len(request.stop_token_ids) > limits.max_stop_token_ids:
-            message = f"{len(request.stop_token_ids)} stop token ids; at most {limits.max_stop_token_ids} are taken."
+            message = f"{len(request.stop_token_ids)} stop token ids; at most {limits.max_stop_token_ids} are accepted."
             raise TooLarge("TOO_MANY_STOP_TOKENS", message, "Send fewer.", param="stop_token_ids")
 
 
 def bad_rows(counted: int, came: int) -> InvalidArgument:
     """The error of rows whose counts do not make their tokens."""
     return InvalidArgument(
-        "BAD_COLUMN", f"The rows count {counted} tokens, but {came} came.", "Send columns that agree."
+        "BAD_COLUMN", f"The rows count {counted} tokens, but {came} were sent.", "Send columns that agree."
     )
 
 
 def _too_many_ids(count: int, most: int) -> TooLarge:
-    message = f"{count} prior ids; at most {most} are taken."
+    message = f"{count} prior ids; at most {most} are accepted."
     return TooLarge("TOO_MANY_TOKEN_IDS", message, "Start the request anew.", param="prior_ids")
 
 
 def _bad_token(token_id: int) -> InvalidArgument:
-    return InvalidArgument("BAD_TOKEN_ID", f"{token_id} is no token id.", "Send ids from 0 up.", param="token_ids")
+    return InvalidArgument("BAD_TOKEN_ID", f"{token_id} is not a token id.", "Send ids from 0 up.", param="token_ids")

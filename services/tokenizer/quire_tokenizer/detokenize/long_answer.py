@@ -15,7 +15,8 @@ def in_parts(answer: StepText) -> list[tuple[StepText, bool]]:
     """Cut the answer into parts of at most MOST_CHARS characters. Returns each with whether its last row's text goes on
     in the next one."""
     parts: list[tuple[StepText, bool]] = []
-    part, chars, offsets_told, asked = StepText(errors=answer.errors), 0, 0, set(answer.offset_handles)
+    part = StepText(errors=answer.errors, parts=answer.parts, reasoning_tokens=answer.reasoning_tokens)
+    chars, offsets_told, asked = 0, 0, set(answer.offset_handles)
     for handle, text, stop_index, used in zip(answer.handle, answer.text, answer.stop_index, answer.used, strict=True):
         at = 0
         while chars + len(text) - at > MOST_CHARS:

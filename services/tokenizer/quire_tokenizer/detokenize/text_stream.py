@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
 from quire_tokenizer.detokenize.stop_matcher import StopMatcher
+from quire_tokenizer.output_parsing.parsed_decoder import ParsedDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_tokenizer.detokenize.incremental_decoder import TextDecoder
     from quire_tokenizer.detokenize.stop_matcher import StopStrings
+    from quire_tokenizer.output_parsing.parts import Part
 
 FINISH_NONE, FINISH_STOP = 0, 1
 
@@ -42,16 +44,20 @@ class TextStream:
         "_decoder",
         "_matched",
         "_matcher",
+        "_parsed",
         "_rules",
         "_seen",
         "_sent",
         "_unseen",
+        "is_parsed",
         "offsets",
         "used_tokens",
     )
 
     def __init__(self, decoder: TextDecoder, rules: StopRules, *, want_offsets: bool = False) -> None:
         self._decoder = decoder
+        self._parsed = decoder if isinstance(decoder, ParsedDecoder) else None
+        self.is_parsed = self._parsed is not None
         self._rules = rules
         self._matcher = StopMatcher(rules.stops) if rules.stops is not None else None
         self._backlog: list[str] = []
@@ -81,6 +87,8 @@ class TextStream:
         text, _, _ = self.advance(prior_ids, FINISH_NONE)
         seen = min(self._unseen, len(text))
         self._unseen -= seen
+        if self._parsed is not None:
+            self._parsed.take_parts(seen)
         self._backlog = [*backlog, text[seen:]] if seen < len(text) else backlog
 
     def end_replay(self) -> None:
@@ -88,7 +96,7 @@ class TextStream:
         if self._unseen:
             raise InvalidArgument(
                 "RESUME_MISMATCH",
-                f"The prior tokens make {self._unseen} characters less than were sent.",
+                f"The prior tokens make {self._unseen} characters fewer than were sent.",
                 "Send all prior ids, with the options that the request had from its start.",
                 param="chars_sent",
             )
@@ -140,6 +148,25 @@ class TextStream:
         if self._backlog:
             text = self._take_backlog(text)
         return text, self._stop_index, used
+
+    def take_parts(self, chars: int) -> list[Part]:
+        """Return the parts of a text of so many characters that `advance` returned; none where no parser is."""
+        return self._parsed.take_parts(chars) if self._parsed is not None else []
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far that the model has thought."""
+        return self._parsed.reasoning_tokens if self._parsed is not None else 0
+
+    @property
+    def parsers(self) -> tuple[tuple[str, str], ...]:
+        """Kind and name of each parser of the text."""
+        return self._parsed.parsers if self._parsed is not None else ()
+
+    @property
+    def parse_failures(self) -> Sequence[str]:
+        """Return the faults of the tool calls of the text."""
+        return self._parsed.failures if self._parsed is not None else ()
 
     @property
     def chars(self) -> int:

@@ -34,14 +34,14 @@ class WholeDecoder:
         """Decode each column of ids to a text. Ids beyond the vocabulary add nothing. Raises TooLarge,
         InvalidArgument."""
         if len(columns) > self._max_texts:
-            message = f"{len(columns)} texts; at most {self._max_texts} are taken."
+            message = f"{len(columns)} texts; at most {self._max_texts} are accepted."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
 
         def work() -> list[str]:
             ids = [column.tolist() for column in columns]
             return self._vocabulary.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
 
-        return await self._run(columns, work)
+        return await self._check_and_run(columns, work)
 
     async def token_bytes(self, column: Ids) -> list[bytes]:
         """Return the bytes that each token adds to a text that goes on. Raises TooLarge, InvalidArgument."""
@@ -49,17 +49,17 @@ class WholeDecoder:
         def work() -> list[bytes]:
             return [self._vocabulary.token_bytes(i) for i in column.tolist()]
 
-        return await self._run([column], work)
+        return await self._check_and_run([column], work)
 
-    async def _run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
-        """Check the columns, then run `work`, in a thread where there are many ids. Raises TooLarge,
-        InvalidArgument."""
+    async def _check_and_run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
+        """Check the columns, then run `work`, in a thread where there are many ids. Raises TooLarge for too many ids
+        and InvalidArgument for negative ones; ids beyond the vocabulary pass."""
         total = sum(map(len, columns))
         if total > self._max_token_ids:
-            message = f"{total} token ids; at most {self._max_token_ids} are taken."
+            message = f"{total} token ids; at most {self._max_token_ids} are accepted."
             raise TooLarge("TOO_MANY_TOKEN_IDS", message, "Send fewer at a time.", param="token_ids")
         for column in columns:
             if len(column) and int(column.min()) < 0:
-                message = f"{int(column.min())} is no token id."
+                message = f"{int(column.min())} is not a token id."
                 raise InvalidArgument("BAD_TOKEN_ID", message, "Send ids from 0 up.", param="token_ids")
         return work() if total <= _INLINE_TOKENS else await self._pool.run(work)

@@ -8,11 +8,13 @@ raises is taken apart (see isolated_steps.py); an error of CUDA's own ends the d
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.logits_states import LogitsStates
+from quire_worker.cuda.masks.held_rows import take_held, tell_tokens
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_columns import StepColumns, is_next_step
 from quire_worker.cuda.step_extras import StepExtras
@@ -131,7 +134,7 @@ class CudaDevice:
             self._ended.append(run_isolated(batch, error, self._run_alone, self._examine, again=again))
             self.wake()
         else:
-            self._clock.launched()
+            self._clock.note_launch()
             self._launched.put(in_flight)
 
     def _launch(self, batch: StepBatch) -> _InFlightStep:
@@ -189,7 +192,7 @@ class CudaDevice:
         """The function by which a step changes logits on the host; None if no row runs Python."""
         if not _runs_python(batch):
             return None
-        return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
+        return partial(self._host_rows.edit, batch, places)
 
     def prepare(self) -> bool:
         """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails,
@@ -240,6 +243,10 @@ class CudaDevice:
     def close(self) -> None:
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
+        if self._body.masks is not None and not self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing any more
+                self._stream.synchronize()
+            self._body.masks.close()
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:
         """Decide how a step is launched. The plan of an earlier step is used again while the same sequences decode."""
@@ -291,7 +298,7 @@ class CudaDevice:
                 item.set()
             elif self._broken is None:
                 self._end(item)
-                self._clock.ended()
+                self._clock.note_end()
                 self.wake()
 
     def _end(self, in_flight: _InFlightStep) -> None:
@@ -322,17 +329,20 @@ class CudaDevice:
         failed = failed_samples(batch, token) | in_flight.extras.failed
         if batch.controls:
             self._repetition.end(batch, token, finish)
+        held = take_held(batch, token)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
+        tell_tokens(batch, token, finish)
         return StepOutcome(
-            token=token,
+            token=token[:, None],
             finish=finish,
             failed=failed,
             logprobs=in_flight.extras.logprob_columns(token),
             timing=DeviceTiming(prepare_us=in_flight.prepare_us, forward_us=forward_us, sample_us=0),
             wait_us=wait_us,
             scores=in_flight.extras.score_columns(),
+            held=held,
         )
 
     def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:
@@ -344,13 +354,14 @@ class CudaDevice:
 
 
 def _size_of(batch: StepBatch) -> StepSize:
-    """The size of a step without padding: decode rows, prefill rows and chunks, and whether some row is filtered or has
-    a logits processor state on the device."""
+    """The size of a step without padding: decode rows, prefill rows and chunks, and whether some row is filtered, has a
+    logits processor state on the device, or has a grammar."""
     decodes = int(np.count_nonzero(batch.fed))
     filtered = bool(batch.draws["filtered"].any())
     changed = (each.changes_logits and not each.runs_python for each in batch.controls.values())
     controlled = bool(batch.controls) and any(changed)
-    return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered, controlled)
+    masked = bool(batch.constraints)
+    return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered, controlled, masked)
 
 
 def _runs_python(batch: StepBatch) -> bool:

@@ -13,12 +13,15 @@ import torch
 
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_runner import as_slot_error
+from quire_worker.ops.triton.kernels.mask import HAS_MASK
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.token_mask import MaskKind, TokenMask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire_worker.arrays import Float32, Int32
+    from quire_worker.ops.triton.masks import RowMasks
     from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import StepBatch
 
@@ -38,16 +41,26 @@ class HostRows:
         """Forget all states; all sequences are gone."""
         self._held.clear()
 
-    def edit(self, batch: StepBatch, places: Int32, logits: Tensor, last_token: Tensor, changed: Changed) -> Changed:
+    def edit(
+        self,
+        batch: StepBatch,
+        places: Int32,
+        logits: Tensor,
+        last_token: Tensor,
+        changed: Changed,
+        masks: RowMasks | None = None,
+    ) -> Changed:
         """Apply on the host what the rows that run Python ask of their `logits` [N, V]; returns `changed` with these
         rows added, which are drawn from instead. `places`: row by sequence; last_token [slots]: what was drawn before
-        this step. Waits for the current stream. A row that fails has nothing left to draw, and its controls say why."""
+        this step; `masks`: of a step with grammars. Waits for the current stream. A row that fails has nothing left to
+        draw, and its controls say why."""
         asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()
         sampled = last_token.cpu().numpy()
+        grammars = _Grammars(batch, asked, masks, rows)
         for row, sequence in zip(values.numpy(), asked, strict=True):
-            self._apply(batch, sequence, row, sampled)
+            self._apply(batch, sequence, row, sampled, grammars)
         if changed is None:
             nobody = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
             changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
@@ -56,15 +69,15 @@ class HostRows:
         # The states' addresses have been used; for the draw, anything but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
 
-    def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32) -> None:
+    def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _Grammars) -> None:
         """Change one sequence's `row` of logits in place, by the host's own state of it, which is told the last token
         first. A failure is noted in the batch's controls, and nothing is raised."""
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
         try:
             own = self._own(slot, told)
-            if batch.fed[sequence]:
+            if batch.fed[sequence] and not grammars.was_held(sequence):
                 own.fed(int(sampled[slot]))
-            own.apply(row, batch.blocked.get(sequence))
+            grammars.apply(own, sequence, row)
             if own.failure is not None:
                 told.fail(own.failure)
         except Exception as error:
@@ -78,6 +91,48 @@ class HostRows:
         if held is None or held[0] is not told:
             held = self._held[slot] = told, LogitsState(told.sequence, self._processors)
         return held[1]
+
+
+class _Grammars:
+    """The grammars of the rows `asked` of a step, as the device has read their masks."""
+
+    def __init__(self, batch: StepBatch, asked: list[int], masks: RowMasks | None, rows: Tensor) -> None:
+        self._batch = batch
+        self._held: Int32 | None = None
+        self._blocked = dict(batch.blocked)
+        self._masks: dict[int, TokenMask] = {}
+        if masks is None:
+            return
+        self._held = masks.held.cpu().numpy()
+        kinds, bits, blocked = (
+            each.index_select(0, rows).cpu().numpy() for each in (masks.kind, masks.allowed, masks.blocked)
+        )
+        stop_id = batch.stop_id
+        self._blocked = {
+            row: stop_id[row][stop_id[row] >= 0] for row, blocks in zip(asked, blocked, strict=True) if blocks
+        }
+        for sequence, kind, row in zip(asked, kinds.tolist(), bits, strict=True):
+            if kind == HAS_MASK.value:
+                self._masks[sequence] = TokenMask(MaskKind.BITS, 0, row.tobytes())
+
+    def was_held(self, sequence: int) -> bool:
+        """Whether the token that the sequence feeds was fed before."""
+        own = self._held is not None and sequence in self._batch.constraints
+        return own and bool(self._held[self._batch.slot[sequence]])  # type: ignore[index]  # it is there: own
+
+    def apply(self, controls: LogitsState, sequence: int, row: Float32) -> None:
+        """Change a row of logits by its controls and its grammar, as the reference does. NaN of the model's own stays
+        to be seen."""
+        blocked, mask = self._blocked.get(sequence), self._masks.get(sequence)
+        if mask is None:
+            controls.apply(row, blocked)
+            return
+        sound = bool(np.isfinite(row.max()))
+        mask.restrict(row)
+        controls.apply(row, blocked, mask)
+        mask.restrict(row)
+        if not sound:
+            row[0] = np.nan
 
 
 Changed = tuple["Tensor", "Tensor"] | None

@@ -73,14 +73,15 @@ def launch_error(error: Exception) -> QuireError:
 def _alone(batch: StepBatch, sequence: int) -> StepBatch:
     """The step of one of its sequences, with the columns that the device reads."""
     kept = [sequence]
-    columns = {name: getattr(batch, name)[kept] for name in ("slot", "fed", "last", "stop_id")}
+    bounds = ("bound", "min_len") if len(batch.bound) else ()
+    columns = {name: getattr(batch, name)[kept] for name in ("slot", "fed", "last", "stop_id", *bounds)}
     return dataclasses.replace(select_sequences(batch, kept), **columns)
 
 
 def _failed(error: Exception) -> StepOutcome:
     """The outcome of a step of one sequence, which failed with this error."""
     finish = np.full(1, Finish.ERROR, np.uint8)
-    return StepOutcome(np.full(1, -1, np.int32), finish, {0: launch_error(error)}, None, _NO_TIME, 0)
+    return StepOutcome(np.full((1, 1), -1, np.int32), finish, {0: launch_error(error)}, None, _NO_TIME, 0)
 
 
 def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
@@ -96,6 +97,7 @@ def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
         ),
         wait_us=outcomes[0].wait_us,
         scores={sequence: each.scores[0] for sequence, each in enumerate(outcomes) if each.scores},
+        held=tuple(sequence for sequence, each in enumerate(outcomes) if each.held),
     )
 
 

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.step_layout import StepLayout
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.model.mixers import project
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.logprobs import packed_logprobs
 from quire_worker.threads.cores import usable_cores
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import Tiling
-    from quire_worker.model.decoder import Decoder
+    from quire_worker.model.step_decoder import StepDecoder
+    from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
     from quire_worker.ops.weight import Weight
 
@@ -128,7 +130,7 @@ def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fre
     """Launch a step of padding for each size, on a few of the decoder's layers; with `fresh`, one with a prompt for
     cuDNN too, and at the end logprobs. Under `compile_together` this compiles their kernels."""
     few = copy.copy(body)
-    few.decoder = _few_layers(body.decoder)
+    few.decoder = body.decoder.few_layers()
     layouts = [StepLayout.of(size, tiling) for size in sizes]
     if fresh:
         layouts.append(StepLayout.of(StepSize(0, _KEPT_ROWS, 1), tiling, fresh=True))
@@ -141,23 +143,17 @@ def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fre
 
 
 def _attend_by_hand(
-    decoder: Decoder[TritonPlan],
+    decoder: StepDecoder[TritonPlan],
     query: Tensor,
     pages: Tensor,
     layer: int,
     plan: TritonPlan,
-    window: int,
+    rules: AttentionRules,
     weight: Weight,
     onto: Tensor | None,
 ) -> Tensor | None:
     """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles and
     the output projection."""
     out = torch.empty_like(query)
-    prefill_attention(query, pages, layer, plan, decoder.head_shape, window, out, pdl=False)
-    return decoder.project(out, weight, onto)
-
-
-def _few_layers(decoder: Decoder[TritonPlan]) -> Decoder[TritonPlan]:
-    """The decoder with only its first layers, up to one of each attention window: these use all kernels."""
-    windows = [decoder.spec.window(layer) for layer in range(len(decoder.layers))]
-    return decoder.first_layers(max(2, *(windows.index(each) + 1 for each in windows)))
+    prefill_attention(query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
+    return project(decoder.ops, out, weight, onto)

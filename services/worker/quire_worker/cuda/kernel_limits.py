@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from quire_common.errors import ConfigError, Unsupported
 
 if TYPE_CHECKING:
-    from quire_worker.model.arch_spec import ArchSpec
+    from quire_worker.model.arch_spec import DecoderSpec
 
 _PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-# A head is a block of a kernel: a power of two, wide enough for a matrix instruction and narrow enough for registers.
-_HEAD_SIZES = (16, 32, 64, 128, 256)
+# A head is a block of a kernel: wide enough for a matrix instruction and narrow enough for registers.
+_HEAD_MULTIPLE, _MOST_HEAD = 16, 256
 
 
-def check_kernels(spec: ArchSpec, page_size: int) -> None:
-    """Raise ConfigError for a page size, and Unsupported for a head size, that the kernels compute wrongly or not at
-    all: their tiles lie within a page."""
+def check_kernels(spec: DecoderSpec, page_size: int) -> None:
+    """Raise ConfigError for a page size, and Unsupported for a head size, that the kernels compute
+    wrongly or not at all: their tiles lie within a page."""
     if page_size not in _PAGE_SIZES:
         raise ConfigError(
             "BAD_BLOCK_SIZE",
@@ -24,10 +24,10 @@ def check_kernels(spec: ArchSpec, page_size: int) -> None:
             f"Give --block-size one of {', '.join(map(str, _PAGE_SIZES))}.",
             param="block_size",
         )
-    if spec.head_dim not in _HEAD_SIZES:
+    if spec.head_dim % _HEAD_MULTIPLE or spec.head_dim > _MOST_HEAD:
         raise Unsupported(
             "UNSUPPORTED_HEAD_DIM",
             f"The model's heads have {spec.head_dim} elements, for which there are no GPU kernels.",
-            f"Serve it with --device cpu, or a model with heads of {', '.join(map(str, _HEAD_SIZES))}.",
+            f"Serve it with --device cpu, or a model with heads of a multiple of {_HEAD_MULTIPLE} up to {_MOST_HEAD}.",
             param="model",
         )

@@ -14,13 +14,11 @@ from quire_worker.cuda.kernel_limits import check_kernels
 from quire_worker.cuda.memory import kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.cuda.step_size import MOST_CHUNKS
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
-from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
-from quire_worker.model.decoder import Decoder
+from quire_worker.loading import LoadOptions, ModelFacts, Progress, find_source
 from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.gemm_configs import gemm_configs_for
 from quire_worker.ops.triton.triton_ops import TritonOps
-from quire_worker.weights.parameter_store import ParameterStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,14 +60,13 @@ def load_cuda_model(
     """Load a model folder or GGUF file onto the first GPU in bfloat16, and give KV pages the memory that is left to
     them. Raises ConfigError or Unsupported with the cause."""
     device = torch.device("cuda", torch.cuda.current_device())
-    source = read_source(folder, options, progress)
+    source = find_source(folder, options, progress)
     spec = source.spec
     attention = backend_on("cuda", options.attention_backend)
     check_kernels(spec, options.page_size)
     with naming_out_of_memory("the weights", "End other users of the GPU, or serve a smaller model."):
-        store = ParameterStore(source.parameters, torch.bfloat16, device)
-        digest = source.fill(store, options, progress)
-    max_tokens = cuda.max_tokens or step_tokens(store.num_bytes)
+        weights = source.load(options, progress, device)
+    max_tokens = cuda.max_tokens or step_tokens(weights.num_bytes)
     rows = max_tokens + cuda.max_num_seqs
     reserve = step_bytes(spec, rows, cuda.max_num_seqs + MOST_CHUNKS, spec.vocab_size)
     free, total = torch.cuda.mem_get_info(device)
@@ -90,12 +87,13 @@ def load_cuda_model(
         rows = cuda.max_num_seqs + MOST_CHUNKS
         logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
         ops = TritonOps(HeadShape.of(spec), device, gemm_configs, pdl=pdl, kept_logits=logits)
-        decoder = Decoder(spec, store, ops, source.max_model_len)
+        decoder = weights.decoder(ops)
+    pages_digest = weights.digest + source.page_kind() + page_kind(batch_invariant=cuda.batch_invariant)
     return LoadedCudaModel(
         CudaModel(decoder, pages.tensor, attention),
         pages,
-        source.facts(digest, batch_invariant=cuda.batch_invariant),
-        page_geometry(spec, options.page_size, kv_dtype, digest + page_kind(batch_invariant=cuda.batch_invariant)),
+        source.facts(weights, batch_invariant=decoder.batch_invariant),
+        page_geometry(spec, options.page_size, kv_dtype, pages_digest),
         max_tokens,
     )
 

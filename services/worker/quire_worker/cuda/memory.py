@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from quire_common.errors import ConfigError
-from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.arch_spec import DecoderSpec
 
 # CUDA's own context, graphs' nodes, cuBLAS workspaces, fragments.
 _SLACK_BYTES = 1 << 30
@@ -31,14 +31,15 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
         ) from error
 
 
-def pool_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
+def pool_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) -> int:
     """Bytes that the largest step takes while it runs, beside its logits: activations of a layer, and logits in float32
     where controls change them."""
-    widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
+    attention = spec.attention[0]
+    widest = 2 * attention.query_size + 2 * attention.kv_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
     return (rows * widest + 2 * sequences * vocab_size) * _ELEMENT_BYTES
 
 
-def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
+def step_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) -> int:
     """Bytes that the largest step takes beside weights and pages: its pool, logits and logits processor states. Graphs
     have a pool of their own, which steps that run kernel by kernel cannot take; the logits of all steps lie in one
     place."""

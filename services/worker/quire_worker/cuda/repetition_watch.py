@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Finish
+from quire_worker.step import HELD
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,14 +27,15 @@ class RepetitionWatch:
 
     def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
         """Mark in `finish` the sequences whose drawn token [S] completes a repetition, and tell their states the tokens
-        that were fed."""
+        that were fed. A row that was held has fed its token, and feeds it once more. `token` may be HELD."""
         for sequence, controls in batch.controls.items():
             if not controls.watches_repetition:
                 continue
             slot, sampled = int(batch.slot[sequence]), int(token[sequence])
-            if batch.fed[sequence]:
-                # Nothing is known of one whose first draw could not be launched; it has failed.
-                controls.fed(self._sampled.get(slot, 0))
-            self._sampled[slot] = max(sampled, 0)
+            # Nothing is known of one whose first draw could not be launched; it has failed.
+            before = self._sampled.get(slot, 0)
+            if batch.fed[sequence] and before != HELD:
+                controls.fed(before)
+            self._sampled[slot] = sampled if sampled == HELD else max(sampled, 0)
             if not finish[sequence] and sampled >= 0 and controls.repeats(sampled):
                 finish[sequence] = Finish.REPETITION

@@ -13,28 +13,42 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire_common.errors import Internal
 from quire_worker.cuda.host_rows import Changed
 from quire_worker.ops.triton.attention_plan import TritonPlan
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.fresh_attention import best_backend
 from quire_worker.ops.triton.kv_splits import COLUMNS
+from quire_worker.ops.triton.masks import RowMasks
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 
 if TYPE_CHECKING:
+    from quire_worker.cuda.masks.device_masks import DeviceMasks
     from quire_worker.cuda.step_layout import StepLayout
-    from quire_worker.model.decoder import Attend, Decoder
+    from quire_worker.model.mixers import Attend
+    from quire_worker.model.step_decoder import StepDecoder
 
-Edit = Callable[[Tensor, Tensor, Changed], Changed]
-"""(logits, last_token, what is changed) -> what is changed then; see HostRows."""
+Edit = Callable[[Tensor, Tensor, Changed, RowMasks | None], Changed]
+"""(logits, last_token, what is changed, masks) -> what is changed then; see HostRows."""
 
 
 class StepBody:
-    """One model on one device. `uploaded` is the buffer that layouts describe, `last_token` [slots] what was drawn."""
+    """One model on one device. `uploaded` is the buffer that layouts describe, `last_token` [slots] what was drawn.
+    `masks` None: no step has rows with grammars."""
 
-    def __init__(self, decoder: Decoder[TritonPlan], pages: Tensor, words: int, slots: int, sequences: int) -> None:
+    def __init__(
+        self,
+        decoder: StepDecoder[TritonPlan],
+        pages: Tensor,
+        words: int,
+        slots: int,
+        sequences: int,
+        masks: DeviceMasks | None = None,
+    ) -> None:
         self.decoder = decoder
         self.pages = pages
+        self.masks = masks
         device = pages.device
         self.uploaded = torch.zeros(words, dtype=torch.int32, device=device)
         self.last_token = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -55,18 +69,22 @@ class StepBody:
         size = layout.size
         self.advanced = False
         views = self._views(layout)
+        masks = self._place_rows(views) if size.masked else None
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
         with best_backend(self.pages) if layout.fresh else contextlib.nullcontext():
             hidden = self.decoder.forward(token, self.pages, plan, attend)
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
-        changed = self._changed(layout, views, self.logits) if size.controlled else None
+        stop_id = views["stop_id"].view(size.sequences, layout.stop_ids)
+        if masks is not None and self.masks is not None:
+            self.masks.fetch(masks, views, stop_id)
+        changed = self._changed(views, stop_id, self.logits, masks) if size.controlled else None
         # Logits processor states, and what the host knows of the rows that it edits, are brought up to date before
         # the draw.
         self.advanced = size.controlled or edit is not None
         if edit is not None:
-            changed = edit(self.logits, self.last_token, changed)
+            changed = edit(self.logits, self.last_token, changed, masks)
         sequences = size.sequences
         sample_rows(
             self.logits,
@@ -74,7 +92,7 @@ class StepBody:
                 draws=views["draws"],
                 position=views["drawn_at"],
                 blocked=views["blocked"],
-                stop_id=views["stop_id"].view(sequences, layout.stop_ids),
+                stop_id=stop_id,
                 wanted=views["wanted"],
                 last=views["last"],
                 slot=views["slot"],
@@ -85,11 +103,20 @@ class StepBody:
             filtered=size.filtered,
             pdl=False,
             changed=changed,
+            masks=None if masks is None else (masks, token),
         )
         self.advanced = True
         return hidden
 
-    def _changed(self, layout: StepLayout, views: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _place_rows(self, views: dict[str, Tensor]) -> RowMasks:
+        """Put rows with grammars where they stand; returns what is to be known of them for the draw."""
+        if self.masks is None:
+            raise Internal("NO_MASKS", "A step has rows with grammars, and the device no masks.", "Report it.")
+        return self.masks.place_rows(views, views.get("split"))
+
+    def _changed(
+        self, views: dict[str, Tensor], stop_id: Tensor, logits: Tensor, masks: RowMasks | None
+    ) -> tuple[Tensor, Tensor]:
         """Launch what changes logits by the rows' logits processor states. Returns the states' addresses by row, and
         the changed logits, from which rows that have a state are drawn."""
         address = views["control"].view(torch.int64)
@@ -99,9 +126,9 @@ class StepBody:
             fed=views["fed"],
             slot=views["slot"],
             blocked=views["blocked"],
-            stop_id=views["stop_id"].view(layout.size.sequences, layout.stop_ids),
+            stop_id=stop_id,
         )
-        return address, change_logits(logits, columns, self.last_token)
+        return address, change_logits(logits, columns, self.last_token, None if masks is None else masks.allowed)
 
     def _views(self, layout: StepLayout) -> dict[str, Tensor]:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_worker.matcher.mask_ring import stamp_of
+from quire_worker.matcher.row_constraint import NO_SEAT
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 _ALIGN = 4
-_NOBODY: Mapping[int, int] = MappingProxyType({})
+_NO_CONTROLS: Mapping[int, int] = MappingProxyType({})
+NO_GRAMMAR, NO_SEAT_YET = -1, -2
+"""In place of a seat, of sequences without a grammar, and of those that wait for a seat."""
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
     "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked", "drawn_at",
 )  # fmt: skip  # a list of names
+_OF_MASKS = ("seat", "generation", "bound", "min_len")
 _BY_ROW = ("token", "fed", "row_position", "row_sequence")
 
 
@@ -78,6 +83,8 @@ class StepLayout:
         lengths |= dict.fromkeys(_BY_SEQUENCE, size.sequences)
         if size.controlled:
             lengths["control"] = 2 * size.sequences
+        if size.masked:
+            lengths |= dict.fromkeys(_OF_MASKS, size.sequences)
         lengths["stop_id"] = size.sequences * stop_ids
         lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
         if size.decodes and not tiling.even:
@@ -114,13 +121,13 @@ class StepLayout:
     def pack_nobody(self, buffer: Tensor) -> None:
         """Write a step in which all rows are padding into a device buffer."""
         buffer[: self.words(1)] = 0
-        for name in ("slot", "stop_id", "row_position", "tile_sequence", "split"):
+        for name in ("slot", "seat", "stop_id", "row_position", "tile_sequence", "split"):
             if name in self.place:
                 begin, length = self.place[name]
                 buffer[begin : begin + length] = -1
         buffer[self.place["table_width"][0]] = 1
 
-    def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NOBODY) -> int:
+    def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NO_CONTROLS) -> int:
         """Write a batch that the size holds into a host buffer; returns how many words are used. Padding rows compute
         nothing. `control`: sequence -> address of its logits processor state."""
         size, count = self.size, batch.count
@@ -161,6 +168,12 @@ class StepLayout:
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
+        if size.masked:
+            seat, generation = _seats(batch)
+            put("seat", seat, NO_GRAMMAR)
+            put("generation", generation)
+            put("bound", batch.bound)
+            put("min_len", batch.min_len)
         self._pack_splits(batch.position[:decodes], into)
         self._pack_rows(batch, decodes, here, first, into)
         return self._pack_table(batch, decodes, here, into)
@@ -240,3 +253,13 @@ class StepLayout:
             order = most_keys_first(batch.position[owner] + begin)
             tile_sequence[: len(owner)] = here[owner[order]]
             tile_token[: len(owner)] = begin[order]
+
+
+def _seats(batch: StepBatch) -> tuple[Int32, Int32]:
+    """[S] the seats of sequences that draw by a grammar, and what a mask's stamp has of their generation."""
+    seat = np.full(len(batch.count), NO_GRAMMAR, np.int32)
+    generation = np.zeros(len(batch.count), np.int32)
+    for sequence, constraint in batch.constraints.items():
+        seat[sequence] = NO_SEAT_YET if constraint.seat == NO_SEAT else constraint.seat
+        generation[sequence] = stamp_of(constraint.generation, 0) >> 32
+    return seat, generation

@@ -17,6 +17,8 @@ _ROUNDED = 64
 _LONG_ROWS = (1024, 2048)
 """From so many rows on other kernels are launched than below."""
 _FEW_CHUNKS, MOST_CHUNKS = 64, 128
+# Options of rows of a step, beside masks: filters, logits processor states.
+_ASKED = ((False, False), (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,11 +32,15 @@ class StepSize:
     """Some row may limit which tokens may be drawn."""
     controlled: bool = False
     """Some row may ask for penalties, biases, allowed or bad tokens."""
+    masked: bool = False
+    """Some row may have a grammar."""
 
     @property
     def in_advance(self) -> bool:
         """Whether a graph of this size is captured before a step needs it. Of sizes with logits processor states only
-        one is: steps that need them are few."""
+        one is: steps that need them are few. Of sizes with masks, those are that only decode."""
+        if self.masked:
+            return not self.rows and not self.controlled
         return not self.controlled or (self.decodes == 1 and not self.rows)
 
     @property
@@ -59,6 +65,7 @@ class StepSize:
             and self.chunks >= other.chunks
             and (self.filtered or not other.filtered)
             and (self.controlled or not other.controlled)
+            and (self.masked or not other.masked)
         )
 
     def suits(self, other: StepSize) -> bool:
@@ -73,9 +80,10 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
     return sorted({min(size, max_num_seqs) for size in (*_FINE, *coarse)})
 
 
-def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
+def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> list[StepSize]:
     """All sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, full ones; then
-    the same with filters, then with logits processor states too. `max_tokens`: of a step, those of decode rows too."""
+    the same with filters, then with logits processor states too; where the device applies grammars (`masked`), then all
+    of these with masks. `max_tokens`: of a step, those of decode rows too."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = _mixed_decodes(max_num_seqs)
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
@@ -84,13 +92,16 @@ def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
         full = _full_steps(mixed_decodes, max_tokens)
         full = [(decodes, min(_round_up(left, _ROUNDED), max_tokens)) for decodes, left in full]
         sizes += [StepSize(decodes, each, _chunks(each)) for decodes, each in full]
-    more = [(True, False), (True, True)]
-    return sizes + [StepSize(s.decodes, s.rows, s.chunks, *asked) for asked in more for s in sizes]
+    sizes = [
+        replace(size, filtered=filtered, controlled=controlled) for filtered, controlled in _ASKED for size in sizes
+    ]
+    return sizes + [replace(size, masked=True) for size in sizes if masked]
 
 
-def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSize]:
+def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool = False) -> list[StepSize]:
     """A few sizes whose steps use all kernels that any graph has: the first `count` that are captured, the one of most
-    sequences, long ones, one with filters, and two with logits processor states, whose results lie differently."""
+    sequences, long ones, one with filters, and two with logits processor states, whose results lie differently; where
+    the device applies grammars (`masked`), one of each kind with masks."""
     sizes = graph_sizes(max_num_seqs, max_tokens)
     long = list[StepSize]()
     for least in _LONG_ROWS:
@@ -98,12 +109,14 @@ def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSiz
         long += [size for size in sizes if size.total_rows >= least][:1]
     controlled = (StepSize(each, filtered=True, controlled=True) for each in (1, 4))
     kinds = (StepSize(max_num_seqs), *long, StepSize(1, filtered=True), *controlled)
-    return [*dict.fromkeys((*sizes[:count], *kinds))]
+    masks = (StepSize(1, filtered=filtered, controlled=also, masked=True) for filtered, also in _ASKED if masked)
+    return [*dict.fromkeys((*sizes[:count], *kinds, *masks))]
 
 
-def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int) -> list[StepSize]:
+def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int, *, masked: bool = False) -> list[StepSize]:
     """Sizes of steps that are captured in pieces, the most wanted first: full ones, shorter ones, then the same with
-    logits processor states; all with filters. Rows are multiples of `piece`, up to one more than the tokens take: a
+    logits processor states; where the device applies grammars (`masked`), then all of these with masks. All are with
+    filters. Rows are multiples of `piece`, up to one more than the tokens take: a
     fresh chunk at a step's end is padded."""
     full, shorter = list[StepSize](), list[StepSize]()
     for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
@@ -114,7 +127,8 @@ def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int) -> list[StepSiz
             full += sizes[:2]
             shorter += sizes[2:]
     sizes = full + shorter
-    return sizes + [replace(size, controlled=True) for size in sizes]
+    sizes += [replace(size, controlled=True) for size in sizes]
+    return sizes + [replace(size, masked=True) for size in sizes if masked]
 
 
 def _chunks(rows: int) -> int:
@@ -139,4 +153,4 @@ def _round_up(value: int, multiple: int) -> int:
 def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
     """The size with the fewest rows that suits the wanted one; None: no size does."""
     fitting = [size for size in sizes if size.suits(wanted)]
-    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.controlled, s.filtered), default=None)
+    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.masked, s.controlled, s.filtered), default=None)

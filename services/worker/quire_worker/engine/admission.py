@@ -73,7 +73,7 @@ def check_start(start: Start, spec: EngineSpec) -> None:
 
 def stop_ids_of(start: Start, spec: EngineSpec) -> tuple[int, ...]:
     """Ids that end the sequence: its own stop ids and, unless it ignores them, the model's end-of-sequence ids. Ids
-    outside the vocabulary are left out: they are never drawn, and a sampler cannot block them."""
+    outside the vocabulary are left out: they are never sampled, and a sampler cannot block them."""
     stop = start.sequence.stop
     ids = stop.stop_token_ids if stop.ignore_eos else (*spec.eos_token_ids, *stop.stop_token_ids)
     return tuple(token for token in ids if 0 <= token < spec.vocab_size)

@@ -17,7 +17,7 @@ from quire_worker.engine.step_runner import StepRunner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_worker.engine.ports import Runner
+    from quire_worker.engine.ports import Drafter, RowGate, Runner
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
@@ -33,12 +33,12 @@ class StepClock:
         self._launched = self._ended = 0
         self._moved_s = time.monotonic()
 
-    def launched(self) -> None:
+    def note_launch(self) -> None:
         """Note that a step goes to the device."""
         self._launched += 1
         self._moved_s = time.monotonic()
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Note that the oldest step in flight has ended."""
         self._ended += 1
         self._moved_s = time.monotonic()
@@ -56,9 +56,9 @@ class StepClock:
 class InlineDevice:
     """A Device whose steps have ended when `launch` returns."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, drafter: Drafter | None = None, gate: RowGate | None = None) -> None:
         self.wake: Callable[[], None] = lambda: None
-        self._runner = StepRunner(runner)
+        self._runner = StepRunner(runner, drafter, gate)
         self._ended: list[StepOutcome] = []
 
     def launch(self, batch: StepBatch) -> None:
@@ -83,9 +83,15 @@ class ThreadDevice:
     """A Device that runs its steps one after the other on a thread, started by its maker. An error outside a step
     breaks it for good: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
 
-    def __init__(self, runner: Runner, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        drafter: Drafter | None = None,
+        gate: RowGate | None = None,
+    ) -> None:
         self.wake: Callable[[], None] = lambda: None
-        self._runner = StepRunner(runner)
+        self._runner = StepRunner(runner, drafter, gate)
         self._clock = StepClock(step_timeout_s)
         self._launched: queue.SimpleQueue[StepBatch | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
@@ -94,7 +100,7 @@ class ThreadDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        self._clock.launched()
+        self._clock.note_launch()
         self._launched.put(batch)
 
     def prepare(self) -> bool:
@@ -125,7 +131,7 @@ class ThreadDevice:
                 item.set()
             elif self._broken is None:
                 self._run(item)
-                self._clock.ended()
+                self._clock.note_end()
                 self.wake()
 
     def _run(self, batch: StepBatch) -> None:

@@ -29,7 +29,7 @@ from quire_worker.engine.transfer_agent import NoTransferAgent
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Grant
-    from quire_worker.engine.ports import Device, Observer, StepOutcome
+    from quire_worker.engine.ports import Device, GrammarMatcher, Observer, StepOutcome
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.engine.transfer_agent import KvTransferAgent
 
@@ -48,6 +48,7 @@ class Engine:
         transfer_agent: KvTransferAgent | None = None,
         observer: Observer | None = None,
         depth: int = DEPTH,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.spec = spec
         self.epoch = Epoch(secrets.randbits(64), 1)
@@ -55,12 +56,12 @@ class Engine:
         self._depth = depth
         self._observer: Observer = NullObserver() if observer is None else observer
         self._draft = ReportDraft()
-        self.residents = ResidentSlots(spec, self._observer)
+        self.residents = ResidentSlots(spec, self._observer, matcher)
         self._moves = MoveManager(
             self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
         )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
-        self._builder = StepBuilder(self.residents.table)
+        self._builder = StepBuilder(self.residents.table, may_draft=spec.max_row_tokens > 1)
         self._in_flight: deque[InFlightStep] = deque()
         self._outcomes: deque[StepOutcome] = deque()
         self._launched = 0
@@ -123,7 +124,7 @@ class Engine:
         self._admit()
         began = time.perf_counter_ns()
         residents = self.residents
-        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs)
+        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs, self.spec.max_row_tokens)
         if not len(schedule.slot):
             return False
         if self._steps_left != _UNLIMITED:
@@ -141,7 +142,7 @@ class Engine:
             decodes=schedule.decodes,
             prepare_us=_us(time.perf_counter_ns() - began),
         )
-        residents.launched(schedule.slot, batch.position + schedule.count, in_flight.step)
+        residents.note_launch(schedule.slot, batch.position + schedule.count, in_flight.step, schedule.decodes)
         self._in_flight.append(in_flight)
         self._device.launch(batch)
         return True
@@ -157,14 +158,18 @@ class Engine:
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
-            report = self._complete_step(self._in_flight.popleft(), self._outcomes.popleft())
+            in_flight = self._in_flight.popleft()
+            report = self._complete_step(in_flight, self._outcomes.popleft())
+            size = in_flight.size(len(report.token))
         else:
             self._admit()
             quiet = self._acknowledged == self._applied or bool(self._in_flight)
             if quiet and not self._draft.moves and not self._errors_are_due() and not self._to_announce:
                 return None
-            report = Report(epoch=self.epoch, first_step=self.steps + 1)
+            report, size = Report(epoch=self.epoch, first_step=self.steps + 1), None
         self._finish_report(report)
+        if size is not None:
+            self._observer.step_done(report.timing[0], size, report.running, report.spare)
         return report
 
     def check_integrity(self) -> None:
@@ -173,7 +178,8 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
-        """Run the waiting slots whose cached range is ready; the errors of those that wait in vain go into a Report."""
+        """Run the waiting slots whose cached range is ready; the errors of those that wait in vain, or whose grammar
+        cannot go on, go into a Report."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 
@@ -200,9 +206,8 @@ class Engine:
         return rows.report(self.epoch, in_flight.step, in_flight.applied, timing)
 
     def _finish_report(self, report: Report) -> None:
-        """Add the state that every Report has, with ended moves, and count its Grants as acknowledged; the observer
-        hears of its step. Errors without a step go into a Report without steps, which retires no Grant later than
-        theirs."""
+        """Add the state that every Report has, with ended moves, and count its Grants as acknowledged. Errors without a
+        step go into a Report without steps, which retires no Grant later than theirs."""
         retired = self._retired()
         if self._errors_are_due():
             retired = min(retired, self._draft.first_error() or 0)
@@ -221,18 +226,19 @@ class Engine:
             draining=self._draining,
         )
         self._acknowledged, self._to_announce = retired, False
-        if report.steps:
-            self._observer.step_done(
-                report.timing[0], int(report.step_prefill_tokens[0]), len(report.token), report.running, report.spare
-            )
 
     def _view(self) -> SlotView:
         """The columns of all slots that the batch rule reads, as they are now."""
         table = self.residents.table
+        tries_drafts = table.tries_drafts
+        if self.spec.max_row_tokens > 1:
+            tries_drafts = tries_drafts & (table.known_len >= table.min_len)
         return SlotView(
-            runnable=table.state == SlotState.RUNNING,
+            runnable=(table.state == SlotState.RUNNING) & ~(table.awaits_mask & table.decoding),
             computed=table.computed,
             prefill_len=table.prefill_len,
+            decoding=table.decoding,
+            tries_drafts=tries_drafts,
             ceiling=table.ceiling(),
             bound=table.bound,
             by_key=table.by_key(),

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire_worker.step import StepSize
+
 if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32, Int64
 
@@ -21,6 +25,16 @@ class InFlightStep:
     """Who held the slot: by now it may be another."""
     count: Int32
     position: Int32
+    """The first row's position. The device has the positions of rows that decode: see StepBatch.fed."""
     sample: Bool
     decodes: int
     prepare_us: int
+
+    def size(self, sampled: int) -> StepSize:
+        """Return how much the step computes and reads. `sampled`: how many tokens it sampled."""
+        tokens, context, decodes = int(self.count.sum()), int((self.position + self.count).sum()), self.decodes
+        if tokens == len(self.count):
+            return StepSize(tokens, tokens - decodes, sampled, context, context)
+        count = self.count.astype(np.int64)
+        pairs = int((count * self.position + count * (count + 1) // 2).sum())
+        return StepSize(tokens, int(count[decodes:].sum()), sampled, pairs, context)

@@ -98,4 +98,4 @@ class MoveManager:
     def _note(self, move: PageMove, result: MoveResult) -> None:
         """Add a move's result to the next Report, and tell the observer."""
         self._draft.moves.append(result)
-        self._observer.moved(move.kind, result.pages, result.ok)
+        self._observer.moved(move.kind, result.pages, result.us, result.ok)

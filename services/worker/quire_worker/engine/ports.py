@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from quire_common.credit import Finish, LogprobColumns, MoveKind, StepTiming
     from quire_common.errors import QuireError
-    from quire_common.sequence import RequestContext
+    from quire_common.sequence import RequestContext, Sequence
     from quire_worker import step
-    from quire_worker.arrays import Int32
-    from quire_worker.step import StepBatch, StepOutput
+    from quire_worker.arrays import Bool, Int32
+    from quire_worker.matcher.row_constraint import RowConstraint
+    from quire_worker.step import StepBatch, StepOutput, StepSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,22 @@ class StepOutcome:
     """The result of a step, in columns by sequence of its batch."""
 
     token: Int32
-    """-1 where none was drawn."""
+    """[S, W] the sampled tokens that each sequence keeps, from the left, then -1. W is 1 if no sequence has drafts. A
+    sequence that samples, but has no token, no finish and no failure, was held: the step has no effect on it."""
     finish: NDArray[np.uint8]
     """Finish; ERROR for those in `failed`."""
     failed: dict[int, QuireError]
     logprobs: LogprobColumns | None
-    """`token_index` is the sequence."""
+    """`token_index` is the place in `token`, row after row."""
     timing: step.DeviceTiming
     wait_us: int
     """How long the device had nothing to do before."""
     scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
     """Sequence -> logprobs of its prompt's tokens."""
+    one_token_each: bool = False
+    """Each sequence keeps exactly one token. The device has checked this, so the engine need not."""
+    held: tuple[int, ...] = ()
+    """Sequences that were held for want of a mask."""
 
 
 class Device(Protocol):
@@ -71,6 +77,43 @@ class Runner(Protocol):
         running the step's sequences one at a time, so running the same positions twice must give the same."""
 
 
+class Drafter(Protocol):
+    """Proposes draft tokens for speculative decoding. The device keeps a draft only if the model samples the same
+    token, so a wrong draft costs only time. Called from the device's thread, before a step."""
+
+    def propose(self, batch: StepBatch) -> Int32:
+        """[S, max(batch.drafts)] token ids; of each sequence, the first `drafts` ids count. The batch has its final
+        tokens and positions, except for the drafts."""
+
+
+class GrammarMatcher(Protocol):
+    """Says which tokens grammars allow. Called from the model thread. It may be lost and begin anew: sequences then
+    wait, and go on with the same tokens."""
+
+    wake: Callable[[], None]
+    """Set by the run loop; called, from whatever thread, when `take_changes` has something to do."""
+
+    def open(self, sequence: Sequence, grammar: str) -> RowConstraint:
+        """Begin to apply a grammar to a sequence that starts. Returns at once."""
+
+    def close_seat(self, constraint: RowConstraint) -> None:
+        """Forget a sequence that has left its slot."""
+
+    def take_changes(self) -> bool:
+        """Whether `is_ready` or `failure` of some sequence may have changed since the last call."""
+
+    def hold(self, constraint: RowConstraint) -> None:
+        """Note that a step had no mask for a sequence that still has its slot: its row is not ready until the mask is
+        there."""
+
+
+class RowGate(Protocol):
+    """Holds sequences back: a step has no effect on a held sequence. Called from the device's thread, for each step."""
+
+    def held(self, batch: StepBatch) -> Bool:
+        """[S] whether a sequence that would sample is held."""
+
+
 class PageBytes(Protocol):
     """The device's pages as bytes, for moves. Called from the model thread, on pages that no step writes."""
 
@@ -101,24 +144,24 @@ class SlotTrace:
 class Observer(Protocol):
     """Metrics and traces. Called from the model thread: must not block."""
 
-    def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
+    def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
         """After each step."""
 
     def slot_ended(self, trace: SlotTrace) -> None:
         """After a sequence left its slot."""
 
-    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
+    def moved(self, kind: MoveKind, pages: int, us: int, ok: bool) -> None:
         """After a page move."""
 
 
 class NullObserver:
     """Sees nothing."""
 
-    def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
+    def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
         """Nothing."""
 
     def slot_ended(self, trace: SlotTrace) -> None:
         """Nothing."""
 
-    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
+    def moved(self, kind: MoveKind, pages: int, us: int, ok: bool) -> None:
         """Nothing."""

@@ -63,9 +63,12 @@ class ReportDraft:
 
 @dataclass(slots=True)
 class StepRows:
-    """One step's rows: those that drew a token, then those that ended without one."""
+    """One step's rows: first the rows with sampled tokens, then the rows that ended without one. Held rows are left
+    out."""
 
     slot: Int32
+    count: Int32
+    """Number of tokens of each row."""
     token: Int32
     finish: NDArray[np.uint8]
     prefill_slot: Int32
@@ -77,8 +80,6 @@ class StepRows:
 
     def report(self, epoch: Epoch, step: int, applied: int, timing: StepTiming) -> Report:
         """The rows as a Report of one step."""
-        count = np.zeros(len(self.slot), np.int32)
-        count[: len(self.token)] = 1
         return Report(
             epoch=epoch,
             first_step=step,
@@ -86,7 +87,7 @@ class StepRows:
             step_rows=np.array([len(self.slot)], np.int32),
             step_prefill_tokens=np.array([self.prefill_tokens], np.int32),
             slot=self.slot,
-            count=count,
+            count=self.count,
             token=self.token,
             finish=self.finish,
             logprobs=self.logprobs,

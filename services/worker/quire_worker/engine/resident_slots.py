@@ -17,23 +17,27 @@ from quire_worker.engine.page_states import NOBODY, PageStates
 from quire_worker.engine.ports import SlotTrace
 from quire_worker.engine.slots import SlotState, SlotTable
 from quire_worker.engine.waiting import WaitingSlots
+from quire_worker.matcher.constrained_slots import ConstrainedSlots
 
 if TYPE_CHECKING:
     from quire_common.credit import Start
     from quire_worker.arrays import Bool, Int32, Int64
-    from quire_worker.engine.ports import Observer
+    from quire_worker.engine.ports import GrammarMatcher, Observer
     from quire_worker.engine.spec import EngineSpec
 
 
 class ResidentSlots:
     """All methods belong to the model thread."""
 
-    def __init__(self, spec: EngineSpec, observer: Observer) -> None:
+    def __init__(self, spec: EngineSpec, observer: Observer, matcher: GrammarMatcher | None = None) -> None:
         self.spec = spec
         self.table = SlotTable(spec)
+        self._constrained = ConstrainedSlots(self.table, matcher)
         self.states = PageStates(spec.num_pages, spec.page_size)
         self.settled = 0
         """The last step that was settled; steps after it may be in flight."""
+        self.awaiting_first_token: set[int] = set()
+        """Slots whose prompt is computed, but whose sequence was held when it should have sampled its first token."""
         self._observer = observer
         self._waiting = WaitingSlots(self.table, self.states)
         self._late: dict[int, int] = {}
@@ -51,12 +55,14 @@ class ResidentSlots:
         of the other pages. Raises the slot's QuireError if the Start is impossible or a page is taken; the slot is idle
         then."""
         check_start(start, self.spec)
+        self._constrained.check(start.sequence)
         table = start.pages[0]
         cached = min(start.cached_len, start.sequence.known_len - 1)
         own = table[cached // self.spec.page_size :]
         fresh = table[-(-cached // self.spec.page_size) :]
         self._check_free(own, fresh)
         self.table.fill(start, stop_ids_of(start, self.spec), time.time_ns())
+        self._constrained.start(start.slot, start.sequence)
         self.states.refs[table] += 1
         # The page in which the cached range ends is filled by its move first and by the slot then.
         self.states.writer[own] = start.slot
@@ -119,11 +125,27 @@ class ResidentSlots:
             self._waiting.recheck_all()
         states.ready[idle] = 0
 
-    def launched(self, slots: Int32, end: Int32, step: int) -> None:
-        """Record that a step was launched that computes these slots up to `end`: their positions stand there from now
-        on."""
+    def note_launch(self, slots: Int32, end: Int32, step: int, decodes: int) -> None:
+        """Record that a step was launched which computes these slots up to `end` at most. From now on, `end` counts as
+        computed. The first `decodes` slots decode; the others prefill."""
         self.table.computed[slots] = end
+        if decodes < len(slots):
+            chunks = slots[decodes:]
+            self.table.decoding[chunks] = end[decodes:] >= self.table.prefill_len[chunks]
         self.table.last_step[slots] = step
+
+    def note_first_tokens(self, sampled: Int32, held: Int32, now_ns: int) -> None:
+        """Note the time of the first token of the slots in `sampled` that had none before. The slots in `held` still
+        have no token, although their prompt is computed."""
+        table = self.table
+        first = sampled[table.first_token_ns[sampled] == 0]
+        table.first_token_ns[first] = now_ns
+        self.awaiting_first_token.update(held.tolist())
+        self.awaiting_first_token.difference_update(first.tolist())
+
+    def give_back(self, slots: Int32, positions: Int32) -> None:
+        """Subtract positions that a launched step has not computed after all."""
+        self.table.computed[slots] -= positions
 
     def stop(self, slot: int) -> None:
         """End a held slot because the scheduler stopped it. Its rows that are in flight are still reported."""
@@ -163,29 +185,47 @@ class ResidentSlots:
         )
         self.states.release(table.pages(slot), slot, running=bool(table.state[slot] == SlotState.RUNNING))
         table.clear(slot)
+        self._constrained.end(slot)
+        self.awaiting_first_token.discard(slot)
         self._waiting.discard(slot)
         self._observer.slot_ended(trace)
 
+    def hold(self, slots: Int32) -> None:
+        """Keep slots whose rows were held for want of a mask out of further steps, until the mask is there."""
+        self._constrained.hold(slots.tolist())
+
     def admit_ready(self) -> list[tuple[int, QuireError]]:
-        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that nobody will fill;
-        returns these slots with their errors. Slots are checked from the highest order key down, so that of several
-        holders of lost pages the oldest stays, and computes them itself."""
+        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that nobody will fill,
+        or whose grammar cannot go on; returns these slots with their errors. Waiting slots are checked from the highest
+        order key down, so that of several holders of lost pages the oldest stays, and computes them itself."""
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
             error = self._waiting.check_slot(slot)
             if error is not None:
                 lost.append((slot, error))
                 self.end(slot, Finish.ERROR)
+        for slot, error in self._constrained.take_failures():
+            lost.append((slot, error))
+            self.end(slot, Finish.ERROR)
         return lost
 
-    def computed_to(self, slots: Int32, first: Int32, end: Int32, decodes: int) -> None:
-        """Raise the watermarks of pages that a step has filled: positions first..end of each slot. The first `decodes`
-        slots have computed one token each."""
+    def computed_one(self, slots: Int32, end: Int32) -> None:
+        """Raise the page watermarks after a step that filled one position of each slot, the one before `end`."""
         size, table = self.spec.page_size, self.table
         last = (end - 1) // size
         self.states.fill(table.page_table[slots, last], end - last * size)
-        for row in range(decodes, len(slots)):
-            whole = table.page_table[slots[row], first[row] // size : last[row]]
+
+    def computed_to(self, slots: Int32, first: Int32, end: Int32) -> None:
+        """Raise the page watermarks after a step that filled the positions first..end of each slot. The range may be
+        empty."""
+        some = end > first
+        if not some.all():
+            slots, first, end = slots[some], first[some], end[some]
+        self.computed_one(slots, end)
+        size, table = self.spec.page_size, self.table
+        begin, last = first // size, (end - 1) // size
+        for row in np.flatnonzero(begin < last).tolist():
+            whole = table.page_table[slots[row], begin[row] : last[row]]
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
     def can_load(self, pages: Int32) -> bool:
@@ -238,6 +278,9 @@ class ResidentSlots:
             _require(len(np.unique(pages)) == len(pages), f"slot {slot} holds a page twice")
             _require(table.cached_len[slot] <= table.computed[slot], f"slot {slot} lost computed positions")
             _require(table.computed[slot] <= table.bound[slot], f"slot {slot} computed past its end")
+            exact = table.last_step[slot] <= self.settled and table.decoding[slot] and not table.prefill_only[slot]
+            known = table.known_len[slot] - 1
+            _require(not exact or table.computed[slot] == known, f"slot {slot} lost count of its positions")
             known = max(table.prefill_len[slot], table.computed[slot] + 1)
             _require(table.known_len[slot] <= known, f"slot {slot} knows tokens of the future")
             _require(not table.page_table[slot, len(pages) :].any(), f"slot {slot} has pages past its table")
@@ -255,9 +298,10 @@ class ResidentSlots:
         _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")
 
     def _check_free(self, own: Int32, fresh: Int32) -> None:
-        """Raise PAGE_TAKEN if somebody else may write or read the pages that a slot is to write. `own` are all of
-        these; `fresh` leaves out the page in which the cached range ends, which a move may still fill or an export
-        hold."""
+        """Raise PAGE_TAKEN for pages that a slot cannot write. Of all that it is to write, `own`, none may be filled by
+        another slot, read by a running one, or written by a step in flight of a former holder. Of `fresh`, none may be
+        one that a move is to fill or an export offers. `fresh` leaves out the page in which the cached range ends,
+        which a move may still fill or an export hold."""
         states = self.states
         busy = (states.busy_until[own] > self.settled).any()
         taken = (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire_common.credit import Start
     from quire_worker.arrays import Int32
     from quire_worker.engine.spec import EngineSpec
+    from quire_worker.matcher.row_constraint import RowConstraint
 
 NO_CONTEXT = RequestContext("")
 NOT_ORDERED = np.iinfo(np.int32).max
@@ -48,7 +49,10 @@ class SlotTable:
         self.slot_generation = np.zeros(n, np.int64)
         """Of each sequence that ever held a slot another number, from 1; 0: idle."""
         self.computed = np.zeros(n, np.int32)
-        """Positions whose KV is in the pages, or will be before the slot runs again: steps in flight count."""
+        """Positions whose KV is in the pages, or will be before the slot runs again. A step in flight counts with all
+        positions that it may compute. If a row keeps fewer tokens than it tried, the ended step subtracts the rest."""
+        self.decoding = np.zeros(n, np.bool_)
+        """Whether the last prefill chunk was launched."""
         self.bound = np.zeros(n, np.int32)
         """The step that computes up to here is the sequence's last, by length."""
         self.last_step = np.zeros(n, np.int64)
@@ -61,7 +65,7 @@ class SlotTable:
         self.cached_len = np.zeros(n, np.int32)
         self.limit = np.zeros(n, np.int32)
         self.min_len = np.zeros(n, np.int32)
-        """Tokens before which no stop id may be drawn."""
+        """Tokens before which no stop id may be sampled."""
         self.prefill_only = np.zeros(n, np.bool_)
         self.num_pages = np.zeros(n, np.int32)
         self.page_table = np.zeros((n, spec.table_width), np.int32)
@@ -78,8 +82,15 @@ class SlotTable:
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
+        self.tries_drafts = np.zeros(n, np.bool_)
+        """Whether the slot may have drafts: only if no logits processor or penalty changes the logits."""
         self.controls: list[LogitsState | None] = [None] * n
         """Of the sequences that ask for what depends on their tokens: the device's, once they run."""
+        self.constraints: list[RowConstraint | None] = [None] * n
+        """The constraints of the sequences that have a grammar."""
+        self.constrained = np.zeros(n, np.bool_)
+        self.awaits_mask = np.zeros(n, np.bool_)
+        """Whether the next mask of the slot's grammar is still to come: it has no row once its prompt is computed."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
         """Changes with every start and end: what was derived of the fixed columns holds until then."""
@@ -111,14 +122,14 @@ class SlotTable:
         """The slot's page table, as a view."""
         return self.page_table[slot, : self.num_pages[slot]]
 
-    def show_pages(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> None:
+    def show_pages(self, slots: Int32, position: Int32, end: Int32, singles: int) -> None:
         """Copy to `shown_page` the entries of the page tables that a step needs, which computes position..end of the
-        slots, decode rows first. Pages granted further ahead stay 0 there."""
-        entered = np.flatnonzero(position[:decodes] % self.page_size == 0)
+        slots, one position of the first `singles`. Pages granted further ahead stay 0 there."""
+        entered = np.flatnonzero(position[:singles] % self.page_size == 0)
         if len(entered):
             slot, page = slots[entered], position[entered] // self.page_size
             self.shown_page[slot, page] = self.page_table[slot, page]
-        for slot, last in zip(slots[decodes:].tolist(), end[decodes:].tolist(), strict=True):
+        for slot, last in zip(slots[singles:].tolist(), end[singles:].tolist(), strict=True):
             needed = -(-last // self.page_size)
             self.shown_page[slot, :needed] = self.page_table[slot, :needed]
 
@@ -152,6 +163,7 @@ class SlotTable:
         self.logprobs[slot] = sampling.logprobs
         controls = self.controls[slot] = LogitsState.of(sequence, self._processors)
         self.controlled[slot] = controls is not None
+        self.tries_drafts[slot] = controls is None or not controls.changes_logits
         self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
@@ -159,6 +171,17 @@ class SlotTable:
         self._generations += 1
         self.slot_generation[slot] = self._generations
         self._changed()
+
+    def constrain(self, slot: int, constraint: RowConstraint) -> None:
+        """Give a slot that was filled a grammar, whose masks are still to come."""
+        self.constraints[slot] = constraint
+        self.constrained[slot] = self.awaits_mask[slot] = True
+        self.tries_drafts[slot] = False
+        self._changed()
+
+    def set_awaits_mask(self, slot: int, awaits: bool) -> None:
+        """Note whether the next mask of a slot's grammar is still to come."""
+        self.awaits_mask[slot] = awaits
 
     def clear(self, slot: int) -> None:
         """Make a slot IDLE, leave nothing of its sequence in the columns, and mark its logits processor state as
@@ -172,6 +195,7 @@ class SlotTable:
         controls, self.controls[slot] = self.controls[slot], None
         if controls is not None:
             controls.ended = True
+        self.constraints[slot] = None
         self.context[slot] = NO_CONTEXT
         self._changed()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire_common.sequence import MAX_STOP_TOKEN_IDS
 
 if TYPE_CHECKING:
+    from quire_worker.matcher.mask_ring import MaskRing
     from quire_worker.sampling.logits_processor import LogitsProcessors
 
 SLOTS_PER_SEQ = 2.5
@@ -31,8 +32,12 @@ class EngineSpec:
     slots: int = 0
     """0: 2.5 for each sequence that decodes."""
     logits_processors: LogitsProcessors = field(default_factory=dict)
+    max_row_tokens: int = 1
+    """The most tokens that a decode row may sample in one step: 1 + the number of drafts."""
     step_timeout_s: float = STEP_TIMEOUT_S
     """A step that takes longer hangs: its device is given up."""
+    masks: MaskRing | None = None
+    """Memory in which the matcher leaves masks, for devices that read them. None: no sequence has a grammar."""
 
     @cached_property
     def num_slots(self) -> int:

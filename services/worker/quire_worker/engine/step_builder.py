@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.engine.slots import SlotTable
     from quire_worker.engine.step_schedule import StepSchedule
+    from quire_worker.matcher.row_constraint import RowConstraint
     from quire_worker.sampling.logits_state import LogitsState
 
 # The device's own columns, and those that are not by sequence.
-_NOT_SELECTED = ("token", "blocked", "controls", "scores", "formed_ns", "slot", "fed", "last", "stop_id")
+_NOT_SELECTED = (
+    "token", "blocked", "controls", "constraints", "scores", "drafts", "formed_ns",
+    "slot", "fed", "last", "bound", "min_len", "stop_id",
+)  # fmt: skip  # a list of names
+_NONE = np.empty(0, np.int32)
 
 
 class StepBuilder:
     """Gathers by fancy indexing. What a sequence's start fixed is gathered once and kept while the same slots run, so
     that steady decode costs the same few operations at any number of rows. Kept arrays are shared between batches."""
 
-    def __init__(self, table: SlotTable) -> None:
+    def __init__(self, table: SlotTable, *, may_draft: bool = False) -> None:
         self._table = table
+        self._may_draft = may_draft
         self._fixed: _Fixed | None = None
 
     def build(self, schedule: StepSchedule) -> StepBatch:
@@ -36,12 +42,13 @@ class StepBuilder:
         fixed = self._gather(slots)
         position = table.computed[slots]
         end = position + count
-        table.show_pages(slots, position, end, decodes)
+        rows = int(count[:decodes].sum()) if self._may_draft else decodes
+        table.show_pages(slots, position, end, decodes if rows == decodes else 0)
         if decodes == len(slots):
-            token, sample, fed = np.zeros(decodes, np.int64), fixed.everyone, fixed.everyone
+            token, sample, fed = np.zeros(rows, np.int64), fixed.everyone, fixed.everyone
             scores: dict[int, PromptScores] = {}
         else:
-            token = self._tokens(slots, position, end, decodes)
+            token = self._tokens(slots, position, end, decodes, rows)
             sample = (end >= fixed.prefill_len) & ~fixed.prefill_only
             fed = np.arange(len(slots)) < decodes
             scores = self._scores(slots, position, end, decodes)
@@ -54,7 +61,9 @@ class StepBuilder:
             sample=sample,
             blocked=self._blocked_ids(fixed, sample, end),
             controls={row: each for row, each in fixed.controls.items() if sample[row]} if fixed.controls else {},
+            constraints={row: each for row, each in fixed.constraints.items() if sample[row]},
             scores=scores,
+            drafts=np.where(fed, count - 1, 0) if rows > decodes else _NONE,
             formed_ns=time.monotonic_ns(),
             slot=slots,
             fed=fed,
@@ -75,10 +84,14 @@ class StepBuilder:
                 prefill_only=table.prefill_only[slots],
                 bound=table.bound[slots],
                 min_len=table.min_len[slots],
+                early=bool((table.min_len[slots] > table.known_len[slots]).any()),
                 controls=self._controls(slots),
+                constraints=self._constraints(slots),
                 columns={
                     "draws": table.draws.take(slots),
                     "logprobs": table.logprobs[slots],
+                    "bound": table.bound[slots],
+                    "min_len": table.min_len[slots],
                     "stop_id": table.stop_id[slots, : int(table.num_stop[slots].max())],
                 },
             )
@@ -101,14 +114,23 @@ class StepBuilder:
         found = ((row, self._table.controls[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
-    def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> Int64:
-        """The token ids of prefill chunks; decode rows come first and hold 0, since the device feeds them."""
+    def _constraints(self, slots: Int32) -> dict[int, RowConstraint]:
+        """By row, the grammars of those sequences that have one."""
+        rows = np.flatnonzero(self._table.constrained[slots]).tolist()
+        found = ((row, self._table.constraints[slots[row]]) for row in rows)
+        return {row: each for row, each in found if each is not None}
+
+    def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int, rows: int) -> Int64:
+        """The token ids of a step. The first `rows` belong to decoding sequences and are 0, since the device fills them
+        in; the token ids of prefill chunks follow."""
         chunks = zip(slots[decodes:].tolist(), position[decodes:].tolist(), end[decodes:].tolist(), strict=True)
         known = [self._table.token[slot, first:last] for slot, first, last in chunks]
-        return np.concatenate([np.zeros(decodes, np.int64), *known])
+        return np.concatenate([np.zeros(rows, np.int64), *known])
 
     def _blocked_ids(self, fixed: _Fixed, sample: Bool, end: Int32) -> dict[int, Int32]:
-        """Row -> ids that may not be drawn: stop ids of rows that have not reached min_tokens."""
+        """Row -> ids that may not be sampled: stop ids of rows that have not reached min_tokens."""
+        if not fixed.early:
+            return {}
         early = sample & (end < fixed.min_len)
         if not early.any():
             return {}
@@ -128,7 +150,10 @@ class _Fixed:
     prefill_only: Bool
     bound: Int32
     min_len: Int32
+    early: bool
+    """Whether a sequence had not reached its min_len."""
     controls: dict[int, LogitsState]
+    constraints: dict[int, RowConstraint]
     columns: dict[str, Any]
 
 
@@ -144,7 +169,15 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
     controls = {new: batch.controls[old] for new, old in enumerate(keep) if old in batch.controls}
+    constraints = {new: batch.constraints[old] for new, old in enumerate(keep) if old in batch.constraints}
     scores = {new: batch.scores[old] for new, old in enumerate(keep) if old in batch.scores}
     return StepBatch(
-        token=token, blocked=blocked, controls=controls, scores=scores, formed_ns=batch.formed_ns, **columns
+        token=token,
+        blocked=blocked,
+        controls=controls,
+        constraints=constraints,
+        scores=scores,
+        drafts=batch.drafts[keep] if len(batch.drafts) else batch.drafts,
+        formed_ns=batch.formed_ns,
+        **columns,
     )

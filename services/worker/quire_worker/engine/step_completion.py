@@ -20,35 +20,46 @@ if TYPE_CHECKING:
     from quire_worker.engine.ports import StepOutcome
     from quire_worker.engine.resident_slots import ResidentSlots
 
-_NOBODY = np.empty(0, np.int32)
+_NO_SLOTS = np.empty(0, np.int32)
 
 
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Update the slots with an ended step: raise page watermarks, count tokens, and end sequences that are finished or
-    failed. Returns the rows to report; those of sequences that had ended before are left out."""
+    failed. Returns the rows to report; those of sequences that had ended before, or were held, are left out."""
     residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation
-    end = in_flight.position + in_flight.count
+    if outcome.held:
+        held = np.array(outcome.held)
+        residents.hold(slots[held[live[held]]])
     everyone = bool(live.all())
-    if everyone and in_flight.decodes == len(slots) and not outcome.finish.any():
-        return _complete_decodes(residents, in_flight, end, outcome)
+    if (
+        everyone
+        and in_flight.decodes == len(slots)
+        and not outcome.finish.any()
+        and _one_token_each(residents, outcome)
+    ):
+        return _complete_plain_decodes(residents, in_flight, outcome)
     told = live if everyone else live | residents.are_late(in_flight.slot_generation)
-    sampled = told & (outcome.token >= 0)
-    _advance(residents, in_flight, live, end, outcome)
+    kept = outcome.token >= 0
+    num_kept = np.count_nonzero(kept, axis=1).astype(np.int32)
+    end = _advance(residents, in_flight, live, num_kept, outcome)
+    sampled = told & (num_kept > 0)
     ended = np.flatnonzero(told & (outcome.finish > 0))
-    tokenless = ended[outcome.token[ended] < 0]
+    tokenless = ended[num_kept[ended] == 0]
     progress = live.copy()
     progress[: in_flight.decodes] = False
     progress[list(outcome.failed)] = False
+    kept &= told[:, None]
     rows = StepRows(
         slot=np.concatenate([slots[sampled], slots[tokenless]]),
-        token=outcome.token[sampled],
+        count=np.concatenate([num_kept[sampled], num_kept[tokenless]]),
+        token=outcome.token[kept],
         finish=np.concatenate([outcome.finish[sampled], outcome.finish[tokenless]]),
         prefill_slot=slots[progress],
         prefill_position=end[progress],
         prefill_tokens=int(in_flight.count[in_flight.decodes :].sum()),
-        logprobs=None if outcome.logprobs is None else outcome.logprobs.select(sampled),
+        logprobs=None if outcome.logprobs is None else outcome.logprobs.select(kept.reshape(-1)),
         scores=[
             PromptLogprobs(int(slots[row]), int(in_flight.position[row]) + 1, columns)
             for row, columns in outcome.scores.items()
@@ -66,36 +77,57 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     return rows
 
 
-def _complete_decodes(residents: ResidentSlots, in_flight: InFlightStep, end: Int32, outcome: StepOutcome) -> StepRows:
-    """Do what `complete_step` does, in fewer operations, for a step in which every sequence decodes, still holds its
-    slot, and goes on."""
-    slots = in_flight.slot
-    residents.computed_to(slots, in_flight.position, end, len(slots))
-    residents.table.known_len[slots] = end + 1
+def _one_token_each(residents: ResidentSlots, outcome: StepOutcome) -> bool:
+    """Whether each row tried and sampled one token, and no token may be the first of its sequence."""
+    if residents.awaiting_first_token:
+        return False
+    return outcome.one_token_each or (outcome.token.shape[1] == 1 and int(outcome.token.min()) >= 0)
+
+
+def _complete_plain_decodes(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
+    """Raise each slot's page watermark and known length by one position, and return the rows to report. Does what
+    `complete_step` does, in fewer operations, for a step in which every sequence decodes, still holds its slot, samples
+    one token, and goes on."""
+    slots, table = in_flight.slot, residents.table
+    end = table.known_len[slots]
+    residents.computed_one(slots, end)
+    table.known_len[slots] = end + 1
     residents.forget_late()
     return StepRows(
         slot=slots,
-        token=outcome.token,
+        count=in_flight.count,
+        token=outcome.token.reshape(-1),
         finish=outcome.finish,
-        prefill_slot=_NOBODY,
-        prefill_position=_NOBODY,
+        prefill_slot=_NO_SLOTS,
+        prefill_position=_NO_SLOTS,
         prefill_tokens=0,
         logprobs=None if outcome.logprobs is None else outcome.logprobs.select(in_flight.sample),
     )
 
 
-def _advance(residents: ResidentSlots, in_flight: InFlightStep, live: Bool, end: Int32, outcome: StepOutcome) -> None:
-    """Raise the page watermarks, and set known lengths and first-token times, of sequences that still hold their slot
-    and did not fail."""
-    table = residents.table
+def _advance(
+    residents: ResidentSlots, in_flight: InFlightStep, live: Bool, num_kept: Int32, outcome: StepOutcome
+) -> Int32:
+    """Raise the page watermarks, and set positions, known lengths and first-token times, of sequences that still hold
+    their slot and did not fail. Returns how far each sequence is computed now. Tokens that a sequence does not keep,
+    and the last position of a held row, do not count as computed."""
+    table, slots, decodes = residents.table, in_flight.slot, in_flight.decodes
     ran = live
     if outcome.failed:
         ran = live.copy()
         ran[list(outcome.failed)] = False
-    decodes = int(np.count_nonzero(ran[: in_flight.decodes]))
-    residents.computed_to(in_flight.slot[ran], in_flight.position[ran], end[ran], decodes)
+    first = in_flight.position.copy()
+    first[:decodes] = table.known_len[slots[:decodes]] - 1
+    end = in_flight.position + in_flight.count
+    end[:decodes] = first[:decodes] + num_kept[:decodes]
+    end[decodes:] -= in_flight.sample[decodes:] & (num_kept[decodes:] == 0)
+    residents.computed_to(slots[ran], first[ran], end[ran])
     sampled = ran & in_flight.sample
-    table.known_len[in_flight.slot[sampled]] = end[sampled] + 1
-    first = in_flight.slot[in_flight.decodes :][sampled[in_flight.decodes :]]
-    if len(first):
-        table.first_token_ns[first] = time.time_ns()
+    lost = in_flight.count - num_kept
+    lost[decodes:] = num_kept[decodes:] == 0
+    residents.give_back(slots[sampled], lost[sampled])
+    table.known_len[slots[sampled]] = end[sampled] + 1
+    residents.note_first_tokens(
+        slots[sampled & (num_kept > 0)], slots[decodes:][(sampled & (num_kept == 0))[decodes:]], time.time_ns()
+    )
+    return end

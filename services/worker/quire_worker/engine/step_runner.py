@@ -1,8 +1,10 @@
-"""StepRunner: what a device does with one step, around the model: feeds back, runs, checks stops, isolates failures.
+"""StepRunner: the device's part of a step around the model. It feeds sampled tokens back, runs the model, checks stops
+and isolates failures.
 
-Sampled tokens never wait for the host: the last one of each slot is kept here and is what a fed row computes next. If
-the runner raises for a step, each of its sequences is tried by itself; those that raise again are to blame, and the
-others run as one step. Running positions twice writes the same KV twice, so nothing else is harmed.
+Sampled tokens never wait for the host. StepRunner keeps the last token of each slot with its position; a decode row
+computes this token next. A row that was held, or whose drafts were wrong, computes its positions again. If the model
+raises for a step, StepRunner tries each sequence alone. Sequences that raise again fail, and the others run as one
+step. Computing a position twice writes the same KV twice, so this harms no other sequence.
 """
 
 from __future__ import annotations
@@ -18,67 +20,141 @@ from quire_common.errors import Internal, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
-from quire_worker.engine.stop_rule import finish_codes
-from quire_worker.step import DeviceTiming, StepOutput
+from quire_worker.engine.stop_rule import keep_tokens
+from quire_worker.step import HELD, NOTHING_LEFT, DeviceTiming, StepOutput
 
 if TYPE_CHECKING:
-    from quire_worker.arrays import Int32, Int64
-    from quire_worker.engine.ports import Runner
+    from quire_worker.arrays import Bool, Int32, Int64
+    from quire_worker.engine.ports import Drafter, RowGate, Runner
+    from quire_worker.engine.stop_rule import KeptTokens
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 _NO_TIME = DeviceTiming(0, 0, 0)
-# As StepOutput.token has it.
-_NOTHING_LEFT = -2
 
 
 class StepRunner:
-    """Belongs to the thread that runs steps."""
+    """Belongs to the thread that runs steps. Without a drafter, no batch has drafts; without a gate, no row is held."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, drafter: Drafter | None = None, gate: RowGate | None = None) -> None:
         self._runner = runner
+        self._drafter = drafter
+        self._gate = gate
+        # Whether each row samples exactly one token, so that the engine's positions are right.
+        self._one_token_each = drafter is None and gate is None
+        # The last known token of each slot, and its position. A decode row begins with them.
         self._last_token: Int64 = np.zeros(0, np.int64)
+        self._position: Int32 = np.zeros(0, np.int32)
         self._ended_ns = time.perf_counter_ns()
 
     def run(self, batch: StepBatch) -> StepOutcome:
-        """Run a step: feed tokens back, run the model, check stops and repetition. If the runner raises, only the
-        sequences that cause this fail; the error is returned in the outcome."""
+        """Run a step: feed tokens back, propose drafts, run the model, and keep what the stop rule says. If the runner
+        raises, only the sequences that cause this fail; the error is returned in the outcome."""
         waited_ns = time.perf_counter_ns() - self._ended_ns
         self._feed(batch)
+        if batch.constraints or not self._one_token_each:
+            self._resolve(batch)
+        if self._drafter is not None and len(batch.drafts):
+            _put_drafts(batch, self._drafter.propose(batch))
         output, failed = _run_isolated(self._runner, batch)
-        token = _by_sequence(batch, output, failed)
-        self._last_token[batch.slot] = np.maximum(token, 0)
-        finish = finish_codes(batch, token)
-        for sequence, controls in batch.controls.items():
-            if not finish[sequence] and token[sequence] >= 0 and controls.repeats(int(token[sequence])):
-                finish[sequence] = Finish.REPETITION
+        held = self._held(batch, output)
+        sampled, complete = _by_sequence(batch, output, failed, held)
+        kept = keep_tokens(batch, sampled, held)
+        self._remember(batch, kept)
+        tell_matcher(batch, kept)
+        finish = kept.finish
         if failed:
             finish[list(failed)] = Finish.ERROR
+            # A step that was already launched must not compute the failed sequence's token again.
+            self._last_token[batch.slot[list(failed)]] = 0
         self._ended_ns = time.perf_counter_ns()
         return StepOutcome(
-            token=token,
+            token=kept.token,
             finish=finish,
             failed=failed,
             logprobs=None if output is None else output.logprobs,
             timing=_NO_TIME if output is None else output.timing,
             wait_us=waited_ns // 1000,
             scores={} if output is None else output.scores,
+            held=() if output is None else output.held,
+            one_token_each=complete and self._one_token_each and (held is None or not held.any()),
         )
 
     def _feed(self, batch: StepBatch) -> None:
-        """Write the last token of each fed row's slot into the batch, and tell its logits processor state that it is
-        fed."""
+        """Write the last token of each fed row's slot into the batch."""
         slots = int(batch.slot.max()) + 1
         if slots > len(self._last_token):
-            self._last_token = np.concatenate([self._last_token, np.zeros(slots - len(self._last_token), np.int64)])
+            more = slots - len(self._last_token)
+            self._last_token = np.concatenate([self._last_token, np.zeros(more, np.int64)])
+            self._position = np.concatenate([self._position, np.zeros(more, np.int32)])
         if len(batch.token) == len(batch.slot):  # one token each
             np.copyto(batch.token, self._last_token[batch.slot], where=batch.fed)
         elif batch.fed.any():
             first = np.cumsum(batch.count) - batch.count
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
-        for sequence, controls in batch.controls.items():
-            if batch.fed[sequence]:
-                controls.fed(int(self._last_token[batch.slot[sequence]]))
+
+    def _resolve(self, batch: StepBatch) -> None:
+        """Write the right positions of fed rows into the batch. They also decide which sequences end by length, and
+        whose stop ids are still blocked by min_len."""
+        held_before = batch.fed
+        if self._one_token_each:  # only rows with a grammar may have been held
+            held_before = np.zeros(len(batch.slot), np.bool_)
+            held_before[list(batch.constraints)] = True
+            held_before &= batch.fed
+        np.copyto(batch.position, self._position[batch.slot], where=held_before)
+        sampled_at = batch.position + batch.count
+        if len(batch.drafts):
+            sampled_at -= batch.drafts
+        blocked = {}
+        for sequence in np.flatnonzero(batch.sample & (sampled_at < batch.min_len)).tolist():
+            ids = batch.stop_id[sequence]
+            if (ids >= 0).any():
+                blocked[sequence] = ids[ids >= 0]
+        batch.resolve(blocked, sampled_at >= batch.bound)
+
+    def _held(self, batch: StepBatch, output: StepOutput | None) -> Bool | None:
+        """Which sequences are held, by the gate or for want of a mask; None: none."""
+        held: Bool | None = None if self._gate is None else self._gate.held(batch) & batch.sample
+        if output is not None and output.held:
+            held = np.zeros(len(batch.slot), np.bool_) if held is None else held
+            held[list(output.held)] = True
+        return held
+
+    def _remember(self, batch: StepBatch, kept: KeptTokens) -> None:
+        """Note the last known token of each slot, and its position. If the sequence kept no token, this is the last
+        token that the step computed, drafts not included."""
+        if self._one_token_each and not batch.constraints:
+            self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
+            return
+        tokens, known = kept.tokens, batch.position + batch.count - 1
+        row = np.cumsum(batch.count) - 1
+        if len(batch.drafts):
+            known -= batch.drafts
+            row -= batch.drafts
+        last = kept.token[np.arange(len(tokens)), np.maximum(tokens - 1, 0)]
+        self._last_token[batch.slot] = np.where(tokens > 0, last, batch.token[row])
+        self._position[batch.slot] = known + tokens
+
+
+def tell_matcher(batch: StepBatch, kept: KeptTokens) -> None:
+    """Pass on what sequences with grammars keep, unless they end with it."""
+    if not batch.constraints:
+        return
+    rows = list(batch.constraints)
+    columns = zip(batch.constraints.values(), kept.token[rows].tolist(), kept.finish[rows].tolist(), strict=True)
+    for constraint, tokens, finish in columns:
+        if tokens[0] >= 0 and not finish:
+            constraint.keep([token for token in tokens if token >= 0])
+    constraint.flush()
+
+
+def _put_drafts(batch: StepBatch, proposed: Int32) -> None:
+    """Write the proposed tokens into the batch's rows."""
+    drafts = batch.drafts
+    sequence = np.arange(len(drafts)).repeat(drafts)
+    nth = np.arange(len(sequence)) - (np.cumsum(drafts) - drafts)[sequence]
+    first = np.cumsum(batch.count) - drafts
+    batch.token[first[sequence] + nth] = proposed[sequence, nth]
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
@@ -108,41 +184,52 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
-    """The output of the sequences `ran`, with `token`, `token_index` and scores by sequence of the whole batch; the
-    token of all others is -1."""
+    """The output of the sequences `ran`, with tokens and scores by sequence of the whole batch. `token_index` is the
+    index in these tokens; other sequences have the token -1. Tokens are [S], or [S, W] if the batch has drafts."""
     count = len(batch.count)
-    if len(output.token) == count:
+    if len(output.token) == count and not len(batch.drafts):
         return output
     scores = {ran[sequence]: columns for sequence, columns in output.scores.items()}
-    sampled = np.array(ran, np.int32)[batch.sample[ran]]
-    token = np.full(count, -1, np.int32)
-    token[sampled] = output.token
+    ids = np.array(ran, np.int64)
+    drafts = batch.drafts[ids] if len(batch.drafts) else np.zeros(len(ids), np.int32)
+    width = 1 + (int(batch.drafts.max()) if len(batch.drafts) else 0)
+    sampled = batch.sample[ids]
+    draws = 1 + drafts[sampled]
+    nth = np.arange(len(output.token)) - (np.cumsum(draws) - draws).repeat(draws)
+    place = ids[sampled].repeat(draws) * width + nth
+    token = np.full(count * width, -1, np.int32)
+    token[place] = output.token
     logprobs = output.logprobs
     if logprobs is not None:
-        logprobs = dataclasses.replace(logprobs, token_index=sampled[logprobs.token_index])
-    return StepOutput(token, logprobs, output.timing, scores)
+        logprobs = dataclasses.replace(logprobs, token_index=place[logprobs.token_index].astype(np.int32))
+    held = tuple(ran[sequence] for sequence in output.held)
+    return StepOutput(token.reshape(count, width), logprobs, output.timing, scores, held)
 
 
-def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError]) -> Int32:
-    """Token by sequence, negative where none was drawn. Adds to `failed` the sequences that should have drawn a token
-    and could not, such as those with NaN logits."""
+def _by_sequence(
+    batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError], held: Bool | None
+) -> tuple[Int32, bool]:
+    """Tokens [S, W] by sequence, negative if none was sampled, and whether each sequence has a token. Adds to `failed`
+    the sequences that could not sample, for example because of NaN logits, unless they are held."""
     if output is None:
-        return np.full(len(batch.count), -1, np.int32)
-    token: Int32 = output.token.astype(np.int32, copy=False)
-    if int(token.min()) < 0:
-        for sequence, error in failed_samples(batch, token).items():
-            failed.setdefault(sequence, error)
-    return token
+        return np.full((len(batch.count), 1), -1, np.int32), False
+    token: Int32 = output.token.astype(np.int32, copy=False).reshape(len(batch.count), -1)
+    complete = int(token[:, 0].min()) >= 0
+    if not complete:
+        for sequence, error in failed_samples(batch, token[:, 0]).items():
+            if held is None or not held[sequence]:
+                failed.setdefault(sequence, error)
+    return token, complete
 
 
 def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
-    """By sequence, the errors of those that should have drawn a token and did not: NaN logits, nothing left to draw, or
-    a failure of their controls. `token` [S] as StepOutput.token has it."""
+    """By sequence, the errors of those that should have sampled a token and did not: NaN logits, nothing left to draw,
+    or a failure of their controls. `token` [S] as StepOutput.token has it, or HELD."""
     failed: dict[int, QuireError] = {}
-    for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
+    for sequence in np.flatnonzero(batch.sample & (token < 0) & (token != HELD)).tolist():
         controls = batch.controls.get(sequence)
         failure = None if controls is None else controls.failure
-        failed[sequence] = failure or (nothing_left() if token[sequence] == _NOTHING_LEFT else nan_logits())
+        failed[sequence] = failure or (nothing_left() if token[sequence] == NOTHING_LEFT else nan_logits())
     return failed
 
 
@@ -166,8 +253,8 @@ def nothing_left() -> QuireError:
     """The error of a sequence that forbids itself every token, or makes a token infinitely likely."""
     return InvalidArgument(
         "NO_TOKEN_LEFT",
-        "allowed_token_ids, bad_words, logit_bias, penalties, logits_processors and min_tokens of this request leave "
-        "no token to draw, or make a logit infinite.",
+        "allowed_token_ids, bad_words, logit_bias, penalties, logits_processors, min_tokens and the grammar of this "
+        "request leave no token to draw, or make a logit infinite.",
         "Allow more tokens, or forbid fewer; choose a repetition_penalty nearer to 1.",
         param="allowed_token_ids",
     )

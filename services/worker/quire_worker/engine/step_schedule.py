@@ -1,8 +1,9 @@
-"""The batch rule: who runs in the next step, and over how many positions. Pure, deterministic, written once.
+"""The batch rule: which slots run in the next step, and how many positions of each. A pure, deterministic function.
 
-Every decodable slot gets one token, lowest order key first, up to `max_num_seqs`; then prefill chunks in the
-scheduler's order, under the Grant's budget. A slot without credit takes nothing from the others: its row goes to the
-next. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the
+First, each decodable slot gets one token, lowest order key first, up to `max_num_seqs`. Then prefill chunks follow in
+the scheduler's order, as far as the Grant's budget allows. Last, rows that may have drafts share the rest of the
+budget's tokens evenly. No row goes past its slot's credit. A slot without credit does not run: its row goes to the
+next slot. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the
 lowest order key takes a decode row as one frees.
 """
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from quire_common.credit import Budget
     from quire_worker.arrays import Bool, Int32, Int64
 
-_NOBODY = np.empty(0, np.int32)
+_NO_SLOTS = np.empty(0, np.int32)
 # Bytes of the prompt logprobs that a step brings: they travel in one Report, of which gRPC carries 64 MiB.
 MAX_SCORE_BYTES = 16 * 1024 * 1024
 # Of one token's, and of each of its alternatives.
@@ -34,7 +35,11 @@ class SlotView:
     """Holds a sequence whose cached range is ready."""
     computed: Int32
     prefill_len: Int32
-    """A slot prefills up to here; past it, it has one token to compute, drawn in its step before, run or not."""
+    """A slot prefills up to here; past it, it has one token to compute, sampled in its step before, run or not."""
+    decoding: Bool
+    """Whether the slot's last prefill chunk was launched."""
+    tries_drafts: Bool
+    """Whether the slot's row may have drafts after its token."""
     ceiling: Int32
     """Positions that it may compute by its limit and its pages."""
     bound: Int32
@@ -57,22 +62,27 @@ class StepSchedule:
     decodes: int
 
 
-def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
-    """Choose the slots of the next step and the positions of each: decode rows by order key, then prefill chunks as the
-    budget allows. The schedule is empty if no slot is able to run."""
-    able = view.runnable & (view.computed < np.minimum(view.ceiling, view.bound))
-    prefills = view.computed < view.prefill_len
-    decode = view.by_key[(able & ~prefills)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
+def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens: int = 1) -> StepSchedule:
+    """Choose the slots of the next step and the positions of each: decode rows by order key, of up to `row_tokens`
+    positions, and prefill chunks as the budget allows. The schedule is empty if no slot can run."""
+    most = np.minimum(view.ceiling, view.bound)
+    able = view.runnable & (view.computed < most)
+    decode = view.by_key[(able & view.decoding)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
     left = budget.tokens_per_step - len(decode)
     if len(decode):
         left = min(left, budget.prefill_tokens_beside_decoders)
-    candidates = np.flatnonzero(able & prefills)
+    candidates = np.flatnonzero(able & ~view.decoding)
+    slots, counts = _prefill_chunks(view, candidates, budget, left) if len(candidates) else (_NO_SLOTS, _NO_SLOTS)
+    rows = np.ones(len(decode), np.int32)
+    if row_tokens > 1 and len(decode):
+        left = budget.tokens_per_step - len(decode) - int(counts.sum())
+        drafts = min(row_tokens - 1, left // len(decode))
+        rows += np.where(view.tries_drafts[decode], np.minimum(most[decode] - view.computed[decode] - 1, drafts), 0)
     if not len(candidates):
-        return StepSchedule(decode.astype(np.int32), np.ones(len(decode), np.int32), len(decode))
-    slots, counts = _prefill_chunks(view, candidates, budget, left)
+        return StepSchedule(decode.astype(np.int32), rows, len(decode))
     return StepSchedule(
         slot=np.concatenate([decode, slots]).astype(np.int32),
-        count=np.concatenate([np.ones(len(decode), np.int32), counts]),
+        count=np.concatenate([rows, counts]),
         decodes=len(decode),
     )
 
@@ -83,8 +93,8 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
     unended = view.runnable & (view.computed < view.bound)
     stalled = unended & (view.computed >= view.ceiling)
     if not stalled.any():
-        return _NOBODY
-    decoding = view.by_key[(unended & (view.computed >= view.prefill_len))[view.by_key]]
+        return _NO_SLOTS
+    decoding = view.by_key[(unended & view.decoding)[view.by_key]]
     stalled[decoding[max_num_seqs:]] = False
     return np.flatnonzero(stalled).astype(np.int32)
 

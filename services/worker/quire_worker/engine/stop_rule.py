@@ -1,9 +1,14 @@
-"""The stop rule: does a sequence end with the token that it just drew? Vectorised over a step's rows, and run where the
-tokens are, so that nobody waits for the host to look."""
+"""The stop rule: which sampled tokens a sequence keeps, and whether the sequence ends. Vectorised over a step's rows.
+It runs on the device's thread, so that the next step does not wait for the engine.
+
+A sequence keeps a draft only if the model sampled the same token at this position. So a sequence's tokens do not depend
+on the drafter. The sequence also keeps the first sampled token that differs from its draft, but no token after it, and
+no token after a stop.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,21 +17,75 @@ from quire_common.credit import Finish
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire_worker.arrays import Int32
+    from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.step import StepBatch
 
 
-def finish_codes(batch: StepBatch, token: Int32) -> NDArray[np.uint8]:
-    """Finish code of each sequence after this step, 0 if it goes on. A stop id that is also the last allowed token is a
-    stop.
+class KeptTokens(NamedTuple):
+    """The sampled tokens of a step that sequences keep."""
 
-    min_tokens needs no look here: before it, stop ids cannot be drawn (`blocked`).
+    token: Int32
+    """[S, W] from the left, then -1."""
+    finish: NDArray[np.uint8]
+
+    @property
+    def tokens(self) -> Int64:
+        """[S] how many tokens each sequence keeps."""
+        kept: Int64 = np.count_nonzero(self.token >= 0, axis=1)
+        return kept
+
+
+def finish_codes(batch: StepBatch, token: Int32, nth: int = 0) -> NDArray[np.uint8]:
+    """Finish code of each sequence after its sampled token `nth` of this step, 0 if the sequence goes on. A stop id
+    that is also the last allowed token is a stop.
+
+    min_tokens needs no look here: before it, stop ids cannot be sampled (`blocked`).
     """
     finish = np.zeros(len(token), np.uint8)
-    if batch.last.any():
-        finish[batch.last] = np.where(batch.sample[batch.last], Finish.LENGTH, Finish.LIMIT)
+    last = batch.last if nth == 0 else batch.position + batch.count - batch.drafts + nth >= batch.bound
+    if last.any():
+        finish[last] = np.where(batch.sample[last], Finish.LENGTH, Finish.LIMIT)
     if batch.stop_id.size:
         stopped = (batch.stop_id == token[:, None]).any(axis=1)
         if stopped.any():
             finish[stopped & (token >= 0)] = Finish.STOP
+    return finish
+
+
+def keep_tokens(batch: StepBatch, sampled: Int32, held: Bool | None) -> KeptTokens:
+    """Decide which of its sampled tokens, `sampled` [S, W], each sequence keeps, and whether it ends. A sequence in
+    `held` keeps nothing and goes on. Updates the logits processor state of the sequences with their tokens."""
+    first_token = sampled[:, 0]
+    finish = finish_codes(batch, first_token)
+    if batch.controls:
+        finish = _ends(batch, first_token, finish, held)
+    if held is not None:
+        finish[held] = Finish.NONE
+    if sampled.shape[1] == 1:
+        return KeptTokens(sampled if held is None else np.where(held[:, None], np.int32(-1), sampled), finish)
+    token = np.full_like(sampled, -1)
+    going = np.ones(len(sampled), np.bool_) if held is None else ~held
+    token[going, 0] = sampled[going, 0]
+    first = np.cumsum(batch.count) - batch.drafts - 1
+    for nth in range(1, sampled.shape[1]):
+        going &= (finish == Finish.NONE) & (batch.drafts >= nth) & (sampled[:, nth] >= 0)
+        going &= batch.token[np.minimum(first + nth, len(batch.token) - 1)] == sampled[:, nth - 1]
+        if not going.any():
+            break
+        token[going, nth] = sampled[going, nth]
+        codes = _ends(batch, token[:, nth], finish_codes(batch, token[:, nth], nth), ~going)
+        finish[going] = codes[going]
+    return KeptTokens(token, finish)
+
+
+def _ends(batch: StepBatch, token: Int32, finish: NDArray[np.uint8], skipped: Bool | None) -> NDArray[np.uint8]:
+    """The finish codes after a sampled token, repetition included. Updates each logits processor state once for each
+    token that its sequence keeps."""
+    for sequence, controls in batch.controls.items():
+        sampled = int(token[sequence])
+        if sampled < 0 or (skipped is not None and skipped[sequence]):
+            continue
+        if not finish[sequence] and controls.repeats(sampled):
+            finish[sequence] = Finish.REPETITION
+        controls.fed(sampled)
     return finish

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire_common.credit import KvGroup, PageGeometry
 from quire_common.pages import namespace_digest
-from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.arch_spec import DecoderSpec
 
 LAYOUT = "kv_head.layer.kv.token.dim"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
@@ -24,12 +24,12 @@ def kv_group(layers: int, kv_heads: int, head_dim: int, dtype: str, page_size: i
     return KvGroup("full", page_bytes, LAYOUT, dtype, layers, kv_heads, head_dim)
 
 
-def kv_groups(spec: ArchSpec, page_size: int, dtype: str) -> tuple[KvGroup, ...]:
+def kv_groups(spec: DecoderSpec, page_size: int, dtype: str) -> tuple[KvGroup, ...]:
     """The groups that a spec implies. Layers with a window keep all pages in the full group and are masked."""
-    return (kv_group(spec.layers, spec.kv_heads, spec.head_dim, dtype, page_size),)
+    return (kv_group(len(spec.attention), spec.kv_heads, spec.head_dim, dtype, page_size),)
 
 
-def page_geometry(spec: ArchSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
+def page_geometry(spec: DecoderSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
     """The page size, KV groups and namespace of a model's pages. The namespace is a sha256 over model digest, dtype,
     layout and page size, never the rank: the first part of a page's key. The digest covers config.json, hence all
     shapes."""

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
-from quire_worker.kv_transfer.agent_link import DEFAULT_TIMEOUTS, AgentLink, AgentLost, LinkTimeouts
 from quire_worker.kv_transfer.copier import Copier
 from quire_worker.kv_transfer.device_fetches import DeviceFetches
 from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
 from quire_worker.kv_transfer.transports.registry import Traffic, names
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, WireError, pack_move, transport_name
+from quire_worker.kv_transfer.wire import AgentFrameKind, pack_move, transport_name
+from quire_worker.side_process.frames import Frame, WireError
+from quire_worker.side_process.process_link import DEFAULT_TIMEOUTS, LinkTimeouts, ProcessKind, ProcessLink, ProcessLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,8 +104,10 @@ class AgentProcess:
         self._using = {name: using.labels(name) for name in names(Traffic.PEER if setup.peers else Traffic.STORE)}
         fds = {"--ring": ring.fd, **(inherited or {})}
         self._device_fetches = DeviceFetches(copier, self._tell_fetched, able=can_fetch)
-        self._link = AgentLink(
-            command, Frame(AgentFrameKind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts
+        restarts = metrics.counter("quire_worker_mover_restarts_total", "Transfer agents that ended or hung")
+        kind = ProcessKind("the transfer agent", tuple(command), AgentFrameKind, "mover-link", restarts.inc)
+        self._link = ProcessLink(
+            kind, Frame(AgentFrameKind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts
         )
 
     @classmethod
@@ -210,9 +213,9 @@ class AgentProcess:
         self._copier.close()
         self._ring.close()
 
-    def _receive_frame(self, frame: Frame | AgentLost) -> None:
+    def _receive_frame(self, frame: Frame | ProcessLost) -> None:
         """Handle a frame, or the loss of the process; a process that sends nonsense is given up."""
-        if isinstance(frame, AgentLost):
+        if isinstance(frame, ProcessLost):
             self._on_agent_lost()
             return
         try:
@@ -226,7 +229,7 @@ class AgentProcess:
         if frame.kind == AgentFrameKind.RELEASED:
             self._free.extend(frame.numbers())
             return
-        opened = self._open.get(frame.move) if frame.generation == self._generation else None
+        opened = self._open.get(frame.subject) if frame.generation == self._generation else None
         if opened is not None and opened.cut:
             opened = None
         if frame.kind == AgentFrameKind.ARRIVED:

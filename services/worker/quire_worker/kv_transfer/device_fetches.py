@@ -12,7 +12,7 @@ from quire_common.credit import MoveKind
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import memory_of
-from quire_worker.kv_transfer.wire import WireError
+from quire_worker.side_process.frames import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

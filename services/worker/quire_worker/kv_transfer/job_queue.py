@@ -19,7 +19,8 @@ from quire_common.kv.kv_client import TransferCancelled
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_common.telemetry.tracing import extract, record_span
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, transport_code
+from quire_worker.kv_transfer.wire import AgentFrameKind, transport_code
+from quire_worker.side_process.frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

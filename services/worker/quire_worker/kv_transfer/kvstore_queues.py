@@ -7,7 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from quire_worker.kv_transfer.job_queue import Job, JobQueue
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

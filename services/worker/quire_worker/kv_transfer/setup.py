@@ -44,6 +44,8 @@ class AgentSetup:
     log_level: str = "info"
     log_format: str = "json"
     otlp_traces_endpoint: str = ""
+    otlp_tls_ca: str = ""
+    otlp_sampling_ratio: float = 1.0
     kv_transport: str = "auto"
     peers: bool = False
     """It moves pages from and to other workers, and none of the kvstore's."""
@@ -95,6 +97,8 @@ class AgentSetup:
             log_level=config.log_level,
             log_format=config.log_format,
             otlp_traces_endpoint=config.otlp_traces_endpoint,
+            otlp_tls_ca=config.otlp_tls_ca,
+            otlp_sampling_ratio=config.otlp_sampling_ratio,
             kv_transport=config.kv_transport,
             peers=peers,
             peer_transport=config.peer_transport,

@@ -6,72 +6,87 @@ file knows nothing of files, devices or kernels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
-Activation = Literal["silu", "gelu_tanh"]
-QkNorm = Literal["none", "head"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+NormKind = Literal["rms", "layer"]
+NormedHeads = Literal["head", "each_head", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding; the fields below `theta` are read only by the kinds that need them."""
+    """Rotary position embedding; most fields are read only by the kinds that need them."""
 
     kind: RopeKind = "default"
     theta: float = 10000.0
     factor: float = 1.0
-    """linear: positions are divided by it; llama3: long wavelengths are."""
+    """linear: positions are divided by it; llama3, yarn: long wavelengths are."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
     factors: tuple[float, ...] = ()
-    """factors: what each frequency is divided by, half of head_dim of them."""
+    """factors, longrope: what each frequency is divided by, one for each pair of rotated dimensions."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: the same where sequences may be longer than the original context."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: round the limits between kept and divided frequencies to whole dimensions."""
     attention_factor: float = 1.0
-    """Multiplies cos and sin (yarn)."""
+    """Multiplies cos and sin (yarn, longrope)."""
+    rotated: int = 0
+    """Leading dimensions of a head that are rotated; 0: all."""
+    interleaved: bool = False
+    """Rotate dimension 2i with 2i + 1, instead of i with i + half of the rotated."""
 
 
 @dataclass(frozen=True, slots=True)
-class ArchSpec:
-    """One decoder-only transformer. Sizes are of the whole model, before any partition over ranks."""
+class QkNormSpec:
+    """Norms of query and key heads."""
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    layers: int
+    over: NormedHeads = "head"
+    """head: all heads have the same weights; each_head: each its own; whole: one norm over all heads together."""
+    kind: NormKind = "rms"
+    bias: bool = False
+    after_rope: bool = False
+    """Norm the rotated heads; only where `over` is head and `kind` is rms."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the kernel that rotates the heads norms them too."""
+        return self.over == "head" and self.kind == "rms" and not self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A mixer: causal attention over the sequence's KV pages. Heads, KV heads and their size are the same in all
+    layers, since one KV group holds the keys and values of all."""
+
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate_size: int
-    max_positions: int
-    norm_eps: float
-    rope: RopeSpec = field(default_factory=RopeSpec)
-    norm_weight_offset: float = 0.0
-    """Added to every norm's gain (1.0 where checkpoints store gain - 1)."""
-    pre_norm: bool = True
-    """Normalise what enters attention and MLP."""
-    post_norm: bool = False
-    """Normalise what leaves attention and MLP, before the residual sum."""
-    qk_norm: QkNorm = "none"
-    """head: RMS norm over head_dim of every query and key head, before RoPE."""
+    rope: RopeSpec | None = field(default_factory=RopeSpec)
+    """None: no rotation."""
+    window: int = 0
+    """Number of positions that a token sees, itself included; 0: all."""
+    chunk: int = 0
+    """A token sees the positions of its own chunk of so many; 0: all."""
+    alibi: tuple[float, ...] = ()
+    """The slope of each head: for each position that the key lies behind the query, so much is taken from a score."""
+    sinks: bool = False
+    """Each head has a learned score that takes part in the softmax and has no value."""
+    qk_norm: QkNormSpec | None = None
     qkv_bias: bool = False
     o_bias: bool = False
-    mlp_bias: bool = False
-    activation: Activation = "silu"
-    gated_mlp: bool = True
-    tied_embeddings: bool = False
-    windows: tuple[int, ...] = ()
-    """Per layer: number of positions that a token sees, itself included; 0: all. Empty: 0 for every layer."""
-    attention_softcap: float = 0.0
+    qkv_clip: float = 0.0
+    """Queries, keys and values are clipped to [-clip, clip]; 0: not."""
+    softcap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: none."""
-    logit_softcap: float = 0.0
-    embedding_scale: float = 1.0
-    attention_scale: float = 0.0
+    scale: float = 0.0
     """Multiplies query-key products; 0: head_dim ** -0.5."""
-    num_experts: int = 0
-    """0: a dense MLP."""
-    experts_per_token: int = 0
-    expert_intermediate_size: int = 0
 
     @property
     def query_size(self) -> int:
@@ -86,8 +101,156 @@ class ArchSpec:
     @property
     def score_scale(self) -> float:
         """What query-key products are multiplied by."""
-        return self.attention_scale or self.head_dim**-0.5
+        return self.scale or self.head_dim**-0.5
 
-    def window(self, layer: int) -> int:
-        """Sliding window of a layer; 0: none."""
-        return self.windows[layer] if self.windows else 0
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A feed-forward block: two linear layers, or three where it is gated."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+Mixer = Attention
+"""The part of a layer that mixes positions. Latent attention and recurrent mixers would be further types here."""
+FeedForward = Dense
+"""The part of a layer that computes each position by itself. A mixture of experts would be a further type here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: a mixer and a feed-forward block, each with norms of its own."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    pre_norm: bool = True
+    """Normalise what enters the mixer and the feed-forward block."""
+    post_norm: bool = False
+    """Normalise what leaves them, before the residual sum."""
+    parallel: bool = False
+    """The feed-forward block takes what the mixer takes, not its result; such a layer has no post norms."""
+    shared_norm: bool = False
+    """In a parallel layer: one norm for both."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norms of a model that lie on its residual stream."""
+
+    eps: float
+    kind: NormKind = "rms"
+    weight: bool = True
+    bias: bool = False
+    weight_offset: float = 0.0
+    """Added to the weights of all norms (1.0 where checkpoints store weight - 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionSpec:
+    """Learned position embeddings, added to those of the tokens."""
+
+    rows: int
+    offset: int = 0
+    """The row of position 0."""
+
+
+class AttentionLayers(ABC):
+    """Facts that follow from the attention of a decoder's layers, whoever computes these."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def attention(self) -> tuple[Attention, ...]:
+        """The attention mixers, in the order of their layers in the KV pages."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.attention[0].heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a layer."""
+        return self.attention[0].kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.attention[0].head_dim
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether each token attends to all positions up to its own in every layer, by its scores alone."""
+        return not any(each.window or each.chunk or each.alibi or each.sinks for each in self.attention)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each attention mixer; 0: none."""
+        return tuple(each.window for each in self.attention)
+
+    def _check_one_shape(self) -> None:
+        """Raise ValueError where layers have heads of different shapes: one KV group has one."""
+        shapes = {(each.heads, each.kv_heads, each.head_dim, each.softcap, each.score_scale) for each in self.attention}
+        if len(shapes) != 1:
+            raise ValueError(f"layers of {len(shapes)} head shapes, where one KV group has one")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchSpec(AttentionLayers):
+    """One decoder-only transformer. Sizes are of the whole model, before any partition over ranks."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    max_positions: int
+    norm: NormSpec
+    tied_embeddings: bool = False
+    head_bias: bool = False
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    """Normalise the embeddings before the first layer."""
+    positions: PositionSpec | None = None
+
+    def __post_init__(self) -> None:
+        self._check_one_shape()
+
+    @property
+    def attention(self) -> tuple[Attention, ...]:
+        """The attention mixers, in the order of their layers in the KV pages."""
+        return tuple(layer.mixer for layer in self.layers)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the widest feed-forward block."""
+        return max(layer.feed_forward.intermediate_size for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSpec(AttentionLayers):
+    """A decoder whose layers transformers computes: the sizes and the attention that Quire must know."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    intermediate_size: int
+    """Width of the widest linear layer within a layer."""
+    mixers: tuple[Attention, ...]
+
+    def __post_init__(self) -> None:
+        self._check_one_shape()
+
+    @property
+    def attention(self) -> tuple[Attention, ...]:
+        """The attention mixers, in the order of their layers in the KV pages."""
+        return self.mixers
+
+
+DecoderSpec = ArchSpec | TransformersSpec

@@ -6,10 +6,9 @@ It knows JSON and names of fields; it knows nothing of what a field means to a m
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,28 +41,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def parse_object(text: str, option: str) -> dict[str, Any]:
-    """Return the JSON object that an option's value is. Raises ConfigError that names the option."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _no_object(option, f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise _no_object(option, "is no JSON object")
-    return value
-
-
-def _no_object(option: str, cause: str) -> ConfigError:
-    param = option.removeprefix("--").replace("-", "_")
-    return ConfigError("BAD_JSON_OPTION", f"{option} {cause}.", "Give an object: '{\"name\": value}'.", param=param)
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """The fields of one config.json. A field that is null counts as absent."""
 
     fields: Mapping[str, Any]
     source: str = "config.json"
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Field -> its name in the file, where that is another."""
+    seen: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Fields whose values were read."""
 
     def overridden(self, fields: Mapping[str, Any]) -> Self:
         """Return the same config with these fields in place of its own; null removes a field. An object replaces the
@@ -71,6 +58,17 @@ class ConfigFile:
         if not fields:
             return self
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
+
+    def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
+        """Return the same config with fields under the names that others have for them, and with defaults for fields
+        that are absent. Nothing of it was read yet."""
+        fields = {renamed.get(name, name): value for name, value in self.fields.items() if value is not None}
+        keys = {**{usual: own for own, usual in renamed.items()}, **self.keys}
+        return replace(self, fields={**defaults, **fields}, keys=keys, seen=set())
+
+    def note_read(self, *names: str) -> None:
+        """Note that fields were considered, whatever their values."""
+        self.seen.update(names)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -117,11 +115,21 @@ class ConfigFile:
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers that are not negative; empty where absent."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in value
+        ):
+            raise self.bad(name, "a list of integers that are not negative")
+        return tuple(value)
+
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers above 0."""
         value = self._value(name, [])
         if not isinstance(value, list) or not all(
-            isinstance(item, float) and math.isfinite(item) and item > 0 for item in value
+            isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
+            for item in value
         ):
             raise self.bad(name, "a list of numbers above 0")
         return tuple(value)
@@ -136,6 +144,7 @@ class ConfigFile:
 
     def section(self, name: str) -> ConfigFile | None:
         """A nested object, or None where absent."""
+        self.seen.add(name)
         value = self.fields.get(name)
         if value is None:
             return None
@@ -146,11 +155,13 @@ class ConfigFile:
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
         """The error for a field that is absent or not what is wanted. `fix`: another than the model's own file."""
         fix = fix or "Use the config.json of the model's own revision."
+        key = self.keys.get(name, name)
         if not self.has(name):
-            return ConfigError("BAD_CONFIG", f"{self.source} lacks `{name}` ({wanted}).", fix)
+            return ConfigError("BAD_CONFIG", f"{self.source} lacks `{key}` ({wanted}).", fix)
         shown = repr(self.fields[name])[:80]
-        return ConfigError("BAD_CONFIG", f"{self.source}: `{name}` is {shown}, not {wanted}.", fix)
+        return ConfigError("BAD_CONFIG", f"{self.source}: `{key}` is {shown}, not {wanted}.", fix)
 
     def _value(self, name: str, default: object) -> object:
+        self.seen.add(name)
         value = self.fields.get(name)
         return default if value is None else value

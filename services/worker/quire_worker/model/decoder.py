@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
 from torch import Tensor
 
 from quire_worker.model.arch_spec import ArchSpec
-from quire_worker.model.parameters import MODEL_WIDE
-from quire_worker.model.rope import rope_tables
-from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
+from quire_worker.model.feed_forwards import DenseFeedForward
+from quire_worker.model.mixers import Attend, AttentionMixer, RopeCache
+from quire_worker.model.norms import Norm
+from quire_worker.model.parameters import MODEL_WIDE, POSITIONS
+from quire_worker.ops.interface import HeadShape, Ops, P
 from quire_worker.ops.weight import Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
-Attend = Callable[[Tensor, Tensor, int, P, int, Weight, Tensor | None], Tensor | None]
-"""Attention and the linear layer behind it: query [R, Q D], pages, layer, plan, window, the weight and what to add to,
-if that may be done at once -> [R, H], or None where it was."""
-
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """What one layer computes with; None where the spec has no such part."""
+class Layer(Generic[P]):
+    """The tensors of one layer; None where the spec has no such norm."""
 
-    attention_norm: Tensor | None
-    qkv: Weight
-    qk_norm_weights: QkNormWeights | None
-    o: Weight
-    attention_post_norm: Tensor | None
-    mlp_norm: Tensor | None
-    gate_up: Weight
-    down: Weight
-    mlp_post_norm: Tensor | None
+    attention_norm: Norm | None
+    mixer: AttentionMixer[P]
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    feed_forward: DenseFeedForward[P]
+    mlp_post_norm: Norm | None
+    is_parallel: bool = False
 
 
 class Decoder(Generic[P]):
@@ -45,17 +39,37 @@ class Decoder(Generic[P]):
         self.ops = ops
         self.head_shape = HeadShape.of(spec)
         self.embedding = ops.prepare(store.take_weight("embed", MODEL_WIDE), embeds=True)
-        self.final_norm = _norm_weight(spec, store, "final_norm.weight", MODEL_WIDE)
-        tables = rope_tables(spec.rope, spec.head_dim, max_positions)
-        self.rope = RopeTables(*(table.to(self.final_norm.device) for table in tables))
+        self.positions = (
+            None if spec.positions is None else store.require(POSITIONS, MODEL_WIDE)[spec.positions.offset :]
+        )
+        self.embedding_norm = Norm.load(spec, store, "embedding_norm", MODEL_WIDE) if spec.embedding_norm else None
+        # Scaling what enters the head scales its logits.
+        self.final_norm = Norm.load(spec, store, "final_norm", MODEL_WIDE).scaled(spec.logit_scale)
         self.head = self.embedding if spec.tied_embeddings else _weight(ops, store, "head", MODEL_WIDE)
-        self.layers = [_layer_weights(spec, store, ops, layer) for layer in range(spec.layers)]
+        ropes = RopeCache(spec, max_positions, self.final_norm.weight.device)
+        self.layers = [_load_layer(spec, store, ops, layer, ropes) for layer in range(len(spec.layers))]
         self._run_layers = ops.capture(self.run_layers)
 
-    def first_layers(self, count: int) -> Decoder[P]:
-        """A decoder of so many of its layers, with the same weights."""
+    @property
+    def batch_invariant(self) -> bool:
+        """See `StepDecoder`: as its ops are."""
+        return self.ops.batch_invariant
+
+    @property
+    def can_be_cut(self) -> bool:
+        """See `StepDecoder`: always."""
+        return True
+
+    @property
+    def ops_compute_layers(self) -> bool:
+        """See `StepDecoder`."""
+        return True
+
+    def few_layers(self) -> Decoder[P]:
+        """A decoder of the first layers, with the same weights: up to one of each attention window, two at least."""
+        windows = [(layer.mixer.rules.window, layer.mixer.rules.chunk) for layer in self.layers]
         few = copy.copy(self)
-        few.layers = self.layers[:count]
+        few.layers = self.layers[: max(2, *(windows.index(each) + 1 for each in windows))]
         few._run_layers = few.ops.capture(few.run_layers)
         return few
 
@@ -72,86 +86,74 @@ class Decoder(Generic[P]):
         self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` without its last addition: what is to be added up, [R, H] both."""
-        spec, ops = self.spec, self.ops
-        attend = self._attend if attend is None else attend
-        residual = ops.embedding(token, self.embedding, spec.embedding_scale)
+        residual = self._embed(token, plan)
         delta: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            x = self._enter(delta, residual, layer.attention_norm)
-            query = ops.qk_norm_rope_write(
-                ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_norm_weights
-            )
+        for layer in self.layers:
+            x = _enter(self.ops, delta, residual, layer.attention_norm)
+            if layer.is_parallel:
+                delta = self._run_parallel(layer, x, residual, pages, plan, attend)
+                continue
             onto = residual if layer.attention_post_norm is None else None
-            delta = attend(query, pages, index, plan, spec.window(index), layer.o, onto)
-            delta = self._leave(delta, layer.attention_post_norm)
-            x = self._enter(delta, residual, layer.mlp_norm)
+            delta = _leave(self.ops, layer.mixer.run(self.ops, x, pages, plan, onto, attend), layer.attention_post_norm)
+            x = _enter(self.ops, delta, residual, layer.mlp_norm)
             onto = residual if layer.mlp_post_norm is None else None
-            delta = self._leave(self.project(self._inner(x, layer), layer.down, onto), layer.mlp_post_norm)
+            delta = _leave(self.ops, layer.feed_forward.run(self.ops, x, onto), layer.mlp_post_norm)
         return residual, delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
-        x = self.ops.rms_norm(hidden, self.final_norm, self.spec.norm_eps)
-        return self.ops.lm_head(x, self.head, self.spec.logit_softcap)
+        return self.ops.lm_head(self.final_norm.run(self.ops, hidden), self.head, self.spec.logit_softcap)
 
-    def project(self, x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:
-        """The linear layer that ends a block: [R, H], or None where it was added to `onto`."""
-        return self.ops.linear(x, weight) if onto is None else self.ops.add_linear(x, weight, onto)
+    def _embed(self, token: Tensor, plan: P) -> Tensor:
+        """token [R] -> the residual stream before the first layer [R, H]."""
+        residual = self.ops.embedding(token, self.embedding, self.spec.embedding_scale)
+        if self.positions is not None:
+            self.ops.add_positions(residual, self.positions, plan)
+        return residual if self.embedding_norm is None else residual.copy_(self.embedding_norm.run(self.ops, residual))
 
-    def _attend(
-        self, query: Tensor, pages: Tensor, layer: int, plan: P, window: int, weight: Weight, onto: Tensor | None
+    def _run_parallel(
+        self, layer: Layer[P], x: Tensor, residual: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None
     ) -> Tensor | None:
-        return self.project(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight, onto)
-
-    def _inner(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        """The input of the MLP's last linear layer."""
-        ops, kind = self.ops, self.spec.activation
-        if self.spec.gated_mlp:
-            return ops.gated_linear(x, layer.gate_up, kind)
-        return ops.activation(ops.linear(x, layer.gate_up), kind)
-
-    def _enter(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor | None) -> Tensor:
-        """Add what the block before left, if it was not added yet, then normalise for the next one."""
-        if norm_weight is None:
-            return residual.clone() if delta is None else residual.add_(delta)
-        if delta is None:
-            return self.ops.rms_norm(residual, norm_weight, self.spec.norm_eps)
-        return self.ops.add_rms_norm(delta, residual, norm_weight, self.spec.norm_eps)
-
-    def _leave(self, x: Tensor | None, norm_weight: Tensor | None) -> Tensor | None:
-        return x if x is None or norm_weight is None else self.ops.rms_norm(x, norm_weight, self.spec.norm_eps)
+        """Run a layer whose feed-forward block takes what its mixer takes. Results of an operation hold until the same
+        one is called again: so the block's norm comes after the mixer's first linear layer has taken x."""
+        query = layer.mixer.write(self.ops, x, pages, plan)
+        if layer.mlp_norm is not None:
+            x = layer.mlp_norm.run(self.ops, residual)
+        mixed = layer.mixer.attend(self.ops, query, pages, plan, residual, attend)
+        if mixed is not None:
+            self.ops.add(mixed, residual)
+        return layer.feed_forward.run(self.ops, x, residual)
 
 
-def _layer_weights(spec: ArchSpec, store: ParameterStore, ops: Ops[P], layer: int) -> LayerWeights:
-    norm_weights = {
-        role: _optional_norm_weight(spec, store, f"{role}.weight", layer)
-        for role in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+def _enter(ops: Ops[P], delta: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
+    """Add what the block before left, if it was not added yet, then normalise for the next one."""
+    if norm is not None:
+        return norm.add_and_run(ops, delta, residual)
+    if delta is not None:
+        ops.add(delta, residual)
+    return residual
+
+
+def _leave(ops: Ops[P], x: Tensor | None, norm: Norm | None) -> Tensor | None:
+    return x if x is None or norm is None else norm.run(ops, x)
+
+
+def _load_layer(spec: ArchSpec, store: ParameterStore, ops: Ops[P], index: int, ropes: RopeCache) -> Layer[P]:
+    layer = spec.layers[index]
+    wanted = {
+        "attention_norm": layer.pre_norm,
+        "attention_post_norm": layer.post_norm,
+        "mlp_norm": layer.pre_norm and not layer.shared_norm,
+        "mlp_post_norm": layer.post_norm,
     }
-    qk_norm_weights = None
-    if spec.qk_norm == "head":
-        qk_norm_weights = QkNormWeights(
-            _norm_weight(spec, store, "q_norm.weight", layer),
-            _norm_weight(spec, store, "k_norm.weight", layer),
-            spec.norm_eps,
-        )
-    return LayerWeights(
-        qkv=_weight(ops, store, "qkv", layer),
-        qk_norm_weights=qk_norm_weights,
-        o=_weight(ops, store, "o", layer),
-        gate_up=_weight(ops, store, "gate_up", layer),
-        down=_weight(ops, store, "down", layer),
-        **norm_weights,
+    norms = {role: Norm.load(spec, store, role, index) if has else None for role, has in wanted.items()}
+    return Layer(
+        mixer=AttentionMixer.load(spec, layer.mixer, store, ops, index, ropes),
+        feed_forward=DenseFeedForward.load(layer.feed_forward, store, ops, index),
+        is_parallel=layer.parallel,
+        **norms,
     )
 
 
 def _weight(ops: Ops[P], store: ParameterStore, role: str, layer: int) -> Weight:
     return ops.prepare(store.take_weight(role, layer))
-
-
-def _norm_weight(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor:
-    norm_weight = store.require(role, layer)
-    return torch.add(norm_weight, spec.norm_weight_offset) if spec.norm_weight_offset else norm_weight
-
-
-def _optional_norm_weight(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor | None:
-    return _norm_weight(spec, store, role, layer) if store.get(role, layer) is not None else None

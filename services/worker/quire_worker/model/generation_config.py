@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire_common.config import parse_object
 from quire_common.errors import ConfigError
 from quire_common.request_parameters import MODEL_DEFAULTS, Parameter
-from quire_worker.model.config_file import ConfigFile, parse_object, read_json
+from quire_worker.model.config_file import ConfigFile, read_json
 
 NAME = "generation_config.json"
 AUTO, WITHOUT = "auto", "vllm"
@@ -44,7 +45,7 @@ def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tu
         if unknown := sorted(set(fields) - set(known)):
             raise ConfigError(
                 "BAD_GENERATION_CONFIG",
-                f"{option} has {unknown[0][:80]!r}, which is no default of a request.",
+                f"{option} has {unknown[0][:80]!r}, which is not a default of a request.",
                 f"Known fields: {', '.join(known)}.",
                 param="override_generation_config",
             )

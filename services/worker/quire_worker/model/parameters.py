@@ -6,9 +6,9 @@ It knows nothing of checkpoints' names or of values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.arch_spec import ArchSpec, Attention, Dense, LayerSpec, QkNormSpec, RopeSpec
 
 PartitionKind = Literal["replicated", "column", "row", "vocab"]
 MODEL_WIDE = -1
@@ -41,6 +41,18 @@ class ParameterSpec:
     partition: Partition
     packed: str
     """Role of the tensor that holds it: parameters of one `packed` role are stacked along axis 0, in order."""
+    row_order: tuple[int, ...] = ()
+    """Rows come in units of so many: row i of a unit is row row_order[i] of the checkpoint's. Empty: no change."""
+    file_shape: tuple[int, ...] = ()
+    """Its shape in checkpoints, with as many elements; empty: `shape`."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is the weight of a linear layer or of the token embedding."""
+        return len(self.shape) == 2 and self.role != POSITIONS
+
+
+POSITIONS: Final = "positions.weight"
 
 
 def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
@@ -48,12 +60,19 @@ def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
     found = [
         ParameterSpec("embed.weight", MODEL_WIDE, (spec.vocab_size, spec.hidden_size), _vocab(spec), "embed.weight")
     ]
-    for layer in range(spec.layers):
-        found += _layer(spec, layer)
-    found.append(_norm(spec, MODEL_WIDE, "final_norm.weight"))
+    if spec.positions is not None:
+        shape = (spec.positions.rows, spec.hidden_size)
+        found.append(ParameterSpec(POSITIONS, MODEL_WIDE, shape, Partition(), POSITIONS))
+    if spec.embedding_norm:
+        found += _norm(spec, MODEL_WIDE, "embedding_norm")
+    for index, layer in enumerate(spec.layers):
+        found += _layer(spec, layer, index)
+    found += _norm(spec, MODEL_WIDE, "final_norm")
     if not spec.tied_embeddings:
         shape = (spec.vocab_size, spec.hidden_size)
         found.append(ParameterSpec("head.weight", MODEL_WIDE, shape, _vocab(spec), "head.weight"))
+    if spec.head_bias:
+        found.append(ParameterSpec("head.bias", MODEL_WIDE, (spec.vocab_size,), _vocab(spec), "head.bias"))
     return tuple(found)
 
 
@@ -61,43 +80,85 @@ def _vocab(spec: ArchSpec) -> Partition:
     return Partition("vocab", 0, 1, spec.vocab_size)
 
 
-def _norm(spec: ArchSpec, layer: int, role: str, size: int = 0) -> ParameterSpec:
-    return ParameterSpec(role, layer, (size or spec.hidden_size,), Partition(), role)
+def _norm(spec: ArchSpec, index: int, role: str) -> list[ParameterSpec]:
+    kinds = (*("weight",) * spec.norm.weight, *("bias",) * spec.norm.bias)
+    return [_vector(f"{role}.{kind}", index, spec.hidden_size) for kind in kinds]
 
 
-def _layer(spec: ArchSpec, layer: int) -> list[ParameterSpec]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    query = Partition("column", 0, spec.head_dim, spec.heads)
-    key_value = Partition("column", 0, spec.head_dim, spec.kv_heads)
+def _vector(role: str, index: int, size: int) -> ParameterSpec:
+    return ParameterSpec(role, index, (size,), Partition(), role)
+
+
+def _layer(spec: ArchSpec, layer: LayerSpec, index: int) -> list[ParameterSpec]:
+    found: list[ParameterSpec] = []
+    for block, parameters in (
+        ("attention", _attention(spec, layer.mixer, index)),
+        ("mlp", _dense(spec, layer.feed_forward, index)),
+    ):
+        if layer.pre_norm and not (layer.shared_norm and block == "mlp"):
+            found += _norm(spec, index, f"{block}_norm")
+        found += parameters
+        if layer.post_norm:
+            found += _norm(spec, index, f"{block}_post_norm")
+    return found
+
+
+def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[ParameterSpec]:
+    hidden, order = spec.hidden_size, head_order(attention.rope, attention.head_dim)
+    query = Partition("column", 0, attention.head_dim, attention.heads)
+    key_value = Partition("column", 0, attention.head_dim, attention.kv_heads)
+    found: list[ParameterSpec] = []
+    for part, size, cut in (
+        ("q", attention.query_size, query),
+        ("k", attention.kv_size, key_value),
+        ("v", attention.kv_size, key_value),
+    ):
+        turned = () if part == "v" else order
+        found.append(ParameterSpec(f"{part}.weight", index, (size, hidden), cut, "qkv.weight", turned))
+        if attention.qkv_bias:
+            found.append(ParameterSpec(f"{part}.bias", index, (size,), cut, "qkv.bias", turned))
+    if attention.qk_norm is not None:
+        found += _qk_norm(attention, attention.qk_norm, index, order)
+    if attention.sinks:
+        found.append(_vector("sinks.weight", index, attention.heads))
+    row = Partition("row", 1, attention.head_dim, attention.heads)
+    found.append(ParameterSpec("o.weight", index, (hidden, attention.query_size), row, "o.weight"))
+    if attention.o_bias:
+        found.append(ParameterSpec("o.bias", index, (hidden,), Partition(), "o.bias"))
+    return found
+
+
+def _qk_norm(attention: Attention, norm: QkNormSpec, index: int, order: tuple[int, ...]) -> list[ParameterSpec]:
+    found = []
+    for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
+        for kind in ("weight", *("bias",) * norm.bias):
+            role, size = f"{part}_norm.{kind}", attention.head_dim * (1 if norm.over == "head" else heads)
+            in_file = (heads, attention.head_dim) if norm.over == "each_head" else ()
+            found.append(ParameterSpec(role, index, (size,), Partition(), role, order, in_file))
+    return found
+
+
+def _dense(spec: ArchSpec, dense: Dense, index: int) -> list[ParameterSpec]:
+    hidden, inner = spec.hidden_size, dense.intermediate_size
     column = Partition("column", 0, 1, inner)
     found: list[ParameterSpec] = []
-    if spec.pre_norm:
-        found.append(_norm(spec, layer, "attention_norm.weight"))
-    for part, size, cut in (
-        ("q", spec.query_size, query),
-        ("k", spec.kv_size, key_value),
-        ("v", spec.kv_size, key_value),
-    ):
-        found.append(ParameterSpec(f"{part}.weight", layer, (size, hidden), cut, "qkv.weight"))
-        if spec.qkv_bias:
-            found.append(ParameterSpec(f"{part}.bias", layer, (size,), cut, "qkv.bias"))
-    if spec.qk_norm == "head":
-        found += [_norm(spec, layer, role, spec.head_dim) for role in ("q_norm.weight", "k_norm.weight")]
-    row = Partition("row", 1, spec.head_dim, spec.heads)
-    found.append(ParameterSpec("o.weight", layer, (hidden, spec.query_size), row, "o.weight"))
-    if spec.o_bias:
-        found.append(ParameterSpec("o.bias", layer, (hidden,), Partition(), "o.bias"))
-    if spec.post_norm:
-        found.append(_norm(spec, layer, "attention_post_norm.weight"))
-    if spec.pre_norm:
-        found.append(_norm(spec, layer, "mlp_norm.weight"))
-    for part in ("gate", "up") if spec.gated_mlp else ("up",):
-        found.append(ParameterSpec(f"{part}.weight", layer, (inner, hidden), column, "gate_up.weight"))
-        if spec.mlp_bias:
-            found.append(ParameterSpec(f"{part}.bias", layer, (inner,), column, "gate_up.bias"))
-    found.append(ParameterSpec("down.weight", layer, (hidden, inner), Partition("row", 1, 1, inner), "down.weight"))
-    if spec.mlp_bias:
-        found.append(ParameterSpec("down.bias", layer, (hidden,), Partition(), "down.bias"))
-    if spec.post_norm:
-        found.append(_norm(spec, layer, "mlp_post_norm.weight"))
+    for part in ("gate", "up") if dense.gated else ("up",):
+        found.append(ParameterSpec(f"{part}.weight", index, (inner, hidden), column, "gate_up.weight"))
+        if dense.bias:
+            found.append(ParameterSpec(f"{part}.bias", index, (inner,), column, "gate_up.bias"))
+    found.append(ParameterSpec("down.weight", index, (hidden, inner), Partition("row", 1, 1, inner), "down.weight"))
+    if dense.bias:
+        found.append(ParameterSpec("down.bias", index, (hidden,), Partition(), "down.bias"))
     return found
+
+
+def head_order(rope: RopeSpec | None, head_dim: int) -> tuple[int, ...]:
+    """The checkpoint's dimension of a query or key head for each of ours; empty where they are the same."""
+    rotated = head_dim if rope is None or not rope.rotated else rope.rotated
+    half, middle = rotated // 2, (head_dim + rotated) // 2
+    if rope is not None and rope.interleaved:
+        first, second = range(0, rotated, 2), range(1, rotated, 2)
+    else:
+        first, second = range(half), range(half, rotated)
+    order = (*first, *range(rotated, middle), *second, *range(middle, head_dim))
+    return () if order == tuple(range(head_dim)) else order

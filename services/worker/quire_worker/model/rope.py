@@ -1,6 +1,9 @@
 """Rotary position embedding: inverse frequencies of each variant, and tables of cosines and sines.
 
-Float32 throughout, product before cosine, as the models were trained and as transformers computes them.
+Kernels know one form: all dimensions of a head rotate, i with i + half of the head. Heads of other forms are loaded
+with their dimensions in another order (parameters.head_order), which changes no score, and dimensions that do not
+rotate have cosine 1 and sine 0. Float32 throughout, product before cosine, as the models were trained and as
+transformers computes them.
 """
 
 from __future__ import annotations
@@ -14,41 +17,76 @@ from torch import Tensor
 from quire_worker.model.arch_spec import RopeSpec
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """[head_dim // 2] float32 angular steps per position."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return _VARIANTS[rope.kind](rope, 1.0 / (rope.theta**exponents))
+def inverse_frequencies(rope: RopeSpec, head_dim: int, positions: int = 0) -> Tensor:
+    """[rotated dimensions // 2] float32 angular steps per position. `positions`: the most that a sequence has."""
+    dims = rope.rotated or head_dim
+    exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    return _VARIANTS[rope.kind](rope, 1.0 / (rope.theta**exponents), positions)
 
 
-def rope_tables(rope: RopeSpec, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [positions, head_dim // 2] float32."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
-    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+def rope_tables(rope: RopeSpec | None, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each [positions, head_dim // 2] float32. None rotates nothing."""
+    cos, sin = torch.ones(positions, head_dim // 2), torch.zeros(positions, head_dim // 2)
+    if rope is not None:
+        angles = torch.outer(
+            torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim, positions)
+        )
+        cos[:, : angles.shape[1]] = angles.cos() * rope.attention_factor
+        sin[:, : angles.shape[1]] = angles.sin() * rope.attention_factor
+    return cos, sin
 
 
-def _default(rope: RopeSpec, plain: Tensor) -> Tensor:
+def depends_on_length(rope: RopeSpec | None, positions: int) -> bool:
+    """Whether sequences of so many positions have other angles than shorter ones."""
+    return rope is not None and rope.kind == "longrope" and positions > rope.original_max_positions
+
+
+def _default(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
     return plain
 
 
-def _linear(rope: RopeSpec, plain: Tensor) -> Tensor:
+def _linear(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
     return plain / rope.factor
 
 
-def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
+def _llama3(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
     """Waves longer than the original context are stretched by `factor`, short ones kept, those between blended."""
     turns = rope.original_max_positions * plain / (2 * math.pi)
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain * ((1.0 - kept) / rope.factor + kept)
 
 
-def _factors(rope: RopeSpec, plain: Tensor) -> Tensor:
+def _yarn(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
+    """YaRN (Peng et al., 2023): a ramp over dimensions between frequencies that are kept and those that are divided."""
+    dims = 2 * plain.numel()
+
+    def dimension(turns: float) -> float:
+        return dims * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    high += 0.001 if low == high else 0
+    divided = ((torch.arange(dims // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * divided + plain * (1 - divided)
+
+
+def _factors(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
     return plain / torch.tensor(rope.factors, dtype=torch.float32)
 
 
-_VARIANTS: dict[str, Callable[[RopeSpec, Tensor], Tensor]] = {
+def _longrope(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
+    factors = rope.long_factors if depends_on_length(rope, positions) else rope.factors
+    return plain / torch.tensor(factors, dtype=torch.float32)
+
+
+_VARIANTS: dict[str, Callable[[RopeSpec, Tensor, int], Tensor]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
     "factors": _factors,
 }
 SUPPORTED_ROPE_KINDS = tuple(_VARIANTS)

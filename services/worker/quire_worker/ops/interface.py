@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
-from quire_worker.model.arch_spec import Activation, ArchSpec
+from quire_worker.model.arch_spec import Activation, AttentionLayers
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 
@@ -38,9 +38,29 @@ class HeadShape:
     """0: none."""
 
     @classmethod
-    def of(cls, spec: ArchSpec) -> HeadShape:
+    def of(cls, spec: AttentionLayers) -> HeadShape:
         """Those of a model."""
-        return cls(spec.heads, spec.kv_heads, spec.head_dim, spec.score_scale, spec.attention_softcap)
+        first = spec.attention[0]
+        return cls(first.heads, first.kv_heads, first.head_dim, first.score_scale, first.softcap)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRules:
+    """The features of one layer's attention, beside a softmax over scaled scores."""
+
+    window: int = 0
+    """A row at position p sees positions max(0, p - window + 1)..p; 0: all up to p."""
+    chunk: int = 0
+    """A row at position p sees positions p // chunk * chunk..p; 0: all up to p. Not with a window."""
+    slopes: Tensor | None = None
+    """[Q] float32: a key at position k adds slope * (k - p) to a score (ALiBi)."""
+    sinks: Tensor | None = None
+    """[Q] float32: a score of each head that takes part in the softmax and has no value."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no such rules: every row sees all positions up to its own, as they are."""
+        return not self.window and not self.chunk and self.slopes is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +73,29 @@ class RopeTables:
 
 @dataclass(frozen=True, slots=True)
 class QkNormWeights:
-    """Weights of the norms over query and key heads, each [D], and their epsilon."""
+    """Weights of the RMS norms over query and key heads, each [D], and their epsilon."""
 
     query: Tensor
     key: Tensor
     eps: float
+    after_rope: bool = False
+    """Norm the rotated heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """A norm over parts of rows: `groups` of `size` numbers each, from number `first` of a row on."""
+
+    first: int
+    groups: int
+    size: int
+    eps: float
+    centred: bool
+    """A layer norm: the mean is taken away before."""
+    weight: Tensor
+    """[size], for all groups the same, or [groups * size]."""
+    bias: Tensor | None
+    """Like `weight`."""
 
 
 class Ops(Protocol[P]):
@@ -88,6 +126,10 @@ class Ops(Protocol[P]):
         """
         ...
 
+    def positions(self, plan: P) -> Tensor:
+        """[R] int64: the position of each row in its sequence; 0 for padding."""
+        ...
+
     def capture(self, run: RunLayers[P]) -> RunLayers[P]:
         """A function that computes the same as `run`. It may record what `run` does and replay it."""
         ...
@@ -102,6 +144,22 @@ class Ops(Protocol[P]):
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """Mutates residual [R, H] += delta, then returns its rms_norm."""
+        ...
+
+    def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """[R, H] -> (x - mean(x)) / sqrt(variance(x) + eps) * norm_weight + bias."""
+        ...
+
+    def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        """Mutates parts of the rows of x."""
+        ...
+
+    def add(self, delta: Tensor, residual: Tensor) -> None:
+        """Mutates residual [R, H] += delta."""
+        ...
+
+    def add_positions(self, x: Tensor, table: Tensor, plan: P) -> None:
+        """Mutates x [R, H] += the row of table [positions, H] for each row's position."""
         ...
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
@@ -123,15 +181,16 @@ class Ops(Protocol[P]):
         norm: QkNormWeights | None,
     ) -> Tensor:
         """From the fused projection qkv [R, (Q + 2 K) * D]: norm query and key heads where `norm` is given, rotate both
+        (or in the other order)
         (halves: x1 cos - x2 sin, x2 cos + x1 sin), write keys and values of real rows to `pages` (mutated) of `layer`,
         and return queries [R, Q * D], not scaled. May mutate qkv."""
         ...
 
     def paged_attention(
-        self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
+        self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        """query [R, Q * D] -> [R, Q * D]. A row at position p sees positions max(0, p - window + 1)..p of its sequence
-        (all up to p where window is 0); scores = softcap(query . key * score_scale). Padding rows are zero."""
+        """query [R, Q * D] -> [R, Q * D]. A row at position p sees the positions up to p of its sequence that the rules
+        let it see; scores = softcap(query . key * score_scale). Padding rows are zero."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.interface import AttentionRules, HeadShape
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_plan import LEAST, Block, Group, Mask, TorchPlan, group_masks
 
 
 def paged_attention(
-    query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, window: int, scratch: Scratch
+    query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
     out = scratch.take("attention.out", plan.rows, shape.heads * shape.head_dim)
     out[plan.real_rows :].zero_()
@@ -24,7 +24,7 @@ def paged_attention(
     # Key parts of this layer: the index of layer 0's, on a view that begins two parts per layer later.
     flat = pages.view(-1, part)[2 * layer :]
     for group in plan.groups:
-        result = _attend(_gather_queries(query, group, shape, scratch), flat, group, plan.tile, shape, window, scratch)
+        result = _attend(_gather_queries(query, group, shape, scratch), flat, group, plan.tile, shape, rules, scratch)
         _scatter(result, out, group, shape)
     return out
 
@@ -43,18 +43,19 @@ def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scra
 
 
 def _attend(
-    query: Tensor, flat: Tensor, group: Group, tile_size: int, shape: HeadShape, window: int, scratch: Scratch
+    query: Tensor, flat: Tensor, group: Group, tile_size: int, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
     """[sequences * K, real rows, D]."""
     per_kv = shape.heads // shape.kv_heads
     real = group.tokens * per_kv
-    masks = group_masks(group, window, tile_size, per_kv)
+    masks = group_masks(group, rules.window, rules.chunk, tile_size, per_kv)
     largest = total = result = query  # bound by the first block, which every sequence reaches
     for number, (block, hidden) in enumerate(zip(group.blocks, masks, strict=True)):
         items = block.sequences * shape.kv_heads
         part = slice(0, items), slice(block.first_row, None)
         before = largest[part] if number else None
-        peak, sums, weighted = _block(query[part], flat, block, hidden, before, tile_size, shape, real, scratch)
+        bias = None if rules.slopes is None else _position_bias(rules.slopes, group, block, tile_size, shape)
+        peak, sums, weighted = _block(query[part], flat, block, hidden, bias, before, tile_size, shape, real, scratch)
         if before is None:
             largest, total, result = peak[-1], sums[0], weighted[0].clone()
             shrink = (peak[:-1] - peak[1:]).exp_()
@@ -67,7 +68,20 @@ def _attend(
         for factor, more_total, more_result in zip(shrink.unbind(), sums.unbind(), weighted.unbind(), strict=True):
             part_total.mul_(factor).add_(more_total)
             part_result.mul_(factor).add_(more_result)
+    if rules.sinks is not None:
+        # The sink has no value, so it only adds to the sum of weights.
+        sinks = rules.sinks.view(shape.kv_heads, per_kv).repeat(1, group.tokens)
+        total = total + (sinks.repeat(result.shape[0] // shape.kv_heads, 1)[:, :, None] - largest).exp_()
     return result.div_(total)
+
+
+def _position_bias(slopes: Tensor, group: Group, block: Block, tile_size: int, shape: HeadShape) -> Tensor:
+    """[tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block."""
+    per_kv = shape.heads // shape.kv_heads
+    key = torch.arange(block.begin, block.begin + block.tiles * tile_size).view(block.tiles, 1, 1, 1, tile_size)
+    query = torch.from_numpy(group.position[: block.sequences]).repeat_interleave(per_kv, dim=1)[:, block.first_row :]
+    rows = slopes.view(shape.kv_heads, per_kv).repeat(1, group.tokens)[:, block.first_row :]
+    return rows[:, :, None] * (key - query[None, :, None, :, None])
 
 
 def _block(
@@ -75,6 +89,7 @@ def _block(
     flat: Tensor,
     block: Block,
     masks: list[Mask],
+    bias: Tensor | None,
     before: Tensor | None,
     tile_size: int,
     shape: HeadShape,
@@ -98,6 +113,8 @@ def _block(
     if shape.softcap:
         live.div_(shape.softcap).tanh_().mul_(shape.softcap)
     by_sequence = scores.view(block.tiles, block.sequences, shape.kv_heads, rows, tile_size)
+    if bias is not None:
+        by_sequence[:, :, :, :live_rows].add_(bias)
     for mask in masks:
         by_sequence[mask.tile, mask.first :, :, :live_rows].add_(mask.hidden)
     # A row with nothing to see in a tile keeps what it has: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.

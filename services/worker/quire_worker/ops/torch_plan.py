@@ -66,8 +66,8 @@ class Group:
     position: Int64
     """[sequences, tokens] absolute positions; padding repeats the last."""
     blocks: list[Block]
-    masks: dict[int, list[list[Mask]]] = field(default_factory=dict)
-    """Window -> the masks of each block."""
+    masks: dict[tuple[int, int], list[list[Mask]]] = field(default_factory=dict)
+    """(Window, chunk) -> the masks of each block."""
 
 
 @dataclass(slots=True)
@@ -83,14 +83,14 @@ class TorchPlan:
     groups: list[Group]
     tile: int
     page_size: int
-    rotation: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines of the rows, filled by the first layer."""
+    rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Cosines and sines of the rows, by the address of their table; filled by the first layer that uses it."""
 
     def rotate_by(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows' cosines and sines out of tables [positions, dim]: those of the first call."""
-        if self.rotation is None:
-            self.rotation = (cos[self.position][:, None], sin[self.position][:, None])
-        return self.rotation
+        """The rows' cosines and sines out of tables [positions, dim]: computed once for each."""
+        if cos.data_ptr() not in self.rotations:
+            self.rotations[cos.data_ptr()] = cos[self.position][:, None], sin[self.position][:, None]
+        return self.rotations[cos.data_ptr()]
 
 
 def plan_step(
@@ -189,26 +189,30 @@ class _Planner:
         return runs
 
 
-def group_masks(group: Group, window: int, tile: int, heads_per_kv: int) -> list[list[Mask]]:
-    """Masks of a group's blocks under a window (0: none); computed once per step and window."""
-    if window not in group.masks:
-        group.masks[window] = [
+def group_masks(group: Group, window: int, chunk: int, tile: int, heads_per_kv: int) -> list[list[Mask]]:
+    """Masks of a group's blocks under a window or chunks (0: none); computed once per step for each."""
+    if (window, chunk) not in group.masks:
+        group.masks[window, chunk] = [
             [
                 mask
                 for number in range(block.tiles)
-                if (mask := _mask(group, block, number, window, tile, heads_per_kv)) is not None
+                if (mask := _mask(group, block, number, window, chunk, tile, heads_per_kv)) is not None
             ]
             for block in group.blocks
         ]
-    return group.masks[window]
+    return group.masks[window, chunk]
 
 
-def _mask(group: Group, block: Block, number: int, window: int, tile: int, heads_per_kv: int) -> Mask | None:
+def _mask(
+    group: Group, block: Block, number: int, window: int, chunk: int, tile: int, heads_per_kv: int
+) -> Mask | None:
     begin = block.begin + number * tile
     position = group.position[: block.sequences, block.first_row // heads_per_kv :]
     needs = position[:, 0] < begin + tile - 1
     if window:
         needs |= position[:, -1] - window >= begin
+    if chunk:
+        needs |= position[:, -1] // chunk * chunk > begin
     if not needs.any():
         return None
     first = int(needs.argmax())
@@ -219,4 +223,6 @@ def _mask(group: Group, block: Block, number: int, window: int, tile: int, heads
     hidden = key > query
     if window:
         hidden |= key <= query - window
+    if chunk:
+        hidden |= key < query // chunk * chunk
     return Mask(number, first, torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0.0)))[:, None])

@@ -16,7 +16,8 @@ from torch import Tensor
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
+from quire_worker.ops.cpu.erf import ERF_COEFFICIENTS, ERF_SCALE
+from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depends_on_rows
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
@@ -71,6 +72,9 @@ class TorchOps:
             row_tile=self._row_tile,
         )
 
+    def positions(self, plan: TorchPlan) -> Tensor:
+        return plan.position
+
     def capture(self, run: RunLayers[TorchPlan]) -> RunLayers[TorchPlan]:
         return run
 
@@ -85,6 +89,25 @@ class TorchOps:
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         residual.add_(delta)
         return self.rms_norm(residual, norm_weight, eps)
+
+    def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        normed = self.rms_norm(centred, norm_weight, eps)
+        return normed if bias is None else normed.add_(bias)
+
+    def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
+        weight, bias = norm.weight.view(-1, norm.size), None if norm.bias is None else norm.bias.view(-1, norm.size)
+        if norm.centred:
+            parts.copy_(self.layer_norm(parts, weight, bias, norm.eps))
+        else:
+            parts.copy_(self.rms_norm(parts, weight, norm.eps))
+
+    def add(self, delta: Tensor, residual: Tensor) -> None:
+        residual.add_(delta)
+
+    def add_positions(self, x: Tensor, table: Tensor, plan: TorchPlan) -> None:
+        x.add_(table.index_select(0, plan.position))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         dense = as_dense(weight)
@@ -112,24 +135,31 @@ class TorchOps:
     ) -> Tensor:
         heads, rotated_heads, half = shape.heads, shape.heads + shape.kv_heads, shape.head_dim // 2
         parts = qkv.view(plan.rows, rotated_heads + shape.kv_heads, shape.head_dim)
-        if norm is not None:
-            parts[:, :heads] = self.rms_norm(parts[:, :heads], norm.query, norm.eps)
-            parts[:, heads:rotated_heads] = self.rms_norm(parts[:, heads:rotated_heads], norm.key, norm.eps)
+        if norm is not None and not norm.after_rope:
+            self._norm_heads(parts, heads, norm)
         cos, sin = plan.rotate_by(rope.cos, rope.sin)
         first, second = parts[:, :rotated_heads, :half], parts[:, :rotated_heads, half:]
         rotated = torch.empty(plan.rows, rotated_heads, shape.head_dim)
         torch.mul(first, cos, out=rotated[:, :, :half]).sub_(second * sin)
         torch.mul(second, cos, out=rotated[:, :, half:]).add_(first * sin)
+        if norm is not None and norm.after_rope:
+            self._norm_heads(rotated, heads, norm)
         vectors = pages.view(-1, shape.head_dim)
         begin = 2 * layer * plan.page_size
         for kind, source in ((0, rotated[:, heads:]), (1, parts[:, rotated_heads:])):
             vectors[begin + kind * plan.page_size :][plan.write_index] = source[: plan.real_rows]
         return rotated[:, :heads].reshape(plan.rows, heads * shape.head_dim)
 
+    def _norm_heads(self, parts: Tensor, heads: int, norm: QkNormWeights) -> None:
+        """Norm the `heads` query heads of [R, heads, D], and the key heads behind them, in place."""
+        keys = slice(heads, heads + (parts.shape[1] - heads if norm.after_rope else (parts.shape[1] - heads) // 2))
+        parts[:, :heads] = self.rms_norm(parts[:, :heads], norm.query, norm.eps)
+        parts[:, keys] = self.rms_norm(parts[:, keys], norm.key, norm.eps)
+
     def paged_attention(
-        self, query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, window: int
+        self, query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        return paged_attention(query, pages, layer, plan, shape, window, self._scratch)
+        return paged_attention(query, pages, layer, plan, shape, rules, self._scratch)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
         """The norm that follows adds it."""
@@ -146,6 +176,12 @@ class TorchOps:
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         if activation == "silu":
             return torch.div(x, x.neg().exp_().add_(1.0))
+        if activation == "relu":
+            return x.clamp(min=0.0)
+        if activation == "relu_squared":
+            return x.clamp(min=0.0).square_()
+        if activation == "gelu":
+            return _gelu(x)
         inner = x.square().mul_(x).mul_(0.044715).add_(x).mul_(_GELU_SCALE)
         return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
 
@@ -158,3 +194,14 @@ class TorchOps:
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         return logprob_columns(logits, token, wanted)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """0.5 x (1 + erf(x / sqrt(2)))."""
+    size = x.abs().mul_(math.sqrt(0.5))
+    inverse = (size * ERF_SCALE).add_(1.0).reciprocal_()
+    polynomial = torch.full_like(x, ERF_COEFFICIENTS[0])
+    for term in ERF_COEFFICIENTS[1:]:
+        polynomial.mul_(inverse).add_(term)
+    erf = polynomial.mul_(inverse).mul_(size.square().neg_().exp_()).neg_().add_(1.0)
+    return erf.mul_(x.abs()).add_(x).mul_(0.5)

@@ -23,6 +23,7 @@ from quire_worker.paced.hashing import (
     PROBE_FACTOR,
     SAMPLE_FACTOR,
     TOKEN_FACTOR,
+    choose,
     mix,
     redraw,
     token_of,
@@ -30,16 +31,19 @@ from quire_worker.paced.hashing import (
 from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
     from quire_common.sequence import Stop
     from quire_common.thinking import ThinkingBudget
+    from quire_worker.arrays import Int32
     from quire_worker.paced.facts import PacedFacts
     from quire_worker.sampling.logits_processor import LogitsProcessors
+    from quire_worker.sampling.token_mask import TokenMask
 
 GREEDY = Sampling()
+NO_IDS: Int32 = np.empty(0, np.int32)
 _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
@@ -61,9 +65,11 @@ def paced_tokens(
     max_model_len: int = 0,
     thinking: ThinkingBudget | None = None,
     processors: LogitsProcessors = _NO_PROCESSORS,
+    grammar: Callable[[list[int]], TokenMask] | None = None,
 ) -> PacedAnswer:
     """Compute the output that the made-up model gives a sequence if nothing disturbs it. `output_ids` were emitted
-    before a migration: they count as output and are not repeated. `max_model_len` 0: that of the facts."""
+    before a migration: they count as output and are not repeated. `max_model_len` 0: that of the facts. `grammar`
+    returns the mask behind the output tokens that it gets."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()
     for place, token in enumerate(prompt + before):
@@ -73,6 +79,7 @@ def paced_tokens(
     key, tokens = _key(sampling), list[int]()
     sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32), thinking=thinking)
     controls = LogitsState.of(sequence, processors)
+    early = np.array([*stop_ids], np.int32)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
     while True:
@@ -81,8 +88,11 @@ def paced_tokens(
         probe = states[((last >> 32) * length) >> 32]
         x = mix((probe * PROBE_FACTOR + last + length * PLACE_FACTOR + key) & MASK)
         token = token_of(x, vocab_size)
-        blocked = forbidden(controls, vocab_size, stop_ids if length < len(prompt) + stop.min_tokens else ())
-        if blocked[token]:
+        mask = None if grammar is None else grammar(before + tokens)
+        blocked = forbidden(controls, vocab_size, early if length < len(prompt) + stop.min_tokens else NO_IDS, mask)
+        if mask is not None:
+            token = choose(x, blocked)
+        elif blocked[token]:
             _, token = redraw(x, blocked)
         tokens.append(token)
         if token in stop_ids:
@@ -96,16 +106,29 @@ def paced_tokens(
             controls.fed(token)
 
 
-def forbidden(controls: LogitsState | None, vocab_size: int, blocked: Iterable[int] = ()) -> NDArray[np.bool_]:
-    """For each token id, whether it may not be drawn: it is in `blocked`, or the request's controls would lower its
-    logit. The made-up model has no logits to lower, so it never draws such a token."""
+def forbidden(
+    controls: LogitsState | None, vocab_size: int, blocked: Int32 = NO_IDS, mask: TokenMask | None = None
+) -> NDArray[np.bool_]:
+    """For each token id, whether it may not be sampled: it is in `blocked`, the grammar's mask forbids it, or the
+    request's controls would lower its logit. The made-up model has no logits to lower, so it never draws such a
+    token."""
+    blocked = blocked[(blocked >= 0) & (blocked < vocab_size)]  # a stop id may be one that the model does not have
+    if mask is not None:
+        kept = NO_IDS if mask.allows_only(blocked) else blocked
+        return _forbidden_by_request(controls, vocab_size, kept, mask) | mask.forbidden(vocab_size)
+    return _forbidden_by_request(controls, vocab_size, blocked, None)
+
+
+def _forbidden_by_request(
+    controls: LogitsState | None, vocab_size: int, blocked: Int32, mask: TokenMask | None
+) -> NDArray[np.bool_]:
+    """What `forbidden` says, but for what the mask itself forbids."""
     if controls is None:
-        mask = np.zeros(vocab_size, np.bool_)
-        ids = np.array([*blocked], np.int64)
-        mask[ids[(ids >= 0) & (ids < vocab_size)]] = True  # a stop id may be one that the model does not have
-        return mask
+        found = np.zeros(vocab_size, np.bool_)
+        found[blocked] = True
+        return found
     logits = np.zeros(vocab_size, np.float32)
-    controls.apply(logits, np.array([*blocked], np.int32))
+    controls.apply(logits, blocked, mask)
     return logits < 0
 
 

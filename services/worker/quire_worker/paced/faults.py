@@ -100,5 +100,5 @@ def _parse(text: str) -> Fault:
 
 def _bad(text: str) -> ConfigError:
     return ConfigError(
-        "BAD_FAULT", f"--paced-fault {text!r} is no fault.", f"Supported: {SUPPORTED}.", param="paced_fault"
+        "BAD_FAULT", f"--paced-fault {text!r} is not a fault.", f"Supported: {SUPPORTED}.", param="paced_fault"
     )

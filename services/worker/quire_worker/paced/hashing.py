@@ -2,11 +2,12 @@
 
     S_p = S_{p-1} + h(token_p, p)      the KV of position p: 8 bytes that depend on every token up to p, in its place
     q   = probe of S_{n-1}             an earlier position, so that every page of the prefix is looked at now and then
-    x   = mix(S_{n-1}, S_q, n, key)    what the token at index n is drawn by
+    x   = mix(S_{n-1}, S_q, n, key)    what the token at index n is sampled by
     token = x scaled to the vocabulary
 
 `key` is 0 for greedy sequences, else made of seed and sample index. A token that is blocked is replaced by the next of
-the same chain. Knows nothing of pages or batches; `answer` has the same in plain integers, and tests compare the two.
+the same chain; where a grammar says which tokens are allowed, x is scaled to these. Knows nothing of pages or batches;
+`answer` has the same in plain integers, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -105,6 +106,13 @@ def redraw(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
         x = mix((x + TOKEN_FACTOR) & MASK)
         token = token_of(x, len(blocked))
     return x, int(np.argmin(blocked))
+
+
+def choose(x: int, blocked: NDArray[np.bool_]) -> int:
+    """Scale x to one of the tokens that are not blocked; -1 if all are. For rows whose grammar leaves few tokens, which
+    `redraw` would rarely find."""
+    ids = np.flatnonzero(~blocked)
+    return int(ids[token_of(x, len(ids))]) if len(ids) else -1
 
 
 def _mix(x: NDArray[Any]) -> UInt64:

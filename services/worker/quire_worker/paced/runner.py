@@ -2,34 +2,43 @@
 
 See `hashing` for the model and `answer` for its pure form. What is written at a position is read again from the page
 that the step's table names, so tokens tell of every mistake in paging and in what was fed back. Limits on which tokens
-may be drawn change nothing here: there are no logits. Logit controls forbid tokens that they would make less likely.
+may be sampled change nothing here: there are no logits. Logit controls forbid tokens that they would make less likely.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from quire_common.credit import LogprobColumns
-from quire_worker.paced.answer import forbidden
+from quire_worker.matcher.step_masks import fetch_masks
+from quire_worker.paced.answer import NO_IDS, forbidden
 from quire_worker.paced.faults import StepFaults
-from quire_worker.paced.hashing import contributions, draws, keys, probes, redraw, tokens_of
+from quire_worker.paced.hashing import choose, contributions, draws, keys, probes, redraw, tokens_of
 from quire_worker.paced.pacer import Pacer
-from quire_worker.step import DeviceTiming, StepOutput
+from quire_worker.step import DAMAGED, NOTHING_LEFT, DeviceTiming, StepOutput, draws_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_worker.arrays import Int32, Int64, UInt64
     from quire_worker.paced.page_array import PageArray
-    from quire_worker.step import StepBatch
+    from quire_worker.sampling.token_mask import TokenMask
+    from quire_worker.step import Draws, StepBatch
 
     IntP = NDArray[np.intp]
 
-DAMAGED = -1
 NO_FAULTS = StepFaults()
+
+
+class _Drawn(NamedTuple):
+    """A step's draws, the numbers that they were drawn by, and the tokens."""
+
+    where: Draws
+    x: UInt64
+    token: Int32
 
 
 class PacedRunner:
@@ -57,48 +66,63 @@ class PacedRunner:
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.strike(self.steps)
-        token, logprobs = self._compute(batch)
+        drawn = self._compute(batch)
+        token = drawn.token
         computed = time.perf_counter_ns()
         step_ns = self._step_ns
         if self._prefill_ns:
-            step_ns += self._prefill_ns * int(batch.count[batch.count > 1].sum())
+            prefilled = batch.count - batch.drafts if len(batch.drafts) else batch.count
+            step_ns += self._prefill_ns * int(prefilled[prefilled > 1].sum())
         if effect is not None:
             step_ns += round(effect.extra_ms * 1e6)
             if effect.damaged:
                 token[:1] = DAMAGED
         if step_ns:
             self._pacer.wait_until(self._pacer.end_of_step(batch.formed_ns, step_ns))
+        masks, held = fetch_masks(batch, drawn.where)
+        for row, mask in masks.items():
+            self._draw_again(batch, drawn, row, mask)
         ended = time.perf_counter_ns()
-        return StepOutput(token, logprobs, DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0))
+        timing = DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0)
+        logprobs = _logprobs(drawn.x, token, batch.logprobs[drawn.where.sequence], self._vocab_size)
+        return StepOutput(token, logprobs, timing, held=held)
 
-    def _compute(self, batch: StepBatch) -> tuple[Int32, LogprobColumns | None]:
-        """Write the KV of all rows, and draw a token for each sequence that samples; returns the tokens, and the
-        logprobs of those who asked, if any."""
-        last = self._advance(batch)
-        if batch.sample.all():
-            sampled = np.arange(len(batch.count))
-        else:
-            sampled = np.flatnonzero(batch.sample)
-            last = last[sampled]
-        length = (batch.position[sampled] + batch.count[sampled]).astype(np.int64)
+    def _compute(self, batch: StepBatch) -> _Drawn:
+        """Write the KV of all rows, and sample all tokens. Those of rows with grammars are drawn again by their masks,
+        as late as a model would."""
+        state, where = self._advance(batch), draws_of(batch)
+        sampled, length = where.sequence, where.drawn_at
+        last = state[where.row]
         probe = self.pages.states[self._places(batch.page_table, sampled, probes(last, length))]
         asked = batch.draws.take(sampled)
         key = keys(asked["temperature"], asked["seed"], asked["sample_index"])
         x = draws(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)
+        drawn = _Drawn(where, x, token)
         if batch.blocked or batch.controls:
-            for row in np.flatnonzero(np.isin(sampled, [*batch.blocked, *batch.controls])).tolist():
-                sequence = int(sampled[row])
-                controls = batch.controls.get(sequence)
-                blocked = forbidden(controls, self._vocab_size, batch.blocked.get(sequence, ()))
-                if blocked[token[row]]:
-                    x[row], token[row] = redraw(int(x[row]), blocked)
-                if controls is not None and controls.failure is not None:
-                    token[row] = DAMAGED
-        return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
+            chosen = np.isin(sampled, [*batch.blocked, *batch.controls]) & (where.nth == 0)
+            for row in np.flatnonzero(chosen).tolist():
+                if int(sampled[row]) not in batch.constraints:
+                    self._draw_again(batch, drawn, row)
+        return drawn
+
+    def _draw_again(self, batch: StepBatch, drawn: _Drawn, row: int, mask: TokenMask | None = None) -> None:
+        """Replace a row's token if it is blocked, or forbidden by the request's controls or its grammar."""
+        sequence = int(drawn.where.sequence[row])
+        controls = batch.controls.get(sequence)
+        if drawn.token[row] == DAMAGED:
+            return
+        blocked = forbidden(controls, self._vocab_size, batch.blocked.get(sequence, NO_IDS), mask)
+        if mask is not None:
+            token = choose(int(drawn.x[row]), blocked)
+            drawn.token[row] = NOTHING_LEFT if token < 0 else token
+        elif blocked[drawn.token[row]]:
+            drawn.x[row], drawn.token[row] = redraw(int(drawn.x[row]), blocked)
+        if controls is not None and controls.failure is not None:
+            drawn.token[row] = DAMAGED
 
     def _advance(self, batch: StepBatch) -> UInt64:
-        """Write the KV of all rows to the pool; returns the KV of each sequence's last row."""
+        """Write the KV of all rows to the pool; returns it."""
         first_place = batch.position.astype(np.int64)
         sequences: IntP = np.arange(len(first_place))
         before = self._before(batch.page_table, sequences, first_place)
@@ -115,7 +139,7 @@ class PacedRunner:
         before[1:] -= total[first[1:] - 1]
         total += before[owner]
         self.pages.states[self._places(batch.page_table, owner, place)] = total
-        return total[end - 1]
+        return total
 
     def _before(self, table: Int32, sequences: IntP, place: Int64) -> UInt64:
         """The KV of the position before each `place`; 0 at a sequence's start."""

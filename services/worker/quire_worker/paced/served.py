@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.logits_processors import capabilities_of
 from quire_common.pages import namespace_digest
+from quire_worker.matcher.served import grammar_capabilities
 from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
+from quire_worker.paced.random_yields import RandomYields
 from quire_worker.paced.runner import PacedRunner
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 # Half a million tokens of KV.
 DEFAULT_PAGES = 32_768
+# With --paced-yields.
+YIELDS_ROW_TOKENS = 4
 _DTYPE, _LAYOUT = "uint64", "token"
 _CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thinking_token_budget", "batch_invariant")
 
@@ -35,6 +39,9 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
     processors = load_processors(config.logits_processors, Path(config.model))
     faults = StepFaults(parse_faults(config.paced_fault))
     runner = PacedRunner(pages, facts.vocab_size, config.paced or 0.0, config.paced_prefill_us_per_token, faults=faults)
+    yields = None
+    if config.paced_yields:
+        yields = RandomYields(PacedRunner(pages, facts.vocab_size), facts.vocab_size, config.paced_yields)
     group = KvGroup("full", pages.page_bytes, _LAYOUT, _DTYPE, 1, 1, 1)
     namespace = namespace_digest(ARCHITECTURE, facts.digest, _DTYPE, f"full:{_LAYOUT}", size)
     info = ModelInfo(
@@ -46,9 +53,19 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
         digest=facts.digest,
         pages=PageGeometry(size, (group,), namespace),
         weights_version=facts.digest.hex()[:16],
-        capabilities=_CAPABILITIES + capabilities_of(processors),
+        capabilities=_CAPABILITIES
+        + capabilities_of(processors)
+        + grammar_capabilities(config, facts.vocab_size, facts.eos_token_ids),
     )
-    return ServedModel(on_host(runner), from_host(pages), info, pages.num_pages, logits_processors=processors)
+    return ServedModel(
+        on_host(runner, yields, yields),
+        from_host(pages),
+        info,
+        pages.num_pages,
+        logits_processors=processors,
+        max_row_tokens=1 if yields is None else YIELDS_ROW_TOKENS,
+        model_path=config.model,
+    )
 
 
 def _num_pages(config: WorkerConfig) -> int:

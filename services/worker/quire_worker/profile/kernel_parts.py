@@ -18,13 +18,14 @@ from quire_worker.step import StepBatch
 ATTENTION = "attention"
 DECODE_ATTENTION, PREFILL_ATTENTION = "decode attention", "prefill attention"
 FEED, THRESHOLDS, DRAW = "feed tokens", "sampling: thresholds", "sampling: draw"
-CONTROLS, LOGPROBS = "sampling: controls", "logprobs"
+CONTROLS, MASKS, LOGPROBS = "sampling: controls", "sampling: masks", "logprobs"
 ATTENTION_KERNELS: Mapping[str, str] = MappingProxyType(
     {"decode_attention_kernel": DECODE_ATTENTION, "merge_splits_kernel": DECODE_ATTENTION}
 )
 KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
     {
         "feed_kernel": FEED,
+        "place_kernel": FEED,
         "group_maxima_kernel": THRESHOLDS,
         "top_k_top_p_kernel": THRESHOLDS,
         "top_p_mass_kernel": THRESHOLDS,
@@ -32,6 +33,7 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
         "sample_kernel": DRAW,
         "finish_kernel": DRAW,
         "control_kernel": CONTROLS,
+        "fetch_masks_kernel": MASKS,
         "block_logprobs_kernel": LOGPROBS,
         "merge_logprobs_kernel": LOGPROBS,
     }

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from quire_common.errors import Internal
+from quire_common.errors import Internal, Unsupported
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling
+from quire_worker.model.decoder import Decoder
 from quire_worker.model_source import load_configured
 from quire_worker.profile.floor import PEAKS
 from quire_worker.profile.kernel_parts import by_part, costs_behind
@@ -61,6 +62,13 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
     parts: list[tuple[Any, Tensor]] = []
     served = load_configured(config, progress, lambda decoder, pages: parts.append((decoder, pages)))
     ((decoder, pages),) = parts
+    if not isinstance(decoder, Decoder):
+        raise Unsupported(
+            "UNSUPPORTED_ARCHITECTURE",
+            f"The parts of {served.info.architecture} are not known: transformers' code computes its layers.",
+            "Profile a model of a family of Quire's own.",
+            param="model",
+        )
     info = served.info
     batch = profiled_batch(
         config.batch,
@@ -84,7 +92,7 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
         ops.costs.clear()
         with profile(activities=activities) as profiler:
             _run(device, batch, 1)
-            costs = ops.costs | costs_behind(batch, info.vocab_size, decoder.final_norm.element_size())
+            costs = ops.costs | costs_behind(batch, info.vocab_size, decoder.final_norm.weight.element_size())
             _run(device, batch, config.steps - 1)
     finally:
         device.close()

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables, RunLayers
+from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, Ops, P, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.weight import Weight
 from quire_worker.profile.cost import (
     Attended,
@@ -54,6 +54,9 @@ class TracedOps(Generic[P]):
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
         return self._ops.plan(pages, rows, position, count, page_table)
 
+    def positions(self, plan: P) -> Tensor:
+        return self._ops.positions(plan)
+
     def capture(self, run: RunLayers[P]) -> RunLayers[P]:
         return run
 
@@ -68,6 +71,22 @@ class TracedOps(Generic[P]):
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         cost = norm_cost(delta.shape[0], delta.shape[1], delta.element_size(), adds=True)
         return self._trace("add and norm", cost, lambda: self._ops.add_rms_norm(delta, residual, norm_weight, eps))
+
+    def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        cost = norm_cost(x.shape[0], x.shape[1], x.element_size(), adds=False)
+        return self._trace("norm", cost, lambda: self._ops.layer_norm(x, norm_weight, bias, eps))
+
+    def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        cost = norm_cost(x.shape[0], norm.groups * norm.size, x.element_size(), adds=False)
+        self._trace("head norm", cost, lambda: self._ops.head_norm(x, norm))
+
+    def add(self, delta: Tensor, residual: Tensor) -> None:
+        moved = Cost(0, 3 * residual.numel() * residual.element_size())
+        self._trace("add", moved, lambda: self._ops.add(delta, residual))
+
+    def add_positions(self, x: Tensor, table: Tensor, plan: P) -> None:
+        moved = Cost(0, 3 * x.numel() * x.element_size())
+        self._trace("positions", moved, lambda: self._ops.add_positions(x, table, plan))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
@@ -98,7 +117,7 @@ class TracedOps(Generic[P]):
         )
 
     def paged_attention(
-        self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
+        self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
         """Trace attention as one range, with the costs of decoding and prefilling sequences also apart: on a GPU their
         kernels tell the two apart."""
@@ -107,9 +126,7 @@ class TracedOps(Generic[P]):
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
             self._add(name, cost)
         whole = Cost(1, sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs))
-        return self._trace(
-            ATTENTION, whole, lambda: self._ops.paged_attention(query, pages, layer, plan, shape, window)
-        )
+        return self._trace(ATTENTION, whole, lambda: self._ops.paged_attention(query, pages, layer, plan, shape, rules))
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         cost = gated_product_cost(x.shape[0], weight, x.element_size())

@@ -11,6 +11,7 @@ from quire_worker.arrays import Int32, Int64
 if TYPE_CHECKING:
     from quire_worker.sampling.draw_rows import DrawRows
     from quire_worker.sampling.logits_state import LogitsState
+    from quire_worker.sampling.token_mask import TokenMask
 
 
 @dataclass(slots=True)
@@ -25,3 +26,5 @@ class SamplingColumns:
     """Row -> token ids that may not be drawn."""
     controls: Mapping[int, LogitsState] = field(default_factory=dict)
     """Row -> what else its request asked of the logits."""
+    masks: Mapping[int, TokenMask] = field(default_factory=dict)
+    """Row -> the tokens that its grammar allows."""

@@ -11,7 +11,8 @@ Exact definition, in vLLM's order, for a row of raw logits x in float32:
     frequency_penalty   x -= penalty * times that the token is in the output
     presence_penalty    x -= penalty where the token is in the output
     thinking budget     used up: all but the end mark's next token become -inf, and that one's logit is the raw one
-                        again, whatever the rest made of it (see thinking_track)
+                        again, whatever the rest made of it (see thinking_track). Where the request's grammar forbids
+                        that token, the budget forces nothing
 
 Where a penalty near 0 makes a logit infinite, the row has nothing left to draw: that is the request's error.
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_worker.arrays import Float32, Int32
     from quire_worker.sampling.logits_processor import LogitsProcessors
+    from quire_worker.sampling.token_mask import TokenMask
 
 _NEVER = np.float32(-np.inf)
 _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
@@ -91,11 +93,12 @@ class LogitsState:
         if self._thinking is not None:
             self._thinking.fed(token)
 
-    def apply(self, logits: Float32, blocked: Int32 | None = None) -> None:
+    def apply(self, logits: Float32, blocked: Int32 | None = None, mask: TokenMask | None = None) -> None:
         """Change a row of logits [V], in place, as the request asks (see the module); `blocked` ids are forbidden too.
-        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden."""
+        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden. `mask`: what the request's
+        grammar allows, which the caller applies."""
         forced = self._forced()
-        if forced is not None:
+        if forced is not None and (mask is None or mask.allows(forced)):
             raw = logits[forced]
             logits.fill(_NEVER)
             logits[forced] = raw

@@ -1,6 +1,7 @@
 """From logits to tokens, row by row: the reference of `ops.sample`.
 
-Exact definition for a row of logits x, changed as the request asked (see logits_state), blocked tokens being -inf:
+Exact definition for a row of logits x, changed as the request asked (see logits_state), blocked tokens and those that
+its grammar forbids (see token_mask) being -inf:
 
     temperature < 1e-5   the token of the largest x, the lowest id among equals
     otherwise            z = x / temperature and e = exp(z - max z), in float32
@@ -30,9 +31,8 @@ from quire_worker.arrays import Bool, Float32, Int32, Int64
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.draw_rows import GREEDY_BELOW, asks_limits
 from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
+from quire_worker.step import DAMAGED, NOTHING_LEFT
 
-DAMAGED = -1
-NOTHING_LEFT = -2
 _NONE = np.float32(0.0)
 _BLOCK_ELEMENTS = 1 << 16
 _NEAR = 256
@@ -42,7 +42,7 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     """Draw a token id for each row of logits [N, V] float32. DAMAGED where a row's largest logit is not finite;
     NOTHING_LEFT where that is due only to blocked tokens and to what the request asks."""
     raw = logits
-    if columns.blocked or columns.controls:
+    if columns.blocked or columns.controls or columns.masks:
         logits = logits.clone()
         _restrict(logits.numpy(), columns)
     values: Float32 = logits.numpy()
@@ -50,6 +50,9 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     # A row with a NaN gives the NaN.
     top: Float32 = values[np.arange(len(token)), token]
     sound = np.isfinite(top)
+    if columns.masks:  # damage shows also where the grammar forbids the token
+        masked = list(columns.masks)
+        sound[masked] &= np.isfinite(raw[masked].amax(dim=-1).numpy())
     sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))
     if sampled.size:
         temperature = columns.draws["temperature"][sampled, None]
@@ -60,12 +63,19 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
 
 
 def _restrict(values: Float32, columns: SamplingColumns) -> None:
-    """Change, in place, the logits [N, V] of rows with blocked tokens or controls."""
-    for row, ids in columns.blocked.items():
+    """Change, in place, the logits [N, V] of rows with blocked tokens, controls or masks."""
+    blocked = dict(columns.blocked)
+    for row, mask in columns.masks.items():
+        if row in blocked and mask.allows_only(blocked[row]):
+            del blocked[row]
+        mask.restrict(values[row])
+    for row, ids in blocked.items():
         if row not in columns.controls:
             values[row, ids] = -np.inf
     for row, controls in columns.controls.items():
-        controls.apply(values[row], columns.blocked.get(row))
+        controls.apply(values[row], blocked.get(row), columns.masks.get(row))
+        if row in columns.masks:  # what a logits processor made of the other tokens counts for nothing
+            columns.masks[row].restrict(values[row])
 
 
 @dataclass(slots=True)

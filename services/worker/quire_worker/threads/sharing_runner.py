@@ -20,7 +20,8 @@ INTERVAL_S = 0.2
 
 
 class SharingRunner:
-    """Only for models whose results are the same bits with any number of threads. It begins with all."""
+    """Only for decoders whose layers CpuOps computes: their results are the same bits with any number of threads. It
+    begins with all."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

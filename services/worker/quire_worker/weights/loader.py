@@ -6,17 +6,19 @@ It knows names and shapes; it knows nothing of how the model computes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import xxhash
 
 from quire_common.errors import ConfigError
 from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
+from quire_worker.model.architectures.family import Family
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.parameter_store import ParameterStore
 from quire_worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
+from quire_worker.weights.source_tensors import SourceTensor, source_tensors
 from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
 
 Progress = Callable[[int, int], None]
@@ -32,7 +34,7 @@ DUMMY_KIND = KIND_NAMED["BF16"]
 def load_checkpoint(
     checkpoint: Checkpoint,
     specs: Sequence[ParameterSpec],
-    names: Mapping[str, str],
+    family: Family,
     store: ParameterStore,
     progress: Progress,
 ) -> bytes:
@@ -40,12 +42,12 @@ def load_checkpoint(
 
     Raises ConfigError for tensors that are missing, left over or of the wrong shape, before any data is read.
     """
-    found = _match(checkpoint, specs, names)
+    found = _match(checkpoint, specs, family)
     total = sum(entry.num_bytes for _, _, entry in found)
     progress(0, total)
     # In the order of the files, so that a cold disk is read forwards.
     ordered = sorted(found, key=lambda item: (item[1].path, item[2].begin))
-    copies = [TensorCopy(file.path, entry, store.destination(spec)) for spec, file, entry in ordered]
+    copies = [TensorCopy(file.path, entry, *source.destinations(store)) for source, file, entry in ordered]
     digests = copy_tensors(copies, lambda done: progress(done, total))
     combined = xxhash.xxh3_128()
     for name in sorted(digests):
@@ -77,21 +79,22 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
 
 
 def block_kinds(
-    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], names: Mapping[str, str]
+    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], family: Family
 ) -> dict[tuple[str, int], BlockKind]:
     """The types of all parameters that the checkpoint has in a type that can be read, by role and layer."""
-    found = {}
+    found, family = {}, family.in_checkpoint(checkpoint.names)
     for spec in specs:
-        place = checkpoint.find(names[spec.role].format(layer=spec.layer))
+        place = checkpoint.find(family.tensor_name(spec.role, spec.layer))
         if place is not None and place[1].dtype in DTYPES:
             found[spec.role, spec.layer] = KIND_NAMED[place[1].dtype]
     return found
 
 
 def _match(
-    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], names: Mapping[str, str]
-) -> list[tuple[ParameterSpec, SafetensorsFile, TensorEntry]]:
-    wanted = {names[spec.role].format(layer=spec.layer): spec for spec in specs}
+    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], family: Family
+) -> list[tuple[SourceTensor, SafetensorsFile, TensorEntry]]:
+    family = family.in_checkpoint(checkpoint.names)
+    wanted = source_tensors(specs, family)
     missing = [name for name in wanted if checkpoint.find(name) is None]
     if missing:
         raise ConfigError(
@@ -100,11 +103,13 @@ def _match(
             "Use config.json and weights of the same revision.",
         )
     tied = not any(spec.role == "head.weight" for spec in specs)
-    head = names["head.weight"]
+    head = family.names["head.weight"]
     extra = [
         name
         for name in checkpoint.names
-        if name not in wanted and not name.endswith(_IGNORED_SUFFIXES) and not (tied and name == head)
+        if name not in wanted
+        and not name.endswith((*_IGNORED_SUFFIXES, *family.ignored))
+        and not (tied and name == head)
     ]
     if extra:
         raise ConfigError(
@@ -113,19 +118,19 @@ def _match(
             "Use config.json and weights of the same revision.",
         )
     found = []
-    for name, spec in wanted.items():
+    for name, source in wanted.items():
         place = checkpoint.find(name)
         if place is None:
             continue  # reported above
         file, entry = place
-        if entry.shape != spec.shape:
+        if entry.shape != source.shape:
             raise ConfigError(
                 "SHAPE_MISMATCH",
-                f"Tensor {name} has shape {list(entry.shape)}; config.json implies {list(spec.shape)}.",
+                f"Tensor {name} has shape {list(entry.shape)}; config.json implies {list(source.shape)}.",
                 "Use config.json and weights of the same revision.",
             )
         file.tensor(entry)  # raises for kinds of numbers that are not supported
-        found.append((spec, file, entry))
+        found.append((source, file, entry))
     return found
 
 

@@ -34,6 +34,8 @@ class ParameterStore:
         device: torch.device | None = None,
         stored: Mapping[Key, BlockKind] | None = None,
     ) -> None:
+        self.dtype = dtype
+        self.device = device
         rows: dict[Key, int] = {}
         self._place: dict[Key, tuple[Key, int]] = {}
         self._stored: dict[Key, dict[str, StoredRows]] = {}

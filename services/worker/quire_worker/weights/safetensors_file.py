@@ -101,7 +101,7 @@ class SafetensorsFile:
         except (ValueError, RecursionError) as error:
             raise self._corrupt(f"its header is not JSON ({error})") from error
         if not isinstance(header, dict):
-            raise self._corrupt("its header is no JSON object")
+            raise self._corrupt("its header is not a JSON object")
         entries = [self._entry(name, value, data) for name, value in header.items() if name != "__metadata__"]
         expected = data
         for entry in sorted(entries, key=lambda found: (found.begin, found.end)):
@@ -118,7 +118,7 @@ class SafetensorsFile:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise self._corrupt(f"the name of tensor {name[:80]!a} is no text") from error
+            raise self._corrupt(f"the name of tensor {name[:80]!a} is not a text") from error
         try:
             dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
             item_bytes = _ITEM_BYTES[dtype]
@@ -128,7 +128,7 @@ class SafetensorsFile:
             raise self._corrupt(f"tensor {name[:80]} has {len(shape)} dimensions")
         numbers = (*shape, begin, end)
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
-            raise self._corrupt(f"the entry of tensor {name[:80]} holds what is no size")
+            raise self._corrupt(f"the entry of tensor {name[:80]} holds a value that is not a size")
         if end - begin != prod(shape) * item_bytes:
             raise self._corrupt(f"tensor {name[:80]} of shape {list(shape)} and {dtype} has {end - begin} bytes")
         return TensorEntry(name, dtype, shape, data + begin, data + end)

@@ -7,6 +7,7 @@ On the CPU the same code runs with plain memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ class TensorCopy:
     path: Path
     entry: TensorEntry
     target: Tensor
+    spread: Callable[[Tensor], None] | None = None
+    """Where this is set, `target` only says the type and the device: the whole tensor, of its own shape, is made in
+    memory for a while and given to `spread`."""
 
 
 def copy_tensors(
@@ -106,7 +110,9 @@ class _Copier:
         """Returns the tensor's digest; a device's copies may still run."""
         entry, dtype = item.entry, DTYPES[item.entry.dtype]
         digest = xxhash.xxh3_128(f"{entry.name}/{entry.dtype}/{entry.shape}/".encode())
-        target = item.target.view(-1)
+        with self._on_stream():
+            whole = item.target if item.spread is None else item.target.new_empty(entry.shape)
+        target = whole.view(-1)
         with item.path.open("rb", buffering=0) as file:
             at, element = entry.begin, 0
             while at < entry.end:
@@ -121,7 +127,13 @@ class _Copier:
                 self._send(stage, size, dtype, target[element : element + count])
                 at, element = at + size, element + count
                 moved(size)
+        if item.spread is not None:
+            with self._on_stream():
+                item.spread(whole)
         return digest.digest()
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def finish(self) -> None:
         """Wait for the device."""

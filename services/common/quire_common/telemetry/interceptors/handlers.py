@@ -7,25 +7,32 @@ from typing import Any
 
 import grpc
 
-from quire_common.telemetry.interceptors.unreadable import tolerant
+from quire_common.telemetry.interceptors.unreadable import ReadableStream, tolerant
 
 Wrap = Callable[[Any], Any]
 
 
 def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap, *, streamed: bool = False) -> Any:
-    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. Requests
-    that cannot be read reach the behaviour as `Unreadable`. `streamed`: a behaviour of one request gets the stream that
-    the request comes by."""
-    read = handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
-    codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
+    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. A
+    request that cannot be read reaches the behaviour as `Unreadable`; in a stream it raises InvalidArgument.
+    `streamed`: a behaviour of one request gets the stream that the request comes by."""
+    codecs = {
+        "request_deserializer": tolerant(handler.request_deserializer),
+        "response_serializer": handler.response_serializer,
+    }
     if streamed and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(streaming(handler.unary_stream), **codecs)
     if streamed:
         return grpc.stream_unary_rpc_method_handler(unary(handler.unary_unary), **codecs)
     if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(streaming(handler.stream_stream), **codecs)
+        return grpc.stream_stream_rpc_method_handler(streaming(_of_stream(handler.stream_stream)), **codecs)
     if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(unary(handler.stream_unary), **codecs)
+        return grpc.stream_unary_rpc_method_handler(unary(_of_stream(handler.stream_unary)), **codecs)
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(streaming(handler.unary_stream), **codecs)
     return grpc.unary_unary_rpc_method_handler(unary(handler.unary_unary), **codecs)
+
+
+def _of_stream(behaviour: Any) -> Callable[[Any, Any], Any]:
+    """Wrap a behaviour: its request stream raises InvalidArgument at an unreadable request."""
+    return lambda requests, context: behaviour(ReadableStream(requests), context)

@@ -1,8 +1,8 @@
 """Requests whose bytes are no message of their type (broken UTF-8, cut fields): a typed error, not gRPC's UNKNOWN.
 
-A deserialiser fails before any handler runs, out of the interceptors' sight. So it is made to return a mark instead,
-and the wrapped handler raises what the mark says. Unary requests only: streams are opened by our own services. A
-request that does not come, or comes too slowly, is a typed error too, where a server bounds the time (`reading`).
+A deserialiser fails before any handler runs, so interceptors do not see its error. So a deserialiser here returns an
+`Unreadable` instead, and the wrapped handler raises the typed error; in a stream, when the handler reads this request.
+A request that comes too slowly or not at all is a typed error too, if the server bounds the time (`reading`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,34 @@ def require_readable(request: Any) -> None:
     if isinstance(request, Unreadable):
         raise InvalidArgument(
             "UNREADABLE_MESSAGE",
-            "The request's bytes are no message of this method: a string is not UTF-8, or a field is cut short.",
+            "The request's bytes are not a message of this method: a string is not UTF-8, or a field is cut short.",
             "Encode text as UTF-8, and build the message from the published contract.",
         )
+
+
+class ReadableStream:
+    """A request stream, for asyncio or for threads, that raises InvalidArgument at an `Unreadable`."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: Any) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> ReadableStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        require_readable(request)
+        return request
+
+    def __iter__(self) -> ReadableStream:
+        return self
+
+    def __next__(self) -> Any:
+        request = next(self._requests)
+        require_readable(request)
+        return request
 
 
 def reading(timeout_s: float | None) -> Read:

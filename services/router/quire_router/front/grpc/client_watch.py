@@ -52,7 +52,7 @@ class ClientWatch:
         log.warning("the client takes nothing", request_id=self._generation.caller.request_id, seconds=self._stall_s)
         error = Aborted(
             "CLIENT_STALLED",
-            f"The client took nothing of its answer for {self._stall_s:g} s.",
+            f"The client read nothing of its answer for {self._stall_s:g} s.",
             "Read the answer as it comes, or raise --client-stall-s.",
         )
         self._generation.abandon(error)

@@ -10,7 +10,8 @@ from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
-from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, of_many
+from quire_common.structured.constraint import COMPILED
+from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, with_best_of
 from quire_router.front.parameters.tables import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
@@ -32,6 +33,7 @@ from quire_router.sequences.job import (
     TokenPrompt,
     Wants,
 )
+from quire_router.sequences.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
@@ -80,6 +82,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         ignore_eos=request.ignore_eos,
         repetition=repetition_from_pb(request.repetition_detection),
         thinking_tokens=_at_least_minus_one(request, "thinking_token_budget", none=-1),
+        structure=_structure(request),
         truncate_to=_at_least_minus_one(request, "truncate_prompt_tokens"),
         text=TextOptions(
             stop=tuple(request.stop),
@@ -122,7 +125,7 @@ def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_o
         if job.resume is not None:
             raise unsupported("resume", " with beam_search")
         return whole
-    return of_many(whole, best_of, limits, stream=False) if best_of and best_of != job.n else job
+    return with_best_of(whole, best_of, limits, stream=False) if best_of and best_of != job.n else job
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
@@ -133,7 +136,10 @@ def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
         return None
     if n != 1:
         raise InvalidArgument(
-            "BAD_RESUME", f"resume is of one choice, and n is {n}.", "Resume each choice by its sample.", param="resume"
+            "BAD_RESUME",
+            f"resume continues one choice, but n is {n}.",
+            "Resume each choice by its sample.",
+            param="resume",
         )
     i32(request.resume.output_ids, "resume.output_ids")
     return Resume(request.resume.output_ids, request.resume.characters)
@@ -151,6 +157,36 @@ def _at_least_minus_one(
         return None
     _check_range(name, value, -1, 2**31 - 1)
     return int(value)
+
+
+def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
+    """Convert the request's constraint; None where it has none. Raises InvalidArgument for a constraint of which
+    nobody knows whether it was compiled for this model, and for one that cannot end."""
+    if not request.HasField("constraint"):
+        return None
+    asked = request.constraint
+    if asked.kind == COMPILED or asked.digest:
+        raise InvalidArgument(
+            "CONSTRAINT_COMPILED",
+            "The constraint is a compiled one.",
+            "Send its source: a schema, a regular expression or another kind of the contract.",
+            param="constraint.kind",
+        )
+    if request.ignore_eos:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            "constraint says where the answer ends, and ignore_eos that it does not end there.",
+            "Leave ignore_eos out.",
+            param="ignore_eos",
+        )
+    return StructuredOutput(
+        asked.kind,
+        asked.text,
+        strict=asked.strict,
+        disable_any_whitespace=asked.disable_any_whitespace,
+        disable_additional_properties=asked.disable_additional_properties,
+        whitespace_pattern=asked.whitespace_pattern,
+    )
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:
@@ -177,12 +213,9 @@ def _prompt(request: ib.GenerateRequest) -> Prompt:
 
 
 def _refuse_unsupported(request: ib.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, where the request has a kind, constraint, adapter or media that Quire
-    lacks."""
+    """Raise Unsupported, naming the field, where the request has a kind, adapter or media that Quire lacks."""
     if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
-    if request.HasField("constraint"):
-        raise unsupported("constraint")
     for name in ("adapter", "media"):
         if getattr(request, name):
             raise unsupported(name)

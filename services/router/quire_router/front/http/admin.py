@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from quire_common.config import split_address
-from quire_common.errors import PermissionDenied, Unsupported
-from quire_common.identity.exposure import is_loopback
+from quire_common.errors import Unsupported
+from quire_router.front.http.admin_guard import check_administrator
 from quire_router.front.http.edge import METRICS_PATH, Edge
 from quire_router.front.http.server import HttpServer
 from quire_router.principal import ADMIN
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from quire_router.requests.admission import Admission
 
 _MAX_BODY_BYTES = 64 * 1024
-_GIVE_A_KEY = "Give the router a key with the scope admin in --api-key-file."
 # vLLM's, for engines: this router has no way to ask its engines for them.
 _NOT_SERVED = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
 
@@ -117,21 +116,10 @@ class AdminPort:
 def _guarded(
     endpoint: Callable[[Request], Awaitable[Response]], keys: ApiKeys
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap an endpoint: without API keys, it raises PermissionDenied for web pages and for other machines. Where there
-    are keys, the edge has checked that the request's key has the scope `admin`."""
+    """Wrap an endpoint: it raises PermissionDenied as `check_administrator` does."""
 
     async def guarded(request: Request) -> Response:
-        if not keys:
-            if "origin" in request.headers:
-                raise PermissionDenied(
-                    "ADMIN_NEEDS_KEY", "Web pages may not administrate a router without keys.", _GIVE_A_KEY
-                )
-            if request.client is None or not is_loopback(request.client.host):
-                raise PermissionDenied(
-                    "ADMIN_NEEDS_KEY",
-                    "Without keys, a router is administrated from its own machine alone.",
-                    _GIVE_A_KEY,
-                )
+        check_administrator(request, keys)
         return await endpoint(request)
 
     return guarded

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire_router.front.http.body_budget import BodyLease
 
 BODY_TOO_LARGE = "BODY_TOO_LARGE"
+CLIENT_GONE = "CLIENT_GONE"
 _READ_TIMEOUT_S = 60.0
 _LONG_BYTES = 512 * 1024
 # After a 413, so much more is read and thrown away, that a client which is still sending gets to see the answer.
@@ -25,7 +26,7 @@ _DISCARD_FACTOR = 4
 _DISCARD_TIMEOUT_S = 5.0
 
 
-async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLease) -> dict[str, Any]:
+async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> dict[str, Any]:
     """Read the body and parse it as a JSON object, in a thread if it is long. Raises InvalidArgument, also for another
     Content-Type, TooLarge, Unavailable where `lease` gets no memory, and Aborted where the client leaves."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
@@ -37,11 +38,13 @@ async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLea
             "Send the header Content-Type: application/json.",
         )
     body = await read_body(scope, receive, limit, lease)
-    return await off_loop(lambda: parse_object(body), heavy=len(body) > _LONG_BYTES)
+    tenant = lease.tenant if lease is not None else ""
+    return await off_loop(lambda: parse_object(body), heavy=len(body) > _LONG_BYTES, tenant=tenant)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease) -> bytes:
-    """Read the whole body, whose bytes `lease` holds as they arrive. Raises TooLarge as soon as it exceeds `limit`
+async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
+    """Read the whole body, whose bytes `lease` holds as they arrive; None: the body is small, so that none need
+    hold them. Raises TooLarge as soon as it exceeds `limit`
     bytes, Unavailable where the lease gets no memory, InvalidArgument after 60 s, and Aborted where the client leaves;
     nothing is held then."""
     for name, value in scope["headers"]:
@@ -59,13 +62,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
                 size += len(chunk)
                 if size > limit:
                     raise _too_large(limit)
-                lease.grow(len(chunk))
+                if lease is not None:
+                    lease.grow(len(chunk))
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except BaseException as error:
         chunks.clear()  # the error keeps this frame until the client has its answer
-        lease.release()
+        if lease is not None:
+            lease.release()
         if isinstance(error, TimeoutError):
             raise InvalidArgument(
                 "BODY_TIMEOUT", f"The body did not arrive within {_READ_TIMEOUT_S:g} s.", "Send it faster."
@@ -96,7 +101,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         value = _parse_lenient(body, error)
     if not isinstance(value, dict):
-        raise InvalidArgument("NOT_AN_OBJECT", "The body is JSON, but no object.", "Send a JSON object.")
+        raise InvalidArgument("NOT_AN_OBJECT", "The body is JSON, but not an object.", "Send a JSON object.")
     return value
 
 

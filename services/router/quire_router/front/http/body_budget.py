@@ -57,18 +57,18 @@ class BodyBudget:
 class BodyLease:
     """The part of the budget that one body holds."""
 
-    __slots__ = ("_budget", "_held", "_size", "_tenant")
+    __slots__ = ("_budget", "_held", "_size", "tenant")
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self._budget = budget
-        self._tenant = tenant
+        self.tenant = tenant
         self._size = self._held = 0
 
     def grow(self, num_bytes: int) -> None:
         """Hold bytes that have arrived. Raises Unavailable where the budget has no room for them."""
         more = max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
-            self._budget.take(self._tenant, more)
+            self._budget.take(self.tenant, more)
         self._size += num_bytes
         self._held += more
 
@@ -76,4 +76,4 @@ class BodyLease:
         """Give back all that is held. Idempotent."""
         held, self._held = self._held, 0
         if held:
-            self._budget.give_back(self._tenant, held)
+            self._budget.give_back(self.tenant, held)

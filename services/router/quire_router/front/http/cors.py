@@ -72,7 +72,7 @@ def make_cors(config: RouterConfig) -> Cors:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 "BAD_ORIGIN",
-                f"allowed_origins has {origin!r}, which is no origin.",
+                f"allowed_origins has {origin!r}, which is not an origin.",
                 "Give scheme://host or scheme://host:port, comma separated, or *.",
                 param="allowed_origins",
             )

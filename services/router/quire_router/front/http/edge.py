@@ -17,7 +17,7 @@ from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_
 from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
 from quire_router.api_keys import audited
-from quire_router.front.http.body import BODY_TOO_LARGE, discard_body
+from quire_router.front.http.body import BODY_TOO_LARGE, CLIENT_GONE, discard_body
 from quire_router.front.http.body_budget import BODY_MEMORY_FULL
 from quire_router.front.http.cors import NO_CORS, Cors
 from quire_router.front.http.exchange import (
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from quire_router.limits.rate_limits import RateLimits
 
 METRICS_PATH = "/metrics"
+# Paths with this prefix need the scope `admin`, except for the open paths.
+CONSOLE_PREFIX = "/console/"
 _READING = ("GET", "HEAD", "OPTIONS")
 # No rate limit keeps anybody from ending what runs.
 _FREE = re.compile("/v1/responses/[^/]+/cancel")
 # Whatever the method: to read or to delete a kept response asks the store, and the answer may be long.
 _LIMITED = re.compile("/v1/responses/[^/]+")
-_CLIENT_GONE = 499
+_GONE_STATUS = 499
 _MAX_TRACE_CHARS = 512
 log = get_logger(__name__)
 
@@ -56,7 +58,9 @@ class MethodNotAllowed(InvalidArgument):
     http_status = 405
 
     def __init__(self, allow: str) -> None:
-        super().__init__("METHOD_NOT_ALLOWED", "This path has no such method.", f"Use {allow or 'another path'}.")
+        super().__init__(
+            "METHOD_NOT_ALLOWED", "This path does not support this method.", f"Use {allow or 'another path'}."
+        )
         self.allow = allow
 
 
@@ -72,7 +76,7 @@ class Edge:
         scope: str = INFERENCE,
         cors: Cors = NO_CORS,
     ) -> None:
-        """`scope` is what a key needs for every path but /metrics, which has a scope of its own."""
+        """`scope` is what a key needs for every path but /metrics and the console's, which have scopes of their own."""
         self._app = app
         self._keys = keys
         self._limits = limits
@@ -121,22 +125,30 @@ class Edge:
                 await self._preflight(headers, counted_send)
                 return
             with self._audited(scope, exchange):
-                if scope["path"] not in OPEN_PATHS:
-                    await self._admit(scope, exchange)
-                await self._app(scope, receive, counted_send)
+                await self._admit_and_run(scope, receive, counted_send, exchange)
         except Exception as error:
             typed = _as_quire_error(error)
-            if status == 0 and typed.http_status != _CLIENT_GONE:
+            if status == 0 and typed.code != CLIENT_GONE:
                 await self._refuse(typed, scope["path"], exchange.request_id, receive, counted_send)
             elif status == 0:
-                status = _CLIENT_GONE
+                status = _GONE_STATUS
         finally:
             exchange.release_body()
-            self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
+            self._count(getattr(scope.get("route"), "path", "unmatched"), status or _GONE_STATUS, arrived_ns)
+
+    async def _admit_and_run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        """Admit the request and run its route. Starlette's errors become typed errors, so that the audit
+        log has their codes."""
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                await self._admit(scope, exchange)
+            await self._app(scope, receive, send)
+        except HTTPException as error:
+            raise _typed(error) from error
 
     def _audited(self, scope: Scope, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        """Return the context that audits a request which may change something, on the port of administration."""
-        if self._scope != ADMIN or scope["method"] in _READING:
+        """Return the context that audits a request of administration which may change something."""
+        if self._needed_scope(scope["path"]) != ADMIN or scope["method"] in _READING:
             return contextlib.nullcontext()
         route = scope["path"] if scope["path"] in self._audited_paths else "unknown path"
         peer = str((scope.get("client") or ("",))[0])
@@ -146,7 +158,7 @@ class Edge:
         """Authenticate the request and note its key's tenant and limits in the exchange. One that counts takes a
         request from the rate limit of a limited key, and its answer gets the limit headers. Raises Unauthenticated,
         PermissionDenied, RateLimited."""
-        needed = METRICS if scope["path"] == METRICS_PATH else self._scope
+        needed = self._needed_scope(scope["path"])
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal)
         if principal.limits.per_minute and needed == INFERENCE and _counts(scope["method"], scope["path"]):
@@ -156,6 +168,12 @@ class Edge:
                 exchange.add_headers(limit_headers(principal.limits, error.levels))
                 raise
             exchange.add_headers(limit_headers(principal.limits, levels))
+
+    def _needed_scope(self, path: str) -> str:
+        """Return the scope that a key needs for this path."""
+        if path == METRICS_PATH:
+            return METRICS
+        return ADMIN if path.startswith(CONSOLE_PREFIX) else self._scope
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:
@@ -214,13 +232,15 @@ def _bounded(header: str) -> str:
 
 
 def _as_quire_error(error: Exception) -> QuireError:
-    """Convert any exception to a QuireError: Starlette's 405 becomes MethodNotAllowed, its other errors NotFound. What
-    is unforeseen is logged and becomes an internal error."""
+    """Return a QuireError unchanged. Any other error is logged and becomes an internal error."""
     if isinstance(error, QuireError):
         return error
-    if isinstance(error, HTTPException):
-        if error.status_code == 405:
-            return MethodNotAllowed((error.headers or {}).get("Allow", ""))
-        return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the README's routes.")
     log.exception("the request failed")
     return internal_error()
+
+
+def _typed(error: HTTPException) -> QuireError:
+    """Convert an error of Starlette: 405 becomes MethodNotAllowed, any other NotFound."""
+    if error.status_code == 405:
+        return MethodNotAllowed((error.headers or {}).get("Allow", ""))
+    return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the routes in the README.")

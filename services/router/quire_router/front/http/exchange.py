@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from quire_router.principal import KeyLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import Scope, Send
 
     from quire_common.errors import QuireError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from quire_router.principal import Principal
 
 SCOPE_KEY = "quire.exchange"
+_MAX_WARNING_CHARS = 1000
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class Exchange:
     arrived_ns: int
     # What the client sent to prove itself: for endpoints that are open, but say more to those who have a key.
     authorization: str = field(default="", repr=False)
+    # The tenant's label in metrics.
+    tenant_name: str = ""
     # The limits of the caller's key.
     limits: KeyLimits = field(default_factory=KeyLimits)
     # Sent with every answer to it.
@@ -43,7 +48,7 @@ class Exchange:
 
     def identify(self, principal: Principal) -> None:
         """Note the tenant and the limits of the caller's key."""
-        self.tenant, self.limits = principal.tenant, principal.limits
+        self.tenant, self.tenant_name, self.limits = principal.tenant, principal.tenant_name, principal.limits
 
     def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send these with every answer too."""
@@ -79,6 +84,15 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
+
+
+def warning_headers(warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Return the header that says what of a request the answer does not keep to; none where there is nothing to
+    say."""
+    if not warnings:
+        return []
+    text = "; ".join(" ".join(each.split()) for each in warnings)[:_MAX_WARNING_CHARS]
+    return [(b"x-quire-warnings", text.encode("ascii", "backslashreplace"))]
 
 
 async def send_json(

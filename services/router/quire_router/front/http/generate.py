@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.errors import InvalidArgument
@@ -12,7 +13,7 @@ from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.front.http.body import client_gone, read_object
 from quire_router.front.http.body_budget import BodyBudget
-from quire_router.front.http.exchange import exchange_of, send_json
+from quire_router.front.http.exchange import exchange_of, send_json, warning_headers
 from quire_router.front.http.parsing.prompts import many_ids
 from quire_router.front.http.stream_writer import write_stream
 from quire_router.front.parameters.request_limits import Limits
@@ -79,6 +80,7 @@ class Serving:
         return Caller(
             request_id=exchange.request_id,
             tenant=exchange.tenant,
+            tenant_name=exchange.tenant_name,
             traceparent=exchange.traceparent,
             tracestate=exchange.tracestate,
             priority=parsed.priority,
@@ -99,18 +101,23 @@ class Serving:
                 search = self._beams.run(parsed.job, caller, exchange.arrived_ns)
                 generation, deltas = await watch.unless_gone(search)
                 answer = make_format(generation, parsed)
-                document = await off_loop(lambda: answer.document(deltas), heavy=generation.is_large)
+                document = await off_loop(
+                    lambda: answer.document(deltas), heavy=generation.is_large, tenant=exchange.tenant
+                )
                 await send_json(send, document)
                 return
             generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
             try:
                 watch.on_gone(generation)
+                exchange.add_headers(warning_headers(generation.job.warnings))
                 answer = make_format(generation, parsed)
                 if parsed.stream:
                     await write_stream(scope, send, generation, answer, self._ping_s)
                 else:
                     deltas = await whole_answers(generation)
-                    document = await off_loop(lambda: answer.document(deltas), heavy=generation.is_large)
+                    document = await off_loop(
+                        lambda: answer.document(deltas), heavy=generation.is_large, tenant=exchange.tenant
+                    )
                     await answer.settle()
                     await send_json(send, document)
             finally:
@@ -134,9 +141,10 @@ class GenerateEndpoint:
         """Parse a body that has been read, in a thread if it has many token ids. Raises InvalidArgument,
         Unsupported."""
         heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
-        timings = exchange_of(scope).wants_timings
+        exchange = exchange_of(scope)
         limits = self._serving.limits_for(body, scope)
-        return await off_loop(lambda: self._parse(body, limits, timings=timings), heavy=heavy)
+        parse = partial(self._parse, body, limits, timings=exchange.wants_timings)
+        return await off_loop(parse, heavy=heavy, tenant=exchange.tenant)
 
     async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a parsed job and send its answer. The body, which may be much larger than the job, is free by then."""

@@ -125,6 +125,10 @@ class ChunkWriter:
         """Return when the client has taken enough for more to be written."""
         await self._flow.drain()
 
+    def abort(self) -> None:
+        """Close the connection at once, and drop its unsent data."""
+        self._cycle.transport.abort()
+
     def write(self, body: bytes) -> None:
         """Write `body` as one HTTP chunk. Nothing happens where it is empty or the client has left."""
         if body and not self._cycle.disconnected:

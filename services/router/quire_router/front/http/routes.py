@@ -21,10 +21,12 @@ from quire_router.front.http.responses.endpoint import ResponseRoutes
 from quire_router.front.http.text_routes import TextRoutes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
-    from quire_router.front.http.responses.store import ResponseStore
+    from quire_router.front.http.responses.background import BackgroundRuns
     from quire_router.front.http.status import StatusRoutes
     from quire_router.requests.beam_search import BeamSearch
     from quire_router.requests.catalog import Catalog
@@ -41,18 +43,19 @@ def make_routes(
     tokenizer: TokenizerClient,
     token_bytes: TokenBytes,
     status: StatusRoutes,
-    responses_store: ResponseStore | None,
+    background: BackgroundRuns | None,
     *,
     with_metrics: bool,
+    console: Sequence[Route] = (),
 ) -> Router:
-    """Make the ASGI application of all routes; `with_metrics`: /metrics too. It raises HTTPException for unknown paths
-    and methods."""
+    """Make the ASGI application of all routes, those of the console included; `with_metrics`: /metrics too. Without
+    `background` no responses are kept. It raises HTTPException for unknown paths and methods."""
     serving = Serving(pipeline, beams, config)
     completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
     tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)
     messages = GenerateEndpoint(serving, parse_messages, MessagesFormat)
-    responses = ResponseRoutes(serving, responses_store)
+    responses = ResponseRoutes(serving, background)
     text = TextRoutes(serving, catalog, tokenizer, token_bytes)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
@@ -78,6 +81,7 @@ def make_routes(
         Route("/health", status.health),
         Route("/ping", status.health, methods=["GET", "POST"], name="ping"),
     ]
+    routes += console
     if with_metrics:
         routes.append(Route("/metrics", status.metrics))
     docs = DocsRoutes(OPEN_PATHS, frozenset(route.path.replace(":path}", "}") for route in routes))

@@ -96,7 +96,7 @@ class HttpServer:
         """Start serving; return when connections are accepted. Raises ConfigError for TLS files that are incomplete or
         cannot be loaded."""
         if bool(self._tls.cert) != bool(self._tls.key):
-            raise ConfigError("TLS_FILE", "Of ssl_certfile and ssl_keyfile only one is set.", "Give both as PEM files.")
+            raise ConfigError("TLS_FILE", "Only one of ssl_certfile and ssl_keyfile is set.", "Give both as PEM files.")
         self._server.config.load()
         self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
         while not self._server.started and not self._task.done():

@@ -63,7 +63,9 @@ class TextRoutes:
         # As many as a body has bytes: as an array they take 4 bytes each, and a tenth of the time.
         heavy = len(ids) > MOST_VALUES
         if values["return_token_strs"]:
-            await self._token_bytes.ensure((await off_loop(lambda: np.unique(ids), heavy=heavy)).tolist())
+            await self._token_bytes.ensure(
+                (await off_loop(lambda: np.unique(ids), heavy=heavy, tenant=context.tenant)).tolist()
+            )
 
         def written() -> bytes:
             answer: dict[str, Any] = {
@@ -76,15 +78,16 @@ class TextRoutes:
                 answer["token_strs"] = [token_text(self._token_bytes.get(token_id)) for token_id in ids.tolist()]
             return dumps_in_pieces(answer)
 
-        return Response(await off_loop(written, heavy=heavy), media_type="application/json")
+        return Response(await off_loop(written, heavy=heavy, tenant=context.tenant), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of token ids, special tokens included. Raises QuireError."""
         values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
         self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
         tokens = required(values, "tokens")
-        prompt = await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens))
-        with charged(self._serving.pipeline.charge, exchange_of(request.scope).tenant, [prompt]):
+        tenant = exchange_of(request.scope).tenant
+        prompt = await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens), tenant=tenant)
+        with charged(self._serving.pipeline.charge, tenant, [prompt]):
             text = await self._tokenizer.decode(prompt.ids, skip_special_tokens=False) if len(prompt.ids) else ""
         return _json({"prompt": text})
 
@@ -110,8 +113,9 @@ class TextRoutes:
         body = await self._serving.read(request.scope, request.receive)
         parse = parse_chat if chat else parse_completion
         parsed = parse(body, self._serving.limits_for(body, request.scope), timings=False)
-        caller = self._serving.caller(exchange_of(request.scope), parsed)
-        rendering = await self._serving.pipeline.render(parsed.job, caller)
+        exchange = exchange_of(request.scope)
+        caller = self._serving.caller(exchange, parsed)
+        rendering = await self._serving.pipeline.render(parsed.job, caller, exchange.arrived_ns)
         common = {
             "model": rendering.served.name,
             "features": None,
@@ -130,7 +134,7 @@ class TextRoutes:
     async def _tokenize_chat(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Return the token ids of a conversation. Raises QuireError."""
         with charged(self._serving.pipeline.charge, context.tenant, [prompt]) as settle:
-            ids, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
+            ids, _end, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
             settle([len(ids)])
         return ids
 

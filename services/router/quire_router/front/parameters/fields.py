@@ -166,7 +166,7 @@ def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float
         if not token.isascii() or not token.isdecimal() or len(token) > 10:
             raise InvalidArgument(
                 "BAD_TYPE",
-                f"{name} has the name {token[:64]!r}, which is no token id.",
+                f"{name} has the name {token[:64]!r}, which is not a token id.",
                 "Name token ids, as decimal integers.",
                 param=name,
             )

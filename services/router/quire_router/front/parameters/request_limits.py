@@ -43,9 +43,10 @@ class Limits:
         return None if found is None else int(found)
 
 
-def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
-    """Return the job that runs `best_of` sequences per prompt, with the logprobs by which the best are found; unchanged
-    where `best_of` is None or n. Raises InvalidArgument where it is out of range or the answer is streamed."""
+def with_best_of(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
+    """Return a copy of the job with this `best_of` and its n as it was. Logprobs are computed to rank the sequences;
+    the client sees them only if it asked for them. Returns the job itself where `best_of` is None or n. Raises
+    InvalidArgument where it is out of range or the answer is streamed."""
     if best_of is None or best_of == job.n:
         return job
     if not job.n < best_of <= limits.max_n:
@@ -58,7 +59,7 @@ def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bo
     if stream:
         raise InvalidArgument(
             "STREAM_ON",
-            "Which are the best of several is known when all have ended, and stream is set.",
+            "The best answers are known only when all have ended, but stream is set.",
             "Set stream to false.",
             param="best_of",
         )

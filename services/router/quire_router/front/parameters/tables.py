@@ -25,8 +25,12 @@ MAX_LENGTH_PENALTY = int(BY_NAME["length_penalty"].high)
 MAX_TIMEOUT_S = 30 * 86_400
 MAX_MESSAGES = 10_000
 MAX_DOCUMENTS = 1024
+MAX_TOOLS = 1024
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_ID_CHARS = 256
+# The tokenizer's bound too.
+MAX_CHOICES = 4096
+MAX_SOURCE_CHARS = 1 << 20
 
 
 def _later(*neutral: object) -> Field:
@@ -57,6 +61,15 @@ SAMPLING: Mapping[str, Field] = {
     "return_token_ids": Field("bool", False),
     "return_tokens_as_token_ids": Field("bool", False),
     "cache_salt": Field("string", "", max_items=MAX_ID_CHARS),
+    # The constraint that the answer must match.
+    "response_format": Field("object"),
+    "structured_outputs": Field("object"),
+    # vLLM's older names.
+    "guided_json": Field("any"),
+    "guided_regex": Field("string", max_items=MAX_SOURCE_CHARS),
+    "guided_choice": Field("list", max_items=MAX_CHOICES),
+    "guided_grammar": Field("string", max_items=MAX_SOURCE_CHARS),
+    "guided_whitespace_pattern": Field("string", max_items=MAX_SOURCE_CHARS),
     # Hints without an effect here.
     "user": _HINT,
     "metadata": _HINT,
@@ -66,14 +79,8 @@ SAMPLING: Mapping[str, Field] = {
     "prompt_cache_key": _HINT,
     "prompt_cache_retention": _HINT,
     # Known, not yet supported.
-    "structured_outputs": _later(),
-    "response_format": _later({"type": "text"}),
     "kv_transfer_params": Field("object"),
     "vllm_xargs": _later({}),
-    "guided_json": _later(),
-    "guided_regex": _later(),
-    "guided_choice": _later(),
-    "guided_grammar": _later(),
 }
 
 
@@ -109,9 +116,9 @@ CHAT: Mapping[str, Field] = {
     "reasoning_effort": Field("string", max_items=MAX_ID_CHARS),
     # Taken where the tokenizers were started with --allow-request-chat-template.
     "chat_template": Field("string", max_items=MAX_TEMPLATE_CHARS),
-    "tools": _later([]),
-    "tool_choice": _later("none", "auto"),
-    "parallel_tool_calls": _later(True, False),
+    "tools": Field("list", max_items=MAX_TOOLS),
+    "tool_choice": Field("any"),
+    "parallel_tool_calls": Field("bool", True),
     "functions": _later([]),
     "function_call": _later("none", "auto"),
     "echo": _later(False),
@@ -121,7 +128,7 @@ CHAT: Mapping[str, Field] = {
     "modalities": _later(["text"]),
     "audio": _later(),
     "prediction": _later(),
-    "include_reasoning": _later(True),
+    "include_reasoning": Field("bool", True),
     "verbosity": _later("medium"),
     "web_search_options": _later(),
 }
@@ -210,10 +217,11 @@ COUNT_TOKENS: Mapping[str, Field] = {
     "messages": CHAT["messages"],
     "system": Field("any"),
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
-    "tools": _later([]),
-    "tool_choice": _later({"type": "auto"}, {"type": "none"}),
-    "thinking": _later({"type": "disabled"}),
-    "output_config": _later({}),
+    "tools": CHAT["tools"],
+    "tool_choice": Field("object"),
+    "thinking": Field("object"),
+    "output_config": Field("object"),
+    "output_format": Field("object"),
     "mcp_servers": _later([]),
     "context_management": _later({}),
 }
@@ -261,9 +269,9 @@ RESPONSES: Mapping[str, Field] = {
     "truncation": Field("string", "disabled"),
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
     "stream_options": _later({}, {"include_obfuscation": False}),
-    "tools": _later([]),
-    "tool_choice": _later("none", "auto"),
-    "parallel_tool_calls": _later(True, False),
+    "tools": CHAT["tools"],
+    "tool_choice": CHAT["tool_choice"],
+    "parallel_tool_calls": CHAT["parallel_tool_calls"],
     "max_tool_calls": _later(),
     "reasoning": Field("object"),
     "conversation": _later(),
@@ -276,7 +284,43 @@ RESPONSE_REASONING: Mapping[str, Field] = {
     "generate_summary": _later("auto"),
 }
 
-RESPONSE_TEXT: Mapping[str, Field] = {"format": _later({"type": "text"}), "verbosity": _later("medium")}
+RESPONSE_TEXT: Mapping[str, Field] = {"format": Field("object"), "verbosity": _later("medium")}
+
+STRUCTURED_OUTPUTS: Mapping[str, Field] = {
+    "json": Field("any"),
+    "regex": Field("string", max_items=MAX_SOURCE_CHARS),
+    "choice": Field("list", max_items=MAX_CHOICES),
+    "grammar": Field("string", max_items=MAX_SOURCE_CHARS),
+    "json_object": Field("bool"),
+    "structural_tag": Field("any"),
+    "disable_fallback": _HINT,
+    "disable_any_whitespace": Field("bool", False),
+    "disable_additional_properties": Field("bool", False),
+    "whitespace_pattern": Field("string", max_items=MAX_SOURCE_CHARS),
+    # Ours, so that a request which was rendered means the same.
+    "strict": Field("bool", False),
+    "prompt_end": Field("string", "", max_items=MAX_ID_CHARS),
+}
+
+RESPONSE_FORMAT: Mapping[str, Field] = {
+    "type": Field("string", max_items=MAX_ID_CHARS),
+    "json_schema": Field("object"),
+    # The fields of structural tags.
+    "format": Field("object"),
+    "structures": Field("list", max_items=MAX_CHOICES),
+    "triggers": Field("list", max_items=MAX_CHOICES),
+}
+
+JSON_SCHEMA: Mapping[str, Field] = {
+    "name": Field("string", max_items=MAX_ID_CHARS),
+    "description": Field("string", max_items=MAX_SOURCE_CHARS),
+    "schema": Field("any"),
+    "strict": Field("bool", False),
+}
+
+# Anthropic's, and of the Responses API.
+OUTPUT_FORMAT: Mapping[str, Field] = {"type": RESPONSE_FORMAT["type"], **JSON_SCHEMA}
+OUTPUT_CONFIG: Mapping[str, Field] = {"format": Field("object"), "effort": _later()}
 
 STREAM_OPTIONS: Mapping[str, Field] = {
     "include_usage": Field("bool", False),

@@ -83,9 +83,9 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise _bad(f"it is no JSON: {error}") from None
+        raise _bad(f"it is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise _bad("it is no JSON object")
+        raise _bad("it is not a JSON object")
     for name, value in values.items():
         _check(name, value)
     if values.get("publisher", "") is None:

@@ -23,6 +23,7 @@ from quire_worker.ops.triton.launch import empty_like_rows
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import StepLayout
+    from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
     from quire_worker.ops.triton.fresh_attention import Fresh
     from quire_worker.ops.weight import Weight
@@ -32,7 +33,7 @@ class _EagerAttention(NamedTuple):
     """One layer's attention of chunks, and their output projection, which are launched between two graph pieces."""
 
     layer: int
-    window: int
+    rules: AttentionRules
     query: Tensor
     turned: Tensor
     attended: Tensor
@@ -104,9 +105,7 @@ class StepGraph:
 
             piece.replay()
             if tiles is not None:
-                prefill_attention(
-                    eager.query, pages, eager.layer, tiles, shape, eager.window, eager.attended, pdl=False
-                )
+                prefill_attention(eager.query, pages, eager.layer, tiles, shape, eager.rules, eager.attended, pdl=False)
             fresh_attention(eager.query, eager.turned, fresh, shape, leave)
             for begin, end in others:
                 eager.project(begin, end, eager.attended[begin:end])
@@ -117,7 +116,7 @@ class StepGraph:
         pages: Tensor,
         layer: int,
         plan: TritonPlan,
-        window: int,
+        rules: AttentionRules,
         weight: Weight,
         onto: Tensor | None,
     ) -> Tensor | None:
@@ -126,13 +125,13 @@ class StepGraph:
         it is added to `onto`."""
         decoder, self._plan = self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
-        attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, window)
+        attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, rules)
         result = empty_like_rows(query, weight.outputs) if onto is None else onto
         self._pieces.append(self._recorder.end())
         turned, plan.turned = plan.turned, None
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
         places = borrowed(query), borrowed(turned), borrowed(attended)
-        self._eager.append(_EagerAttention(layer, window, *places, weight, borrowed(result), onto is not None))
+        self._eager.append(_EagerAttention(layer, rules, *places, weight, borrowed(result), onto is not None))
         self._recorder.begin()
         return result if onto is None else None

@@ -48,7 +48,9 @@ class StepGraphCache:
         self._stream = stream
         with torch.cuda.stream(stream):
             self._recorder = GraphRecorder(reserve)
-        whole, pieced = graph_sizes(max_num_seqs, max_tokens), pieced_sizes(max_num_seqs, max_tokens, PIECE)
+        masked = body.masks is not None
+        whole = graph_sizes(max_num_seqs, max_tokens, masked=masked)
+        pieced = pieced_sizes(max_num_seqs, max_tokens, PIECE, masked=masked)
         in_advance = [size for size in whole if size.in_advance]
         self._whole = GraphCache(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
         # Without fresh chunks full steps are whole graphs.

@@ -1,4 +1,5 @@
-"""The few calls of the CUDA driver that torch has no public name for: memory that another process may open.
+"""The few calls of the CUDA driver that torch has no public name for: memory that another process may open, and where
+the device sees this host's.
 
 Bound by ctypes to the driver's own library, which every process with a GPU has loaded. All act on the current device's
 context, which torch must have made before (any allocation does). Knows nothing of pages.
@@ -34,12 +35,19 @@ class CudaDriver:
         library.cuIpcGetMemHandle.argtypes = (pointer(_Handle), address)
         library.cuIpcOpenMemHandle_v2.argtypes = (pointer(address), _Handle, ctypes.c_uint)
         library.cuIpcCloseMemHandle.argtypes = (address,)
+        library.cuMemHostGetDevicePointer_v2.argtypes = (pointer(address), ctypes.c_void_p, ctypes.c_uint)
 
     def allocation_of(self, address: int) -> tuple[int, int]:
         """Where the allocation that holds an address begins, and its bytes."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
         return base.value, size.value
+
+    def device_address(self, host: int) -> int:
+        """Where registered memory of this host lies for the device."""
+        address = ctypes.c_uint64()
+        self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host, 0)
+        return address.value
 
     def export(self, base: int) -> bytes:
         """A handle to a whole allocation, for another process of this host. Good while the allocation lives."""

@@ -11,7 +11,8 @@ from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.job_queue import ended_frame, trace_move
 from quire_worker.kv_transfer.peers.export import Export, export_ended
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

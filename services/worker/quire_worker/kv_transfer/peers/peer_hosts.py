@@ -25,7 +25,7 @@ _ENTRY = re.compile(r"(?P<host>\[[^\]]+\]|[^:\s]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:./]*
 _NAME = re.compile(r"(\*\.)?[A-Za-z0-9._-]+")
 _ANY_SUBDOMAIN = "*."
 # No host has them; dialled, an address of all of a host's own means the dialling host itself.
-_NOBODYS = {"", "0.0.0.0", "::"}
+_UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PeerHosts:
             return None
         return PermissionDenied(
             "PEER_NOT_ALLOWED",
-            f"A ticket names {host}:{port}, which is no address of a worker that this worker knows.",
+            f"A ticket names {host}:{port}, which is not the address of a worker that this worker knows.",
             "If a worker serves pages there, add its host to --peer-hosts of the workers that pull.",
         )
 
@@ -72,7 +72,7 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
         return config.peer_hosts
     told = [config.listen, config.advertise, *(a.descriptor.decode() for a in own if a.transport in ("tcp", "grpc"))]
     hosts = {config.peer_advertise, *(split_address(address, "an address")[0] for address in told if address)}
-    hosts -= _NOBODYS
+    hosts -= _UNSPECIFIED_HOSTS
     if any(map(is_loopback, hosts)):
         hosts |= {"127.0.0.0/8", "::1", "localhost"}
     return tuple(sorted(hosts))

@@ -217,7 +217,9 @@ class PeerSession(ServedSession["Export"]):
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")
         if first >= len(export.run):
-            raise InvalidArgument("BAD_PAGES", "This is no page of the export.", "Ask for pages of the ticket.")
+            raise InvalidArgument(
+                "BAD_PAGES", "This page does not belong to the export.", "Ask for pages of the ticket."
+            )
         self._exports.take_over(export, self)
         self._page_transport = "cuda_ipc"
         try:

@@ -15,7 +15,8 @@ import numpy as np
 
 from quire_common.kv.kv_client import TransferCancelled
 from quire_worker.kv_transfer.transports.transport import TransportError
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,8 @@ from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.pull import Pull
 from quire_worker.kv_transfer.transports.fallback import PEER_RULES, FallbackPolicy
 from quire_worker.kv_transfer.transports.shared_map import SharedMapCache
-from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quire_common.errors import Unsupported
 from quire_worker.model.architectures.family import Family
-from quire_worker.model.architectures.llama import LLAMA
-from quire_worker.model.architectures.qwen2 import QWEN2
-from quire_worker.model.architectures.qwen3 import QWEN3
+from quire_worker.model.architectures.layer_norm.bloom import BLOOM
+from quire_worker.model.architectures.layer_norm.cohere import COHERE, COHERE2
+from quire_worker.model.architectures.layer_norm.falcon import FALCON
+from quire_worker.model.architectures.layer_norm.gpt2 import GPT2
+from quire_worker.model.architectures.layer_norm.gpt_neox import GPT_NEOX
+from quire_worker.model.architectures.layer_norm.gptj import GPTJ
+from quire_worker.model.architectures.layer_norm.mpt import MPT
+from quire_worker.model.architectures.layer_norm.nemotron import NEMOTRON
+from quire_worker.model.architectures.layer_norm.olmo import OLMO
+from quire_worker.model.architectures.layer_norm.opt import OPT
+from quire_worker.model.architectures.layer_norm.persimmon import PERSIMMON
+from quire_worker.model.architectures.layer_norm.phi import PHI
+from quire_worker.model.architectures.layer_norm.stablelm import STABLELM
+from quire_worker.model.architectures.layer_norm.starcoder2 import STARCODER2
+from quire_worker.model.architectures.rms_norm.arcee import ARCEE
+from quire_worker.model.architectures.rms_norm.exaone4 import EXAONE4
+from quire_worker.model.architectures.rms_norm.gemma import GEMMA, GEMMA2, GEMMA3
+from quire_worker.model.architectures.rms_norm.glm import GLM, GLM4
+from quire_worker.model.architectures.rms_norm.granite import GRANITE
+from quire_worker.model.architectures.rms_norm.hunyuan import HUNYUAN
+from quire_worker.model.architectures.rms_norm.llama import LLAMA
+from quire_worker.model.architectures.rms_norm.mistral import MINISTRAL, MISTRAL
+from quire_worker.model.architectures.rms_norm.olmo2 import OLMO2, OLMO3
+from quire_worker.model.architectures.rms_norm.phi3 import PHI3
+from quire_worker.model.architectures.rms_norm.qwen2 import QWEN2
+from quire_worker.model.architectures.rms_norm.qwen3 import QWEN3
+from quire_worker.model.architectures.rms_norm.seed_oss import SEED_OSS
+from quire_worker.model.architectures.rms_norm.smollm3 import SMOLLM3
 from quire_worker.model.config_file import ConfigFile
 
-FAMILIES: dict[str, Family] = {name: family for family in (LLAMA, QWEN2, QWEN3) for name in family.architectures}
+ALL_FAMILIES: Final = (
+    LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GRANITE, SEED_OSS, SMOLLM3, HUNYUAN, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GLM,
+    GLM4, OLMO, OLMO2, OLMO3, COHERE, COHERE2, STARCODER2, GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, MPT, STABLELM,
+    EXAONE4, NEMOTRON, PERSIMMON, ARCEE,
+)  # fmt: skip  # a list of names
+FAMILIES: dict[str, Family] = {name: family for family in ALL_FAMILIES for name in family.architectures}
+
+
+def has_family(config: ConfigFile) -> bool:
+    """Whether one of the config's architectures is supported."""
+    return any(name in FAMILIES for name in config.texts("architectures"))
 
 
 def find_family(config: ConfigFile) -> tuple[str, Family]:

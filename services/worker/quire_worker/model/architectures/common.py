@@ -2,60 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final
 
-from quire_common.errors import ConfigError, Unsupported
-from quire_worker.model.arch_spec import Activation, RopeKind, RopeSpec
+from quire_common.errors import Unsupported
+from quire_worker.model.arch_spec import Activation, ArchSpec, Attention, Dense, LayerSpec, NormSpec
 from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
-from quire_worker.model.rope import SUPPORTED_ROPE_KINDS
 
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
+    "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
 }
-
-# Keys of a RoPE section that each kind reads.
-_ANY_ROPE: Final = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_ROPE_KEYS: Final = {
-    "default": _ANY_ROPE,
-    "linear": _ANY_ROPE | {"factor"},
-    "factors": _ANY_ROPE | {"factors"},
-    "llama3": _ANY_ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-}
-# Of Qwen2 and Qwen3, where config.json does not say: the first layer with a window.
-_FIRST_WINDOW: Final = 28
-# Other families' names of `rms_norm_eps`.
-_OTHER_EPS: Final = ("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon")
-
-# Role of a parameter -> name in the checkpoint; {layer} is the layer's index.
-USUAL_NAMES: Final = MappingProxyType(
+RMS_EPS: Final = "rms_norm_eps"
+LAYER_EPS: Final = "layer_norm_eps"
+# Names of a norm's epsilon in one family or another.
+_EPS: Final = (RMS_EPS, LAYER_EPS, "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon")
+# The fields of GPT-2's and GPT-J's configs that have other names, and the tensors in their files that are no weights.
+GPT_FIELDS: Final = MappingProxyType(
     {
-        "embed.weight": "model.embed_tokens.weight",
-        "final_norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-        "attention_norm.weight": "model.layers.{layer}.input_layernorm.weight",
-        "mlp_norm.weight": "model.layers.{layer}.post_attention_layernorm.weight",
-        "q_norm.weight": "model.layers.{layer}.self_attn.q_norm.weight",
-        "k_norm.weight": "model.layers.{layer}.self_attn.k_norm.weight",
-    }
-    | {
-        f"{part}.{kind}": f"model.layers.{{layer}}.{block}.{part}_proj.{kind}"
-        for block, parts in (("self_attn", "qkvo"), ("mlp", ("gate", "up", "down")))
-        for part in parts
-        for kind in ("weight", "bias")
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "n_inner": "intermediate_size",
+        "activation_function": "hidden_act",
     }
 )
+GPT_BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
+
+# More than any model has: what a broken file claims must not become a tuple of billions.
+MOST_LAYERS: Final = 1 << 12
+_MOST_HEADS, _MOST_HEAD_DIM = 1 << 12, 1 << 14
+
+
+def tensor_names(model: Mapping[str, str], layer: str, parts: Mapping[str, str]) -> Mapping[str, str]:
+    """Names of tensors by role. `model`, `parts`: role without `.weight` or `.bias` -> name without it; names of
+    `parts` are below `layer`, in which {layer} is the layer's index."""
+    every = {**model, **{role: f"{layer}.{name}" for role, name in parts.items()}}
+    return MappingProxyType(
+        {f"{role}.{kind}": f"{name}.{kind}" for role, name in every.items() for kind in ("weight", "bias")}
+    )
+
+
+USUAL_MODEL: Final = MappingProxyType({"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"})
+USUAL_LAYER: Final = "model.layers.{layer}"
+USUAL_PARTS: Final = MappingProxyType(
+    {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "q_norm": "self_attn.q_norm",
+        "k_norm": "self_attn.k_norm",
+    }
+    | {part: f"self_attn.{part}_proj" for part in "qkvo"}
+    | {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+)
+USUAL_NAMES: Final = tensor_names(USUAL_MODEL, USUAL_LAYER, USUAL_PARTS)
+
+
+def usual_names(**parts: str) -> Mapping[str, str]:
+    """The usual names, with other names for some parts of a layer."""
+    return tensor_names(USUAL_MODEL, USUAL_LAYER, {**USUAL_PARTS, **parts})
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that every family's config.json gives under the same names."""
+    """Sizes that every family's config.json gives, under the same names or names of its own."""
 
     vocab_size: int
     hidden_size: int
@@ -67,37 +88,49 @@ class Sizes:
     max_positions: int
     norm_eps: float
 
+    def attention(self, **choices: Any) -> Attention:
+        """Attention of these sizes; `choices`: its other fields."""
+        return Attention(self.heads, self.kv_heads, self.head_dim, **choices)
 
-def read_sizes(config: ConfigFile, *, default_head_dim: int = 0) -> Sizes:
-    """Read and cross-check the sizes. `default_head_dim` 0 stands for hidden_size / heads."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    def arch_spec(self, architecture: str, layers: tuple[LayerSpec, ...], **choices: Any) -> ArchSpec:
+        """A model of these sizes and layers; `choices`: its other fields."""
+        norm = choices.pop("norm", NormSpec(self.norm_eps))
+        return ArchSpec(architecture, self.vocab_size, self.hidden_size, layers, self.max_positions, norm, **choices)
+
+
+def read_sizes(
+    config: ConfigFile, *, head_dim: int = 0, inner: int = 0, eps: str = RMS_EPS, default_eps: float = 1e-6
+) -> Sizes:
+    """Read and cross-check the sizes. `head_dim`, `inner`: where config.json does not say; 0 stands for hidden_size /
+    heads, and for an error. `eps`: the field of the norms' epsilon."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", maximum=_MOST_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads)
-    head_dim = config.integer("head_dim", default_head_dim or max(1, hidden // heads))
+    if not config.has("head_dim") and not head_dim and hidden % heads:
+        raise config.bad("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    found = config.integer("head_dim", head_dim or max(1, hidden // heads), maximum=_MOST_HEAD_DIM)
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    if head_dim % 2:
+    if found % 2:
         raise config.bad("head_dim", "an even integer")
-    for key in _OTHER_EPS:
-        if config.has(key) and not config.has("rms_norm_eps"):
-            raise refused(config, key, "a norm that has no `rms_norm_eps`")
-    if not config.has("head_dim") and not default_head_dim and hidden % heads:
-        raise config.bad("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    for key in _EPS:
+        if key != eps and config.has(key) and not config.has(eps):
+            raise refused(config, key, f"a norm that has no `{eps}`")
     return Sizes(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
-        layers=config.integer("num_hidden_layers"),
+        layers=config.integer("num_hidden_layers", maximum=MOST_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate_size=config.integer("intermediate_size"),
+        head_dim=found,
+        intermediate_size=config.integer("intermediate_size", inner or None),
         max_positions=config.positions(CONTEXT),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number(eps, default_eps),
     )
 
 
-def read_activation(config: ConfigFile) -> Activation:
-    """The MLP's activation by `hidden_act`, silu by default. Raises Unsupported."""
-    name = config.text("hidden_act", "silu")
+def read_activation(config: ConfigFile, key: str = "hidden_act", default: str = "silu") -> Activation:
+    """The feed-forward block's activation. Raises Unsupported."""
+    name = config.text(key, default)
     if name not in _ACTIVATIONS:
         raise Unsupported(
             "UNSUPPORTED_ACTIVATION",
@@ -107,101 +140,11 @@ def read_activation(config: ConfigFile) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def read_rope(config: ConfigFile) -> RopeSpec:
-    """RoPE from `rope_parameters` (new) or from `rope_theta` and `rope_scaling` (old)."""
-    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
-    section = config.section(name) or ConfigFile({}, config.source)
-    kind = section.text("rope_type", section.text("type", "default"))
-    if kind not in SUPPORTED_ROPE_KINDS:
-        raise Unsupported(
-            "UNSUPPORTED_ROPE",
-            f"RoPE variant {kind!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_KINDS)}.",
-            "Serve a model with a supported variant.",
-        )
-    _check_rope_keys(config, section, name, kind)
-    if section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise Unsupported(
-            "UNSUPPORTED_ROPE",
-            "A partial rotary embedding is not supported.",
-            "Serve a model that rotates whole heads.",
-        )
-    theta = section.number("rope_theta", config.number("rope_theta", 10000.0))
-    if kind == "default":
-        return RopeSpec(theta=theta)
-    if kind == "linear":
-        return RopeSpec("linear", theta, section.number("factor"))
-    if kind == "factors":
-        return RopeSpec("factors", theta, factors=section.numbers("factors"))
-    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-    if high <= low:
-        raise ConfigError(
-            "BAD_CONFIG",
-            f"{section.source}: high_freq_factor ({high}) is not above low_freq_factor ({low}).",
-            "Use the config.json of the model's own revision.",
-        )
-    original = section.positions("original_max_position_embeddings", config.positions(CONTEXT))
-    return RopeSpec(cast(RopeKind, kind), theta, section.number("factor"), low, high, original)
+def read_dense(config: ConfigFile, sizes: Sizes, *, gated: bool = True, bias: bool = False) -> Dense:
+    """The feed-forward block of all layers."""
+    return Dense(sizes.intermediate_size, read_activation(config), gated=gated, bias=bias)
 
 
-def _check_rope_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
-    """Raise Unsupported for a key of the section that its kind does not read, and for two values of one thing."""
-    for key, value in section.fields.items():
-        if value is not None and key not in _ROPE_KEYS[kind]:
-            raise refused(section, key, f"more than the RoPE variant {kind!r} has")
-    if section.has("type") and section.text("type") != kind:
-        raise refused(section, "type", f"another RoPE variant than `rope_type` ({kind!r})")
-    if section.has("rope_theta") and config.number("rope_theta", section.number("rope_theta")) != section.number(
-        "rope_theta"
-    ):
-        raise refused(config, "rope_theta", f"another base than the one in `{name}`")
-    if name == "rope_parameters" and config.has("rope_scaling"):
-        old = config.section("rope_scaling")
-        if old is not None and any(section.fields.get(key) != value for key, value in old.fields.items()):
-            raise refused(config, "rope_scaling", "another RoPE variant than `rope_parameters`")
-
-
-def read_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
-    """Sliding windows per layer, from `layer_types`, or from `max_window_layers` where that is absent."""
-    types = _layer_types(config, layers)
-    wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
-    if wanted and not config.has("use_sliding_window"):
-        # Some engines apply such a window and some do not.
-        raise refused(config, "sliding_window", "a sliding window or none, as `use_sliding_window` is absent: add it")
-    if not config.flag("use_sliding_window", False):
-        if "sliding_attention" in types:
-            raise refused(config, "layer_types", "sliding windows, where `use_sliding_window` does not")
-        return ()
-    if "sliding_window" not in config.fields:
-        raise config.bad("sliding_window", "the number of positions of a window, as `use_sliding_window` is true")
-    if not wanted:
-        return ()
-    window = config.integer("sliding_window")
-    if not types:
-        first = config.integer("max_window_layers", _FIRST_WINDOW, minimum=0)
-        types = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(layers))
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
-
-
-def refuse_windows(config: ConfigFile) -> None:
-    """Check a family that has no sliding windows: raise Unsupported where config.json asks for them."""
-    if "sliding_attention" in _layer_types(config, config.integer("num_hidden_layers")):
-        raise refused(config, "layer_types", "sliding windows")
-    asked = config.has("sliding_window") and config.flag("use_sliding_window", True)
-    if asked and config.positions("sliding_window") < config.positions(CONTEXT):
-        raise refused(config, "sliding_window", "sliding windows")
-
-
-def _layer_types(config: ConfigFile, layers: int) -> tuple[str, ...]:
-    """`layer_types`, empty where absent: full and sliding attention."""
-    types = config.texts("layer_types")
-    if types and len(types) != layers:
-        raise config.bad("layer_types", f"a list of {layers} kinds")
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise Unsupported(
-            "UNSUPPORTED_LAYER_TYPE",
-            f"Layer types {', '.join(sorted(unknown))} are not supported; full and sliding attention are.",
-            "Serve a model with supported layers.",
-            param="layer_types",
-        )
-    return types
+def is_tied(config: ConfigFile, *, default: bool = False) -> bool:
+    """Whether the embedding is the output head too."""
+    return config.flag("tie_word_embeddings", default)

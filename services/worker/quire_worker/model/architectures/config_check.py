@@ -1,11 +1,13 @@
 """Keys of config.json that change what a model computes in ways that no supported family has.
 
-A spec builder reads the keys that it knows. A key of this table that asks for something is refused by name: the model
-would load, and answer wrongly. Knows nothing of the keys that builders read.
+A spec builder reads the keys that it knows, and the config notes which. A key of this table that asks for something and
+was not read is refused by name, and so is any other key whose name speaks of attention: the model would load, and
+answer wrongly. Knows nothing of what builders do with keys.
 """
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,22 +65,46 @@ _UNREAD: Final = _table(
 )
 
 
+# Names of keys that speak of attention.
+_ATTENTION: Final = re.compile("attn|attention|rope|rotary|sliding|window|softcap|alibi|qk_|_qk|sink|chunk")
+# Those of them that change nothing that is computed here.
+_SILENT: Final = frozenset(
+    (
+        "attention_dropout", "attn_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_implementation",
+        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "use_flash_attn",
+        "use_flash_attention", "use_flash_attention_2", "attn_impl", "max_window_layers", "reorder_and_upcast_attn",
+    )
+)  # fmt: skip  # a list of names
+# Values of unknown keys that ask for nothing.
+_OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
+
+
 def check_config(config: ConfigFile, family: Family) -> None:
-    """Raise Unsupported, naming the key, where config.json asks for what this family does not compute."""
+    """Raise Unsupported, naming the key, where config.json asks for what this family does not compute: what it asks for
+    that the family's builder, which must have run, did not read."""
+    for key, value in config.fields.items():
+        if value is None or key in config.seen or value == family.says.get(key):
+            continue
+        if key in _UNREAD:
+            meaning, neutral = _UNREAD[key]
+            if value not in neutral:
+                raise refused(config, key, meaning)
+        elif _ATTENTION.search(key) and key not in _SILENT and value not in _OFF:
+            raise refused(config, key, "attention of another kind")
+
+
+def check_model_type(config: ConfigFile, family: Family) -> None:
+    """Raise Unsupported where `model_type` is of another family than `architectures`."""
     if config.text("model_type", family.model_type) != family.model_type:
         raise refused(config, "model_type", f"layers that are not {family.model_type}'s")
-    for key, (meaning, neutral) in _UNREAD.items():
-        value = config.fields.get(key)
-        if value is not None and value not in neutral and value != family.says.get(key):
-            raise refused(config, key, meaning)
 
 
 def refused(config: ConfigFile, key: str, meaning: str) -> Unsupported:
     """The error for a key that asks for what is not computed."""
-    shown = repr(config.fields.get(key))[:80]
+    shown, own = repr(config.fields.get(key))[:80], config.keys.get(key, key)
     return Unsupported(
         "UNSUPPORTED_CONFIG",
-        f"{config.source}: `{key}` is {shown}, which asks for {meaning}; that is not supported.",
+        f"{config.source}: `{own}` is {shown}, which asks for {meaning}; that is not supported.",
         _FIX,
         param=key,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.architectures.gguf_map import GgufMap
 from quire_worker.model.config_file import ConfigFile
 
 
@@ -19,8 +20,45 @@ class Family:
     build_spec: Callable[[str, ConfigFile], ArchSpec]
     """(architecture, config) -> spec; raises ConfigError or Unsupported."""
     names: Mapping[str, str]
-    """Role of a parameter -> its name in the checkpoint, {layer} being the layer's index."""
+    """Role of a parameter -> its name in the checkpoint, {layer} being the layer's index. Roles of one name are stacked
+    in one tensor."""
     model_type: str
     """What config.json calls it, where it says so."""
     says: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys of config.json that say what the family does anyway."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The family's keys of config.json that others call by another name -> that name."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields, by those names, where config.json has none."""
+    ignored: tuple[str, ...] = ()
+    """Ends of the names of tensors that hold nothing to compute with."""
+    transposed: frozenset[str] = frozenset()
+    """Roles whose matrices are [inputs, outputs] in checkpoints."""
+    by_kv_head: bool = False
+    """In a tensor of queries, keys and values: for each KV head its query heads, its key head and its value head."""
+    prefix: str = ""
+    """The prefix of all names of tensors but the head's; some checkpoints leave it out."""
+    names_for: Callable[[ConfigFile], Mapping[str, str]] | None = None
+    """The name map of a config, for a family whose tensors have other names in some models."""
+    gguf: tuple[GgufMap, ...] = ()
+    """Maps of the GGUF files of the family's models; empty: such files are refused."""
+    models: str = ""
+    """Well-known models of the family, for the documentation."""
+
+    def adapt(self, config: ConfigFile) -> ConfigFile:
+        """The config with the family's own names of fields replaced by the usual ones, and its defaults."""
+        return config.adapted(self.renamed, self.defaults)
+
+    def of(self, config: ConfigFile) -> Family:
+        """The family with the name map of one model's config."""
+        return self if self.names_for is None else replace(self, names=self.names_for(config))
+
+    def in_checkpoint(self, names: Collection[str]) -> Family:
+        """The family with the names of a checkpoint that may leave out the prefix."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in names):
+            return self
+        return replace(self, names={role: name.removeprefix(self.prefix) for role, name in self.names.items()})
+
+    def tensor_name(self, role: str, layer: int) -> str:
+        """The name of a parameter's tensor in the checkpoint."""
+        return self.names[role].format(layer=layer)

@@ -29,13 +29,17 @@ from quire_worker.ops.cpu.job import FLOAT_BYTES, INT_BYTES, Arguments, float_fr
 from quire_worker.ops.cpu.simd import (
     LANES,
     Scalar,
+    add,
     broadcast,
     divide,
+    exp,
     kernel,
     load,
     multiply,
     reduce_sum,
+    select_range,
     store,
+    subtract,
     transpose,
 )
 
@@ -58,8 +62,9 @@ def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
     """Job kernel: call `attend` for successive parts of the plan.
 
     Arguments: query, pool, out, plan, scratch, key offsets, layer offset, page stride, KV head stride, page size, KV
-    heads, query heads per KV head, D, most rows of an item, score scale, softcap, window. plan: the addresses of
-    PLAN_ARRAYS. scratch: `scratch_floats` floats for each part. key offsets: 2 * TILE integers for each part.
+    heads, query heads per KV head, D, most rows of an item, score scale, softcap, window, chunk, slopes, sinks. plan:
+    the addresses of PLAN_ARRAYS. scratch: `scratch_floats` floats for each part. key offsets: 2 * TILE integers for
+    each part. slopes and sinks: 0 where there are none.
     """
     plan, head_dim, max_rows = ints_at(arguments[3]), arguments[12], arguments[13]
     table, items, part_offsets = ints_at(plan[2]), ints_at(plan[3]), ints_at(plan[4])
@@ -76,7 +81,9 @@ def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
         (arguments[7], arguments[8], arguments[9], arguments[10], arguments[11], head_dim, max_rows),
         float_from_bits(arguments[14]),
         float_from_bits(arguments[15]),
-        arguments[16],
+        (arguments[16], arguments[17], int(arguments[18] != 0), int(arguments[19] != 0)),
+        floats_at(arguments[18]),
+        floats_at(arguments[19]),
         ints_at(key_offsets),
         ints_at(key_offsets + TILE * INT_BYTES),
         scratch,
@@ -96,7 +103,9 @@ def attend(
     sizes: tuple[int, int, int, int, int, int, int],
     scale: Scalar,
     softcap: Scalar,
-    window: int,
+    rules: tuple[int, int, int, int],
+    slopes: Float32,
+    sinks: Float32,
     key_offsets: Int64,
     next_key_offsets: Int64,
     scratch: Float32,
@@ -107,10 +116,12 @@ def attend(
     query and out are flat [rows, heads, D]; pool is flat. An item is successive rows of one sequence. Four numbers of
     `items` describe it: its first row, its tokens, the position of the first token, and the index of its first page in
     `table`. layer_offset: index of the layer's first key within a (page, KV head). sizes: page stride, KV head stride,
-    page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. key_offsets and
+    page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. rules: window, chunk, and
+    whether there are slopes and sinks. key_offsets and
     next_key_offsets [TILE] are scratch memory too: the keys of this tile and of the next one in the pool.
     """
     page_stride, head_stride, page_size, kv_heads, group, head_dim, max_rows = sizes
+    window, chunk, has_slopes, has_sinks = rules
     weights_at = TILE * head_dim
     query_at = weights_at + 2 * TILE
     accumulators_at = query_at + (max_rows + 1) * head_dim
@@ -120,7 +131,7 @@ def attend(
     for item in range(first_item, last_item):
         row, tokens, position = items[4 * item], items[4 * item + 1], items[4 * item + 2]
         rows = tokens * group
-        begin, end = first_tile(position, window), position + tokens
+        begin, end = first_tile(position, window, chunk), position + tokens
         for head in range(kv_heads):
             load_queries(
                 query, row, rows, head, sizes, scale, scratch, query_at, accumulators_at, row_max_at, row_sum_at
@@ -142,7 +153,7 @@ def attend(
                 next_item, next_head, next_tile = item, head, tile + TILE
                 if next_tile >= end:
                     next_item, next_head = item + (head + 1) // kv_heads, (head + 1) % kv_heads
-                    next_tile = first_tile(items[4 * min(next_item, last_item - 1) + 2], window)
+                    next_tile = first_tile(items[4 * min(next_item, last_item - 1) + 2], window, chunk)
                 prefetch_keys = 0
                 if next_item < last_item:
                     next_end = items[4 * next_item + 2] + items[4 * next_item + 1]
@@ -171,12 +182,19 @@ def attend(
                     low_a, low_b = 0, 0
                     if window > 0:
                         low_a, low_b = max(0, end_a - window), max(0, end_b - window)
+                    if chunk > 0:
+                        low_a = max(0, (tile + end_a - 1) // chunk * chunk - tile)
+                        low_b = max(0, (tile + end_b - 1) // chunk * chunk - tile)
                     high_a, high_b = min(TILE, end_a), min(TILE, end_b)
                     if high_b <= 0 or low_a >= TILE:
                         continue
                     compute_scores(
                         scratch, query_at + r * head_dim, head_dim, weights_at, pool, next_key_offsets, prefetch_keys
                     )
+                    if has_slopes:
+                        first_head, row_b = head * group, min(r + 1, rows - 1)
+                        add_position_bias(scratch, weights_at, slopes[first_head + r % group], 1 - end_a)
+                        add_position_bias(scratch, weights_at + TILE, slopes[first_head + row_b % group], 1 - end_b)
                     accumulators = accumulators_at + r * head_dim
                     for row_of_pair in range(2):
                         low, high = (low_b, high_b) if row_of_pair else (low_a, high_a)
@@ -226,6 +244,8 @@ def attend(
                         high_b,
                     )
                     prefetch_keys = 0
+            if has_sinks:
+                add_sinks(rows, head, group, sinks, scratch, row_max_at, row_sum_at)
             store_outputs(row, rows, head, sizes, scratch, accumulators_at, row_sum_at, out)
 
 
@@ -279,8 +299,33 @@ def store_outputs(
 
 
 @kernel
-def first_tile(position: int, window: int) -> int:
+def add_position_bias(scratch: Float32, weights_at: int, slope: Scalar, first: int) -> None:
+    """Add slope * distance to the scores of a row, where the tile's first key is at the distance `first`."""
+    for key in range(TILE):
+        scratch[weights_at + key] += slope * np.float32(first + key)
+
+
+@kernel
+def add_sinks(
+    rows: int, head: int, group: int, sinks: Float32, scratch: Float32, row_max_at: int, row_sum_at: int
+) -> None:
+    """Add the weight of each row's sink to its sum of weights."""
+    for r in range(rows):
+        sink = broadcast(sinks[head * group + r % group])
+        weight = exp(subtract(sink, load(scratch, row_max_at + r * LANES)))
+        # One lane: store_outputs sums them.
+        store(
+            scratch,
+            row_sum_at + r * LANES,
+            add(load(scratch, row_sum_at + r * LANES), select_range(weight, 0, 0, 1, _ZERO)),
+        )
+
+
+@kernel
+def first_tile(position: int, window: int, chunk: int) -> int:
     """Return the position at which the first tile begins that a row at `position` sees."""
+    if chunk > 0:
+        return position // chunk * chunk // TILE * TILE
     if window > 0 and position + 1 > window:
         return (position + 1 - window) // TILE * TILE
     return 0

@@ -17,7 +17,7 @@ from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32, Int64
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.cpu import attention, attention_tile, row_kernels
-from quire_worker.ops.cpu.job import Job, compile_job_kernel, float_to_bits
+from quire_worker.ops.cpu.job import FLOAT_BYTES, Job, JobKernel, compile_job_kernel, float_to_bits
 from quire_worker.ops.cpu.job_runner import JobRunner
 from quire_worker.ops.cpu.kernel_thread_pool import THREAD_POOL
 from quire_worker.ops.cpu.linear import (
@@ -32,7 +32,7 @@ from quire_worker.ops.cpu.plan import PLAN_ARRAYS, CpuPlan, max_item_tokens, pla
 from quire_worker.ops.cpu.simd import LANES
 from quire_worker.ops.cpu.step_tape import StepTape
 from quire_worker.ops.cpu.tile_weight import tile_weight
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
+from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import TiledWeight, Tiles, Weight
@@ -58,9 +58,11 @@ class CpuOps:
         self._embedding_jobs: dict[int, Job] = {}
         self._norm = Job(compile_job_kernel(row_kernels.rms_norm_rows, "rms_norm_rows"), 5)
         self._add_norm = Job(compile_job_kernel(row_kernels.add_rms_norm_rows, "add_rms_norm_rows"), 6)
+        self._kernels: dict[str, Job] = {}
+        """Kernels that not every model needs, compiled at their first use."""
         self._silu_and_mul = Job(compile_job_kernel(row_kernels.silu_and_mul_rows, "silu_and_mul_rows"), 3)
         self._rope_write = Job(compile_job_kernel(row_kernels.rope_write_rows, "rope_write_rows"), 17)
-        self._attend = Job(compile_job_kernel(attention.attend_parts, "attend_parts"), 17)
+        self._attend = Job(compile_job_kernel(attention.attend_parts, "attend_parts"), 20)
         self._group = shape.heads // shape.kv_heads
         self._pair_cost_ns = shape.heads * shape.head_dim * _PAIR_COST_NS // 64
         self._runner = JobRunner()
@@ -90,6 +92,9 @@ class CpuOps:
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
         return plan_step(pages, rows, position, count, page_table, self._group, self._max_parts)
+
+    def positions(self, plan: CpuPlan) -> Tensor:
+        return torch.from_numpy(plan.position)
 
     def capture(self, run: RunLayers[CpuPlan]) -> RunLayers[CpuPlan]:
         tapes: dict[tuple[int, int], StepTape] = {}
@@ -163,6 +168,32 @@ class CpuOps:
         self._runner.run_job(self._add_norm, rows, rows * size, *arguments)
         return out
 
+    def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        rows, size = x.shape
+        if size % LANES:
+            return self._torch_ops.layer_norm(x, norm_weight, bias, eps)
+        out = self._scratch.take("normed", rows, size)
+        self._run_norm(x, out, HeadNorm(0, 1, size, eps, True, norm_weight, bias))
+        return out
+
+    def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        self._run_norm(x, x, norm)
+
+    def add(self, delta: Tensor, residual: Tensor) -> None:
+        rows, size = residual.shape
+        if size % LANES:
+            residual.add_(delta)
+            return
+        self._run_kernel(row_kernels.add_rows, rows, rows * size, _address(delta), _address(residual), size)
+
+    def add_positions(self, x: Tensor, table: Tensor, plan: CpuPlan) -> None:
+        rows, size = x.shape
+        if size % LANES:
+            x.add_(table.index_select(0, self.positions(plan)))
+            return
+        arguments = _address(x), _address(table), self._set_plan(plan), size
+        self._run_kernel(row_kernels.add_position_rows, rows, rows * size, *arguments)
+
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         tiled = _require_tiled(weight)
         return self._linear_into(x, tiled, self._scratch.take("linear", x.shape[0], tiled.bias.size))
@@ -193,7 +224,7 @@ class CpuOps:
             _address(key_norm),
             self._set_plan(plan),
             plan.real_rows,
-            norm is not None,
+            0 if norm is None else 2 if norm.after_rope else 1,
             float_to_bits(norm.eps if norm else 0.0),
             pages.stride(2) * layer,
             pages.stride(1),
@@ -205,7 +236,7 @@ class CpuOps:
         return out
 
     def paged_attention(
-        self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, window: int
+        self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
         out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
         if plan.rows > plan.real_rows:
@@ -230,7 +261,10 @@ class CpuOps:
             self._max_item_rows,
             float_to_bits(shape.score_scale),
             float_to_bits(shape.softcap),
-            window,
+            rules.window,
+            rules.chunk,
+            0 if rules.slopes is None else _address(rules.slopes),
+            0 if rules.sinks is None else _address(rules.sinks),
         )
         return out
 
@@ -244,15 +278,19 @@ class CpuOps:
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        if activation != "silu" or size % LANES:
+        if size % LANES:
             return self._torch_ops.gated_activation(gate_up, activation)
+        if activation != "silu":
+            return self._activate(gate_up, size, activation, is_gated=True)
         out = self._scratch.take("gated", rows, size)
         cost_ns = 2 * rows * size
         self._runner.run_job(self._silu_and_mul, rows, cost_ns, _address(gate_up), _address(out), size)
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        return self._torch_ops.activation(x, activation)
+        if x.shape[1] % LANES:
+            return self._torch_ops.activation(x, activation)
+        return self._activate(x, x.shape[1], activation, is_gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
         tiled = _require_tiled(weight)
@@ -264,6 +302,41 @@ class CpuOps:
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         return self._torch_ops.logprobs(logits, token, wanted)
+
+    def _activate(self, source: Tensor, size: int, activation: Activation, *, is_gated: bool) -> Tensor:
+        rows = source.shape[0]
+        out = self._scratch.take("gated", rows, size)
+        kind = row_kernels.ACTIVATIONS.index(activation)
+        arguments = _address(source), _address(out), size, kind, int(is_gated)
+        self._run_kernel(row_kernels.activation_rows, rows, 2 * rows * size, *arguments)
+        return out
+
+    def _run_norm(self, x: Tensor, out: Tensor, norm: HeadNorm) -> None:
+        """Write the norm of parts of the rows of x to `out`, which may be x."""
+        rows, stride = x.shape
+        self._run_kernel(
+            row_kernels.norm_rows,
+            rows,
+            2 * rows * norm.groups * norm.size,
+            _address(x) + norm.first * FLOAT_BYTES,
+            _address(out) + norm.first * FLOAT_BYTES,
+            stride,
+            stride,
+            norm.groups,
+            norm.size,
+            _address(norm.weight),
+            0 if norm.bias is None else _address(norm.bias),
+            0 if norm.weight.numel() == norm.size else norm.size,
+            int(norm.centred),
+            float_to_bits(norm.eps),
+        )
+
+    def _run_kernel(self, function: JobKernel, num_items: int, cost_ns: int, *arguments: int) -> None:
+        """Run a kernel that not every model needs."""
+        name = function.__name__
+        if name not in self._kernels:
+            self._kernels[name] = Job(compile_job_kernel(function, name), len(arguments))
+        self._runner.run_job(self._kernels[name], num_items, cost_ns, *arguments)
 
     def _set_plan(self, plan: CpuPlan) -> int:
         """Let the kernels use this plan. Return the address of the list of its arrays' addresses."""

@@ -13,7 +13,7 @@ from quire_worker.ops.triton.kv_splits import LAST_MERGES_FROM, NARROW, WIDE, ti
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
-    from quire_worker.ops.interface import HeadShape
+    from quire_worker.ops.interface import AttentionRules, HeadShape
     from quire_worker.ops.triton.attention_plan import TritonPlan
 
 _DOT_ROWS = 16
@@ -31,13 +31,11 @@ def decode_attention(
     layer: int,
     plan: TritonPlan,
     shape: HeadShape,
-    window: int,
+    rules: AttentionRules,
     out: Tensor,
     pdl: bool,
-    sinks: Tensor | None = None,
 ) -> None:
-    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size. `sinks` [Q]
-    float32: a score of each head that takes part in the softmax and has no value."""
+    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size."""
     if plan.splits is None:
         return
     page = pages.shape[4]
@@ -60,22 +58,26 @@ def decode_attention(
         part_out,
         part_lse,
         splits,
-        query if sinks is None else sinks,
+        query if rules.sinks is None else rules.sinks,
+        query if rules.slopes is None else rules.slopes,
         shape.score_scale,
         shape.softcap,
-        window,
+        rules.chunk or rules.window,
         *plan.addressing(pages, layer),
         HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
         DIM=shape.head_dim,
+        LANES=power_of_two(shape.head_dim),
         PAGE=page,
         TILE=min(tile, page),
         ROWS=max(_DOT_ROWS, width),
         **merge,
         LAST_MERGES=last_merges,
         CAPPED=shape.softcap > 0.0,
-        WINDOWED=window > 0,
-        SINKS=sinks is not None,
+        WINDOWED=rules.window > 0,
+        CHUNKED=rules.chunk > 0,
+        ALIBI=rules.slopes is not None,
+        SINKS=rules.sinks is not None,
         STAGES=5,
         **options(pdl, num_warps=4 if tile == WIDE else 2),
     )
@@ -89,6 +91,7 @@ def decode_attention(
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             DIM=shape.head_dim,
+            LANES=power_of_two(shape.head_dim),
             **merge,
             **options(pdl, num_warps=2),
         )
@@ -100,10 +103,9 @@ def prefill_attention(
     layer: int,
     plan: TritonPlan,
     shape: HeadShape,
-    window: int,
+    rules: AttentionRules,
     out: Tensor,
     pdl: bool,
-    sinks: Tensor | None = None,
 ) -> None:
     """Rows of the plan's tiles, of query [R, Q D], into those of out."""
     if plan.tile_sequence is None:
@@ -123,23 +125,27 @@ def prefill_attention(
         plan.count,
         plan.page_table,
         out,
-        query if sinks is None else sinks,
+        query if rules.sinks is None else rules.sinks,
+        query if rules.slopes is None else rules.slopes,
         tiles,
         *steps,
         shape.score_scale,
         shape.softcap,
-        window,
+        rules.chunk or rules.window,
         *plan.addressing(pages, layer),
         HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
         DIM=shape.head_dim,
+        LANES=power_of_two(shape.head_dim),
         PAGE=pages.shape[4],
         TILE=_PREFILL_TILE,
         TOKENS=plan.tile_tokens,
         ROWS=max(_DOT_ROWS, power_of_two(plan.tile_tokens * group)),
         CAPPED=shape.softcap > 0.0,
-        WINDOWED=window > 0,
-        SINKS=sinks is not None,
+        WINDOWED=rules.window > 0,
+        CHUNKED=rules.chunk > 0,
+        ALIBI=rules.slopes is not None,
+        SINKS=rules.sinks is not None,
         EVEN=plan.even,
         STAGES=2,
         **options(pdl, num_warps=4),

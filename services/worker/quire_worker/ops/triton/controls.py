@@ -22,7 +22,7 @@ class ControlColumns:
     first_row: Tensor
     """int32."""
     fed: Tensor
-    """int32 [tokens]."""
+    """int32 [tokens]; 2: fed once more, by a row that was held."""
     slot: Tensor
     """int32."""
     blocked: Tensor
@@ -31,8 +31,9 @@ class ControlColumns:
     """int32 [N, I]."""
 
 
-def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor) -> Tensor:
-    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their states brought up to date."""
+def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their states brought up to date.
+    `allowed`: see RowMasks; None: no row has a grammar."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](
@@ -45,9 +46,11 @@ def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor) -
         columns.blocked,
         columns.stop_id,
         changed,
+        columns.slot if allowed is None else allowed,
         vocab,
         columns.stop_id.shape[1],
         BLOCK=min(_BLOCK, power_of_two(vocab)),
+        MASKED=allowed is not None,
         **options(pdl=False, num_warps=8),
     )
     return changed

@@ -112,9 +112,9 @@ class FreshPlans:
         """Whether a plan was made, or none is wanted."""
 
     @staticmethod
-    def suit(shape: HeadShape, windows: bool) -> bool:
+    def suit(shape: HeadShape, sees_all: bool) -> bool:
         """Whether a model's attention can be done so."""
-        return not windows and shape.softcap <= 0.0 and shape.head_dim <= 128 and shape.head_dim % 8 == 0
+        return sees_all and shape.softcap <= 0.0 and shape.head_dim <= 128 and shape.head_dim % 8 == 0
 
     @torch.inference_mode()
     def make(self) -> bool:

@@ -64,7 +64,8 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
 
 
 def torch_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
-    """The same in torch, slowly."""
+    """Return what `packed_logprobs` returns, by operations of torch, for any `most` up to V. `token` [N] has one id per
+    row of `logits`; `row` [L] picks the rows."""
     rows = logits.index_select(0, row).float()
     sampled = token.index_select(0, row).clamp(min=0).long()[:, None]
     normaliser = torch.logsumexp(rows, dim=1, keepdim=True)

@@ -14,6 +14,7 @@ from quire_worker.ops.triton.kernels.sample import finish_kernel, sample_kernel
 from quire_worker.ops.triton.kernels.top_k_top_p import group_maxima_kernel, top_k_top_p_kernel
 from quire_worker.ops.triton.kernels.top_p import top_p_kernel, top_p_mass_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
+from quire_worker.ops.triton.masks import RowMasks
 
 _BLOCK = 1024
 # Without the bound fewer programs fit on a multiprocessor.
@@ -50,6 +51,21 @@ class DeviceSamplingColumns:
     """int32; negative: padding."""
 
 
+@dataclass(slots=True)
+class _Source:
+    """The inputs of sampling beside logits, and the kernels' flags for them."""
+
+    control: Tensor
+    replaced: Tensor
+    allowed: Tensor
+    flags: dict[str, bool]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """In the kernels' order."""
+        return self.control, self.replaced, self.allowed
+
+
 def sample_rows(
     logits: Tensor,
     columns: DeviceSamplingColumns,
@@ -60,23 +76,30 @@ def sample_rows(
     filtered: bool,
     pdl: bool,
     changed: tuple[Tensor, Tensor] | None = None,
+    masks: tuple[RowMasks, Tensor] | None = None,
 ) -> None:
-    """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN; -2: the row's controls left nothing), finish
-    codes into out_finish [N] int32, and what is fed back into last_token [slots] int32. `filtered`: some row may have
-    limits; without it none may. `changed`: [N] int64, and float32 [N, V] to draw from in its place
-    where that is not 0."""
+    """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN; -2: the row's controls or grammar left
+    nothing; -3: the row is held), finish codes into out_finish [N] int32, and what is fed back into last_token [slots]
+    int32. `filtered`: some row may have limits; without it none may. `changed`: [N] int64, and float32 [N, V] to draw
+    from in its place where that is not 0. `masks`: what rows' grammars allow, and the step's tokens [R] int32."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     block = min(_BLOCK, power_of_two(vocab))
     parts = -(-vocab // block)
-    # Without it the kernels do not look at the two.
-    control, replaced = (columns.slot, logits) if changed is None else changed
-    controlled = changed is not None
+    # Without them the kernels do not look at these.
+    unused = columns.slot
+    control, replaced = (unused, logits) if changed is None else changed
+    source = _Source(
+        control,
+        replaced,
+        unused if masks is None else masks[0].allowed,
+        {"CONTROLLED": changed is not None, "MASKED": masks is not None},
+    )
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     # Without them the kernels do not look at these.
     maximum = ranges = part_score
     if filtered:
-        maximum, ranges = _search_ranges(logits, columns, control, replaced, controlled, pdl)
+        maximum, ranges = _search_ranges(logits, columns, source, pdl)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     sample_kernel[(rows, parts)](
         logits,
@@ -88,8 +111,7 @@ def sample_rows(
         columns.stop_id,
         part_score,
         part_token,
-        control,
-        replaced,
+        *source.tensors,
         vocab,
         stops,
         maximum.shape[1] if filtered else 0,  # not rows, by which Triton would compile it anew
@@ -97,11 +119,11 @@ def sample_rows(
         GROUPS=max(1, block // _GROUP),
         BLOCK=block,
         FILTERED=filtered,
-        CONTROLLED=controlled,
+        **source.flags,
         **options(pdl, num_warps=_SAMPLE_WARPS, maxnreg=_SAMPLE_REGISTERS),
     )
     if filtered:
-        _apply_top_p(logits, columns, (ranges, part_score, part_token), (control, replaced), controlled, pdl)
+        _apply_top_p(logits, columns, (ranges, part_score, part_token), source, pdl)
     finish_kernel[(rows,)](
         part_score,
         part_token,
@@ -113,19 +135,26 @@ def sample_rows(
         out_token,
         out_finish,
         control,
+        *_held_columns(masks, unused),
         stops,
         FINISH_STOP=int(Finish.STOP),
         FINISH_LENGTH=int(Finish.LENGTH),
         PARTS=parts,
         BLOCK=power_of_two(parts),
-        CONTROLLED=controlled,
+        **source.flags,
         **options(pdl, num_warps=1),
     )
 
 
-def _search_ranges(
-    logits: Tensor, columns: DeviceSamplingColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
-) -> tuple[Tensor, Tensor]:
+def _held_columns(masks: tuple[RowMasks, Tensor] | None, unused: Tensor) -> tuple[Tensor, ...]:
+    """The facts about held rows that finish_kernel needs."""
+    if masks is None:
+        return (unused,) * 6
+    rows, token = masks
+    return rows.kind, token, rows.last_row, rows.row_position, rows.known, rows.held
+
+
+def _search_ranges(logits: Tensor, columns: DeviceSamplingColumns, source: _Source, pdl: bool) -> tuple[Tensor, Tensor]:
     """float32: the largest logits of groups [N, G] of rows that ask, and what rows keep [N, RANGE]."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
@@ -137,14 +166,13 @@ def _search_ranges(
         logits,
         *asked,
         maximum,
-        control,
-        replaced,
+        *source.tensors,
         vocab,
         stops,
         PARTS=parts,
         GROUPS=_GROUPS,
         GROUP=_GROUP,
-        CONTROLLED=controlled,
+        **source.flags,
         **options(pdl, num_warps=_GROUP_WARPS),
     )
     ranges = torch.empty((rows, RANGE.value), dtype=torch.float32, device=logits.device)
@@ -155,8 +183,7 @@ def _search_ranges(
         torch.empty((rows, groups), dtype=torch.int32, device=logits.device),
         torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
         ranges,
-        control,
-        replaced,
+        *source.tensors,
         vocab,
         stops,
         groups,
@@ -165,7 +192,7 @@ def _search_ranges(
         BLOCK=_SEARCH_BLOCK,
         FEW=_FEW,
         CANDIDATES=_CANDIDATES,
-        CONTROLLED=controlled,
+        **source.flags,
         **options(pdl, num_warps=_SEARCH_WARPS),
     )
     return maximum, ranges
@@ -175,8 +202,7 @@ def _apply_top_p(
     logits: Tensor,
     columns: DeviceSamplingColumns,
     sampled: Listed[Tensor],
-    changed: Listed[Tensor],
-    controlled: bool,
+    source: _Source,
     pdl: bool,
 ) -> None:
     """Draw again where top_p is still to be applied and drops the token. `sampled`: what rows keep, and what the parts
@@ -187,14 +213,14 @@ def _apply_top_p(
     shares = -(-vocab // _SHARE)
     part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
     asked = (columns.draws, columns.blocked, columns.stop_id, ranges)
-    sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, "CONTROLLED": controlled}
+    sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, **source.flags}
     top_p_mass_kernel[(rows, shares)](
         logits,
         *asked,
         part_score,
         part_token,
         part_mass,
-        *changed,
+        *source.tensors,
         vocab,
         stops,
         BLOCK=_SHARE,
@@ -208,7 +234,7 @@ def _apply_top_p(
         part_score,
         part_token,
         part_mass,
-        *changed,
+        *source.tensors,
         vocab,
         stops,
         SHARE_LANES=power_of_two(shares),

@@ -8,12 +8,13 @@ cuBLAS knows nothing of it, so a product that goes there waits for all before it
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables, RunLayers
+from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, QkNormWeights, RopeTables, RunLayers
 from quire_worker.ops.triton.attention import decode_attention, prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.fresh_attention import Fresh, fresh_attention
@@ -32,6 +33,8 @@ _ELEMENTS = 1024
 # From so many rows on, a program of rope takes several, and products are added to the residual at once.
 _MANY_ROWS = 1024
 _TOGETHER = 4
+# The others are torch's.
+_KERNEL_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class TritonOps:
@@ -67,6 +70,9 @@ class TritonOps:
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
         return plan_step(self._device, rows, position, count, page_table, self._shape, even=self.batch_invariant)
 
+    def positions(self, plan: TritonPlan) -> Tensor:
+        return plan.position.clamp(min=0).long()
+
     def capture(self, run: RunLayers[TritonPlan]) -> RunLayers[TritonPlan]:
         return run
 
@@ -83,6 +89,26 @@ class TritonOps:
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         return self._norm(delta, residual, norm_weight, eps)
+
+    def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """See `Ops.layer_norm`; torch's own kernel."""
+        return functional.layer_norm(x, (x.shape[1],), norm_weight, bias, eps)
+
+    def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        """See `Ops.head_norm`; in float32, by torch."""
+        parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
+        exact = parts.float()
+        if norm.centred:
+            exact -= exact.mean(dim=-1, keepdim=True)
+        exact *= torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight.view(-1, norm.size)
+        parts.copy_(exact if norm.bias is None else exact + norm.bias.view(-1, norm.size))
+
+    def add(self, delta: Tensor, residual: Tensor) -> None:
+        residual.add_(delta)
+
+    def add_positions(self, x: Tensor, table: Tensor, plan: TritonPlan) -> None:
+        """See `Ops.add_positions`; padding rows get the first position's."""
+        x.add_(table.index_select(0, self.positions(plan)))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return self._gemm_configs.gemm(x, weight, self.pdl)
@@ -126,7 +152,8 @@ class TritonOps:
             KV_HEADS=shape.kv_heads,
             DIM=shape.head_dim,
             PAGE=pages.shape[4],
-            NORM=norm is not None,
+            NORM=0 if norm is None else 2 if norm.after_rope else 1,
+            LANES=power_of_two(shape.head_dim // 2),
             PARTS=power_of_two(self._group + 2),
             TOGETHER=together,
             KEPT=plan.fresh is not None,
@@ -142,29 +169,37 @@ class TritonOps:
         layer: int,
         plan: TritonPlan,
         shape: HeadShape,
-        window: int,
-        sinks: Tensor | None = None,
+        rules: AttentionRules,
     ) -> Tensor:
-        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them. `sinks` [Q]
-        float32: a score of each head that takes part in the softmax and has no value."""
+        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them."""
         out = torch.empty_like(query)
-        decode_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
-        prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
+        decode_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
+        prefill_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
         if plan.fresh and plan.turned is not None:
-            if sinks is not None:
-                raise ValueError("torch's attention knows no sinks: plan without fresh prompts")
+            if not rules.is_plain:
+                raise ValueError("torch's attention knows no rules: plan without fresh prompts")
             fresh_attention(query, plan.turned, plan.fresh, shape, lambda chunk, rows: _put(out, chunk, rows))
         return out
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
+        whole = None
+        if activation in _KERNEL_ACTIVATIONS:
+            whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """[R, 2 * I] -> [R, I]: what comes behind the product where they are apart."""
+        if activation not in _KERNEL_ACTIVATIONS:
+            gate, up = gate_up.chunk(2, dim=-1)
+            return self.activation(gate, activation).mul_(up)
         return self._activate(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        if activation == "gelu":
+            return functional.gelu(x)
+        if activation in ("relu", "relu_squared"):
+            positive = functional.relu(x)
+            return positive.square_() if activation == "relu_squared" else positive
         return self._activate(x, x.shape[1], activation, gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:

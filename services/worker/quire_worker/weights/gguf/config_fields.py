@@ -1,23 +1,30 @@
 """Translates GGUF metadata to config.json fields, so that model families read one format.
 
 A key of the architecture that is not read here is refused by name: the model would load, and answer wrongly. Knows
-llama.cpp's keys; knows nothing of tensors' values beyond RoPE's divisors.
+llama.cpp's keys; what differs between architectures is in the maps of the families.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from quire_common.errors import ConfigError, Unsupported
-from quire_common.gguf import GgufModel, Metadata
+import numpy as np
+
+from quire_common.errors import ConfigError
+from quire_common.gguf import GgufModel, Metadata, TextArray
 from quire_common.gguf.token_ids import eos_token_ids, special_token_id
 from quire_common.telemetry.logs import get_logger
+from quire_worker.model.architectures.common import MOST_LAYERS
+from quire_worker.model.architectures.gguf_map import LAYER_KEY, RMS_KEY, GgufMap
+from quire_worker.model.architectures.windows import FULL, SLIDING
 from quire_worker.model.config_file import ConfigFile
-from quire_worker.weights.gguf.architectures import ROPE_FACTORS, find_architecture
-from quire_worker.weights.gguf.tensor_values import read_values
+from quire_worker.weights.gguf.architectures import find_architecture
+from quire_worker.weights.gguf.refusals import refused
+from quire_worker.weights.gguf.rope_fields import ROPE_KEYS, read_rope_fields
 
 log = get_logger(__name__)
 
@@ -29,24 +36,22 @@ _SIZES: Final = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
+_PATTERN: Final = "attention.sliding_window_pattern"
+_HEAD_SIZES: Final = {"attention.value_length", "rope.dimension_count"}
 # The same of fields that are read one by one.
 _FIELDS: Final = _SIZES | {
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-    "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "factor",
     "vocab_size": "vocab_size",
 }
-_READ: Final = {*_FIELDS, "attention.value_length", "rope.dimension_count"}
 # Keys that change nothing in what is computed.
-_SILENT: Final = {"rope.scaling.finetuned", "rope.scaling.original_context_length"}
+_SILENT: Final = {"rope.scaling.finetuned"}
 # Keys that are accepted only with these values, which switch the feature off.
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "attention.causal": (True,),
     "attention.sliding_window": (0,),
     "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
     "attention.scale": (0.0,),
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -59,17 +64,14 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "residual_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
     "use_parallel_residual": (False,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
     "tensor_data_layout": ("", "Meta AI original pth"),
 }
-_FIX = "Serve another model, or its safetensors folder."
 
 
 @dataclass(frozen=True, slots=True)
 class GgufConfig(ConfigFile):
     """Fields of a GGUF file's metadata. Errors name the file's own keys, and a fix for this file."""
-
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """Field of config.json -> key of the file, for keys that the file has."""
 
     def section(self, name: str) -> ConfigFile | None:
         """A nested object, or None where absent."""
@@ -89,50 +91,91 @@ class GgufConfig(ConfigFile):
 def read_config(model: GgufModel) -> ConfigFile:
     """The fields of a config.json. Raises ConfigError for metadata that is absent or wrong, Unsupported for what is not
     computed."""
-    name, architecture = find_architecture(model)
-    metadata = model.metadata
-    _refuse_unread(name, metadata)
+    family, files = find_architecture(model)
+    name, metadata = files.architecture, model.metadata
+    own = {**_eps(name, metadata, files), **files.keys}
+    read = _FIELDS | own | (ROPE_KEYS if files.has_rope else {})
+    _refuse_unread(name, metadata, read, files)
+    for key in files.required:
+        metadata.number(f"{name}.{key}")
     fields: dict[str, Any] = {
-        "architectures": [architecture.architecture],
-        "model_type": architecture.model_type,
-        "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "architectures": [family.architectures[0]],
+        "model_type": family.model_type,
         "vocab_size": _vocab_size(name, model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": list(eos_token_ids(metadata)),
         "bos_token_id": special_token_id(metadata, "bos"),
+        **files.says,
     }
-    for key, own in _SIZES.items():
-        fields[own] = metadata.integer(f"{name}.{key}", minimum=1)
+    for key, field in _SIZES.items():
+        fields[field] = metadata.integer(f"{name}.{key}", minimum=1)
+    if fields["num_hidden_layers"] > MOST_LAYERS:
+        raise metadata.bad(f"{name}.block_count", f"at most {MOST_LAYERS}")
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     fields["num_key_value_heads"] = metadata.integer(f"{name}.attention.head_count_kv", heads, minimum=1)
-    fields["head_dim"] = _head_dim(name, metadata, max(1, hidden // heads))
-    fields["rope_parameters"] = _rope(name, model, fields["head_dim"])
-    if architecture.model_type == "llama":
-        fields["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
-        fields["mlp_bias"] = "blk.0.ffn_up.bias" in model.tensors
+    fields |= _head_sizes(name, model, files, max(1, hidden // heads), fields["max_position_embeddings"])
+    for key, field in own.items():
+        if f"{name}.{key}" not in metadata:
+            continue
+        if not _is_off(key, metadata.values[f"{name}.{key}"]):
+            fields[field] = _value(metadata, f"{name}.{key}", fields["num_hidden_layers"])
+        elif key in files.nonzero:
+            raise refused(metadata, f"{name}.{key}")
+    for field, role in files.present.items():
+        fields[field] = files.tensor_name(role, 0, model.tensors.keys()) in model.tensors
+    if files.derive is not None:
+        fields |= files.derive(fields)
     if not fields["eos_token_id"]:
         log.warning("the file names no eos token: answers end at max_tokens or a stop string", path=str(metadata.path))
-    keys = {own: f"{name}.{key}" for key, own in _FIELDS.items() if f"{name}.{key}" in metadata}
+    keys = {field: f"{name}.{key}" for key, field in read.items() if f"{name}.{key}" in metadata}
     return GgufConfig(fields, str(metadata.path), keys)
 
 
-def _refuse_unread(name: str, metadata: Metadata) -> None:
+def _eps(name: str, metadata: Metadata, files: GgufMap) -> dict[str, str]:
+    """The key of the norms' epsilon and its field. Raises ConfigError where the file lacks it."""
+    if not files.eps:
+        return {}
+    key = RMS_KEY if files.eps == "rms_norm_eps" else LAYER_KEY
+    metadata.number(f"{name}.{key}")
+    return {key: files.eps}
+
+
+def _refuse_unread(name: str, metadata: Metadata, read: Mapping[str, str], files: GgufMap) -> None:
     for key, value in metadata.values.items():
         own = key.removeprefix(f"{name}.")
-        if own == key or own in _READ or own in _SILENT:
+        if own == key or own in read or own in _SILENT or own in _HEAD_SIZES:
             continue
+        allowed = files.neutral.get(own, _NEUTRAL.get(own, ()))
         # A list gives a value for each layer: it switches nothing off as a whole.
-        if not isinstance(value, bool | int | float | str) or value not in _NEUTRAL.get(own, ()):
-            raise _refused(metadata, key)
+        if not isinstance(value, bool | int | float | str) or not (
+            value in allowed or (own in files.neutral and not allowed) or _is_near(value, allowed)
+        ):
+            raise refused(metadata, key)
 
 
-def _refused(metadata: Metadata, key: str) -> Unsupported:
-    return Unsupported(
-        "UNSUPPORTED_CONFIG",
-        f"{metadata.path}: `{key}` is {metadata.shown(key)}, which asks for what is not supported.",
-        _FIX,
-        param=key,
+def _is_near(value: object, allowed: tuple[object, ...]) -> bool:
+    """Whether a number is one of these, but for the rounding to float32 in files."""
+    return isinstance(value, float) and any(
+        isinstance(each, float) and math.isclose(value, each, rel_tol=1e-6) for each in allowed
     )
+
+
+def _is_off(key: str, value: object) -> bool:
+    """Whether a value stands for the absence of its key: a zero of _NEUTRAL."""
+    return isinstance(value, bool | int | float) and not value and value in _NEUTRAL.get(key, ())
+
+
+def _value(metadata: Metadata, key: str, layers: int) -> object:
+    """The value of a key as config.json would have it. A pattern of layers with windows becomes `layer_types`, by
+    llama.cpp's rule: the last of so many layers has none."""
+    value = metadata.values[key]
+    if key.endswith(_PATTERN):
+        every = metadata.integer(key) if not isinstance(value, np.ndarray) else 0
+        windows = metadata.flags(key) if not every else [(layer + 1) % every != 0 for layer in range(layers)]
+        return [SLIDING if each else FULL for each in windows]
+    if isinstance(value, np.ndarray | TextArray):
+        raise refused(metadata, key)
+    return value
 
 
 def _vocab_size(name: str, model: GgufModel) -> int:
@@ -145,36 +188,19 @@ def _vocab_size(name: str, model: GgufModel) -> int:
     return rows
 
 
-def _head_dim(name: str, metadata: Metadata, default: int) -> int:
-    """Of queries, keys and values alike, all of it rotated."""
-    size = metadata.integer(f"{name}.attention.key_length", default, minimum=1)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if metadata.integer(f"{name}.{key}", size) != size:
-            raise _refused(metadata, f"{name}.{key}")
-    return size
-
-
-def _rope(name: str, model: GgufModel, head_dim: int) -> dict[str, Any]:
-    """RoPE as `rope_parameters`. As in llama.cpp, the default type is linear, and a factor of 0 or 1 scales nothing."""
+def _head_sizes(name: str, model: GgufModel, files: GgufMap, default: int, positions: int) -> dict[str, Any]:
+    """The size of a head, of queries, keys and values alike, and RoPE. All of a head is rotated unless the family has
+    models in which only a part is."""
     metadata = model.metadata
-    kind = metadata.text(f"{name}.rope.scaling.type", "linear")
-    factor = metadata.number(f"{name}.rope.scaling.factor", 0.0)
-    if kind == "linear" and factor in (0.0, 1.0):
-        kind = "none"
-    rope: dict[str, Any] = {
-        "rope_type": "default" if kind == "none" else kind,
-        "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
-    }
-    if kind != "none":
-        rope["factor"] = factor
-    place = model.tensors.get(ROPE_FACTORS)
-    if place is not None:
-        if kind != "none" or place.shape != (head_dim // 2,):
-            raise Unsupported(
-                "UNSUPPORTED_ROPE",
-                f"{metadata.path}: {ROPE_FACTORS} of shape {list(place.shape)} beside the RoPE variant {kind!r} and "
-                f"heads of {head_dim} is not supported.",
-                _FIX,
-            )
-        rope |= {"rope_type": "factors", "factors": [float(value) for value in read_values(place)]}
-    return rope
+    size = metadata.integer(f"{name}.attention.key_length", default, minimum=1)
+    if metadata.integer(f"{name}.attention.value_length", size) != size:
+        raise refused(metadata, f"{name}.attention.value_length")
+    rotated = metadata.integer(f"{name}.rope.dimension_count", size)
+    if rotated != size and not (files.rotates_part and 0 < rotated < size):
+        raise refused(metadata, f"{name}.rope.dimension_count")
+    if not files.has_rope:
+        return {"head_dim": size}
+    rope = read_rope_fields(name, model, rotated, positions)
+    if files.rotates_part:
+        rope["partial_rotary_factor"] = rotated / size
+    return {"head_dim": size, "rope_parameters": rope}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,33 +19,31 @@ from torch import Tensor
 from quire_common.errors import ConfigError
 from quire_common.gguf import GgufModel, TensorPlace
 from quire_common.gguf.block_kinds import BlockKind
-from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.threads.cores import usable_cores
-from quire_worker.weights.gguf.architectures import ROPE_FACTORS, TENSOR_NAMES, find_architecture
+from quire_worker.weights.gguf.architectures import find_architecture
+from quire_worker.weights.gguf.rope_fields import ROPE_TENSORS
 from quire_worker.weights.gguf.tensor_values import check_readable, read_blocks, read_pieces
 from quire_worker.weights.parameter_store import ParameterStore
 
 MOST_THREADS = 8
-_ROTATED = ("q.", "k.")
 _FIX = "Download the file again, or convert the model with a current llama.cpp."
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """One tensor and where its values go."""
+    """One parameter's rows of a tensor, and where its values go."""
 
     place: TensorPlace
     target: Tensor
     """For its values; uint8: for its blocks, [rows, bytes of a row]."""
-    head_dim: int
-    """Of a tensor whose heads' rows are stored for RoPE of neighbours; 0: rows are as the decoder wants them."""
+    row_order: tuple[int, ...]
+    """As in ParameterSpec."""
 
 
 def load_gguf(
     model: GgufModel,
     specs: Sequence[ParameterSpec],
-    spec: ArchSpec,
     store: ParameterStore,
     progress: Callable[[int, int], None],
 ) -> bytes:
@@ -55,28 +53,24 @@ def load_gguf(
     that are not read, before any data is read. `progress` gets (done_bytes, total_bytes) from the calling thread.
     """
     found = _match(model, specs)
-    turns = find_architecture(model)[1].rotates_neighbours
-    loads = [
-        _Load(place, _target(store, each, place), spec.head_dim if turns and each.role.startswith(_ROTATED) else 0)
-        for each, place in found
-    ]
+    loads = [_Load(place, _target(store, each, place), each.row_order) for each, place in found]
     loads.sort(key=lambda load: (load.place.path, load.place.begin))  # a cold disk is read forwards
     total = sum(load.place.num_bytes for load in loads)
     done = 0
     progress(0, total)
-    digests: dict[str, bytes] = {}
+    digests: dict[tuple[str, int], bytes] = {}
     with ThreadPoolExecutor(min(MOST_THREADS, usable_cores()), thread_name_prefix="weights") as pool:
         try:
             for load, digest in zip(loads, pool.map(_load, loads), strict=True):
-                digests[load.place.name] = digest
+                digests[load.place.name, load.place.begin] = digest
                 done += load.place.num_bytes
                 progress(done, total)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     combined = xxhash.xxh3_128()
-    for name in sorted(digests):
-        combined.update(digests[name])
+    for key in sorted(digests):
+        combined.update(digests[key])
     return combined.digest()
 
 
@@ -87,36 +81,45 @@ def _target(store: ParameterStore, spec: ParameterSpec, place: TensorPlace) -> T
 
 
 def _load(load: _Load) -> bytes:
-    """Read one tensor; returns its digest."""
+    """Read one parameter; returns its digest."""
     place = load.place
     digest = xxhash.xxh3_128(f"{place.name}/{place.kind.name}/{place.shape}/".encode())
-    unit = load.head_dim or 1
+    unit = len(load.row_order) or 1
     if load.target.dtype == torch.uint8:
         blocks = read_blocks(place, unit, digest.update)
         pieces: Iterator[tuple[int, NDArray[Any]]] = ((first, raw.reshape(count, -1)) for first, count, raw in blocks)
     else:
         pieces = read_pieces(place, unit, digest.update)
     for first, values in pieces:
-        rows = _halves(values, load.head_dim) if load.head_dim else values
+        rows = _reordered(values, load.row_order) if load.row_order else values
         load.target[first : first + len(rows)].copy_(torch.from_numpy(rows))
     return digest.digest()
 
 
-def _halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
-    """Rows of whole heads, in which RoPE turns row 2i with row 2i + 1, so that it turns i with i + head_dim / 2."""
-    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+def _reordered(rows: NDArray[Any], order: tuple[int, ...]) -> NDArray[Any]:
+    """Rows of whole heads, each head's rows in another order."""
+    heads = rows.reshape(-1, len(order), *rows.shape[1:])
+    return np.ascontiguousarray(heads[:, list(order)]).reshape(rows.shape)
 
 
 def block_kinds(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[tuple[str, int], BlockKind]:
     """The kinds of blocks of all parameters that the file has, by role and layer."""
-    names = {(spec.role, spec.layer): TENSOR_NAMES[spec.role].format(layer=spec.layer) for spec in specs}
-    return {key: model.tensors[name].kind for key, name in names.items() if name in model.tensors}
+    places = ((spec, model.tensors.get(name)) for name, group in _by_name(model, specs).items() for spec in group)
+    return {(spec.role, spec.layer): place.kind for spec, place in places if place is not None}
+
+
+def _by_name(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[str, list[ParameterSpec]]:
+    """Parameters by the name of their tensor, in which several lie one after the other."""
+    files = find_architecture(model)[1]
+    found: dict[str, list[ParameterSpec]] = {}
+    for spec in specs:
+        found.setdefault(files.tensor_name(spec.role, spec.layer, model.tensors.keys()), []).append(spec)
+    return found
 
 
 def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[ParameterSpec, TensorPlace]]:
-    path = model.metadata.path
-    wanted = {TENSOR_NAMES[spec.role].format(layer=spec.layer): spec for spec in specs}
+    """Each parameter and its rows in the file."""
+    path, wanted = model.metadata.path, _by_name(model, specs)
     missing = [name for name in wanted if name not in model.tensors]
     if missing:
         raise ConfigError(
@@ -124,23 +127,42 @@ def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[Param
             f"{path} lacks {len(missing)} tensors that its metadata implies: {_few(missing)}.",
             _FIX,
         )
-    extra = [name for name in model.tensors if name not in wanted and name != ROPE_FACTORS]
+    extra = [name for name in model.tensors if name not in wanted and name not in ROPE_TENSORS]
     if extra:
         raise ConfigError(
             "UNEXPECTED_TENSOR",
             f"{path} holds {len(extra)} tensors that its metadata does not imply: {_few(extra)}.",
             _FIX,
         )
-    for name, spec in wanted.items():
-        place = model.tensors[name]
-        if place.shape != spec.shape:
+    found: list[tuple[ParameterSpec, TensorPlace]] = []
+    for name, group in wanted.items():
+        place, shape = model.tensors[name], _shape(group)
+        if place.shape != shape:
             raise ConfigError(
                 "SHAPE_MISMATCH",
-                f"Tensor {name} has shape {list(place.shape)}; the metadata of {path} implies {list(spec.shape)}.",
+                f"Tensor {name} has shape {list(place.shape)}; the metadata of {path} implies {list(shape)}.",
                 _FIX,
             )
         check_readable(place)
-    return [(spec, model.tensors[name]) for name, spec in wanted.items()]
+        found += zip(group, _parts(place, group), strict=True)
+    return found
+
+
+def _shape(group: Sequence[ParameterSpec]) -> tuple[int, ...]:
+    """The shape of a tensor that has these parameters."""
+    first = group[0]
+    if len(group) == 1 and first.file_shape:
+        return first.file_shape
+    return (sum(spec.shape[0] for spec in group), *first.shape[1:])
+
+
+def _parts(place: TensorPlace, group: Sequence[ParameterSpec]) -> Iterator[TensorPlace]:
+    """The rows of each parameter, as a place of its own. Blocks lie within rows."""
+    begin, row_bytes = place.begin, place.num_bytes // _shape(group)[0]
+    for spec in group:
+        size = place.num_bytes if len(group) == 1 else row_bytes * spec.shape[0]
+        yield replace(place, shape=spec.shape, begin=begin, num_bytes=size)
+        begin += size
 
 
 def _few(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ turns of the event loop between.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire_router.front.parameters.tables import MAX_STOP_CHARS, MAX_STOP_IDS, M
 from quire_router.requests.lengths import check_prompt_length
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, TokenPrompt, Wants
+from quire_router.sequences.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +60,7 @@ async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_
     if len(params.stop_token_ids) > MAX_STOP_IDS or any(token > _MAX_ID for token in params.stop_token_ids):
         raise InvalidArgument(
             "TOO_MANY_ITEMS",
-            "stop_token_ids has too many, or no token ids.",
+            "stop_token_ids has too many items, or items that are not token ids.",
             f"Send {MAX_STOP_IDS} at most.",
             param="stop_token_ids",
         )
@@ -80,6 +82,7 @@ async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
+        structure=_structure(params),
         truncate_to=truncate_to,
         text=TextOptions(
             stop=tuple(params.stop),
@@ -115,6 +118,24 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
     return None if controls == NEUTRAL else controls
 
 
+def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
+    """Return what the answer must match; None where it is free. Raises InvalidArgument."""
+    kind = params.WhichOneof("constraint")
+    if kind is None or (kind == "json_object" and not params.json_object):
+        return None
+    if params.ignore_eos:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            f"{kind} says where the answer ends, and ignore_eos that it does not end there.",
+            "Leave ignore_eos out.",
+            param="ignore_eos",
+        )
+    if kind == "json_object":
+        return StructuredOutput(kind, param=kind)
+    text = json.dumps(list(params.choice.choices)) if kind == "choice" else getattr(params, kind)
+    return StructuredOutput(kind, text, param=kind)
+
+
 async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates: bool) -> TextPrompt | TokenPrompt:
     """Convert the request's text or token ids to a prompt; of one that is truncated, no more ids than the context has.
     Raises InvalidArgument where neither is set, an id is no int32, or there are too many."""
@@ -128,7 +149,10 @@ async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates:
         ids = await _converted(given, max(0, len(given) - max_model_len))
         if len(ids) and int(ids.max()) > _MAX_ID:
             raise InvalidArgument(
-                "TOKEN_OUT_OF_RANGE", "input_ids has what is no token id.", "Send token ids.", param="input_ids"
+                "TOKEN_OUT_OF_RANGE",
+                "input_ids has an item that is not a token id.",
+                "Send token ids.",
+                param="input_ids",
             )
         return TokenPrompt(ids.astype(np.int32))
     raise InvalidArgument("MISSING_FIELD", "The input is missing.", "Set tokenized or text.", param="input")
@@ -169,10 +193,7 @@ def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
 
 
 def _refuse_unsupported(request: vb.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, for constraints, media, KV transfer and a data-parallel rank above 0."""
-    constraint = request.sampling_params.WhichOneof("constraint")
-    if constraint:
-        raise unsupported(constraint)
+    """Raise Unsupported, naming the field, for media, KV transfer and a data-parallel rank above 0."""
     for name in ("mm_inputs", "media_refs", "kv_transfer_params"):
         if request.HasField(name):
             raise unsupported(name)

@@ -24,7 +24,7 @@ class SmgFormat:
         self._generation = generation
         self._stream = stream
         # Tokens that the caller was told of: a choice may be further on by the time it is.
-        self._told = [0] * len(generation.sequences)
+        self._completion_tokens = [0] * len(generation.sequences)
         self._logprobs = generation.job.sampling.logprobs >= 0
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
 
@@ -32,12 +32,12 @@ class SmgFormat:
         """Yield the responses for one delta: a chunk, where the request is streamed and there are new tokens, and
         `complete`, where the choice has ended."""
         sequence = self._generation.sequences[delta.index]
-        self._told[delta.index] += delta.tokens
+        self._completion_tokens[delta.index] += delta.tokens
         if self._stream and delta.tokens:
             chunk = vb.GenerateStreamChunk(
                 token_ids=i32(delta.token_ids, "token_ids").tolist(),
                 prompt_tokens=len(sequence.spec.prompt_ids),
-                completion_tokens=self._told[delta.index],
+                completion_tokens=self._completion_tokens[delta.index],
                 cached_tokens=sequence.engine.cached_tokens,
                 index=delta.index,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from quire_common.errors import Aborted, QuireError, Unsupported
+from quire_common.identity.callers import identity_of
 from quire_common.telemetry import tracing
+from quire_common.telemetry.audit import BEGUN, audit
 from quire_common.telemetry.logs import bind_request_id
 from quire_common.version import installed_version
 from quire_router.front.grpc.client_watch import ClientWatch
@@ -27,7 +30,7 @@ from quire_router.replicas.fleet import no_replica
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     import grpc
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from quire_router.requests.generation import Generation
 
 _ABORTED = "ABORTED"
+_SUBSCRIBE = "vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
 _NO_LIMITS = KeyLimits()
 
 
@@ -72,26 +76,24 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         caller = Caller(
             request_id,
             principal.tenant,
+            principal.tenant_name,
             limits=principal.limits,
             traceparent=str(trace.get("traceparent", "")),
             tracestate=str(trace.get("tracestate", "")),
             timeout_s=min((s for s in limits_s if s > 0), default=0.0),
         )
         generation = await self._parts.pipeline.generate(job, caller, arrived_ns)
-        running = self._running.setdefault((principal.tenant, request_id), [])
-        running.append(generation)
-        client = ClientWatch(self._parts.watchdog, generation, self._parts.config.client_stall_s)
-        try:
+        with (
+            contextlib.closing(generation),
+            self._abortable(principal.tenant, request_id, generation),
+            contextlib.closing(
+                ClientWatch(self._parts.watchdog, generation, self._parts.config.client_stall_s)
+            ) as client,
+        ):
             async for response in _responses(generation, stream=request.stream):
                 client.sends()
                 yield response
                 client.sent()
-        finally:
-            client.close()
-            generation.close()
-            running.remove(generation)
-            if not running:
-                self._running.pop((principal.tenant, request_id), None)
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
         """Cancel the caller's own requests that have these ids; others are ignored. Raises InvalidArgument for too many
@@ -172,8 +174,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> AsyncIterator[cb.KvEventBatch]:
         """Yield the scheduler's page events, which needs the scope `admin`. They begin behind the number that the
         subscriber has, if it can only be of the present epoch, else with a snapshot. Raises Overloaded for a subscriber
-        that is too slow."""
+        that is too slow. The audit log has the beginning too: a subscription may last for weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
+        audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0
         if request.load_records_before_first_batch:
             yield cb.KvEventBatch(timestamp=time.time(), dp_rank=0, load=engine_load(replica.load, 0, load_only=True))
@@ -225,13 +228,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def Embed(self, request: vb.EmbedRequest, context: Any) -> vb.EmbedResponse:
         self._authenticate(context)
-        raise Unsupported("UNSUPPORTED_METHOD", "This engine does not embed.", "Ask one that does.")
+        raise Unsupported("UNSUPPORTED_METHOD", "This engine does not compute embeddings.", "Ask an engine that does.")
 
     async def GetTokenizer(self, request: cb.GetTokenizerRequest, context: Any) -> AsyncIterator[cb.GetTokenizerChunk]:
         """Raise Unsupported: this engine gives no tokenizer away."""
         self._authenticate(context)
         raise Unsupported(
-            "UNSUPPORTED_METHOD", "This engine hands out no tokenizer.", "Give the gateway the model's own folder."
+            "UNSUPPORTED_METHOD", "This engine does not send its tokenizer.", "Give the gateway the model's own folder."
         )
         yield  # an async generator, as the method is a stream
 
@@ -240,6 +243,18 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         `scope`."""
         metadata = dict(context.invocation_metadata() or ())
         return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
+
+    @contextlib.contextmanager
+    def _abortable(self, tenant: str, request_id: str, generation: Generation) -> Iterator[None]:
+        """Let `Abort` find the generation while the `with` block lasts."""
+        running = self._running.setdefault((tenant, request_id), [])
+        running.append(generation)
+        try:
+            yield
+        finally:
+            running.remove(generation)
+            if not running:
+                self._running.pop((tenant, request_id), None)
 
     def _replica(self) -> Replica:
         """Return the one replica. Raises Unavailable while discovery names none."""

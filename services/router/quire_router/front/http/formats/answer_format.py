@@ -46,12 +46,15 @@ class AnswerFormat(Protocol):
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """Convert a usage to OpenAI's object."""
-    return {
+    shown: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens:
+        shown["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return shown
 
 
 class FrameParts:
@@ -107,11 +110,16 @@ class FrameParts:
         return b"data: " + orjson.dumps(error_object(error)) + b"\n\n" + DONE
 
     def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add `quire_timings` to `answer`, if they were asked for; return `answer`."""
+        """Add `quire_timings` and `quire_runs` to `answer`, if they were asked for; return `answer`."""
         if self.parsed.job.wants.timings:
             answer["quire_timings"] = [
                 {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count, "instance": t.instance}
                 for t in self.generation.timings()
+            ]
+            answer["quire_runs"] = [
+                {"index": sequence.index, "instance": run.instance, "from_token": run.from_token}
+                for sequence in self.generation.sequences
+                for run in sequence.placement.runs
             ]
         return answer
 

@@ -8,6 +8,7 @@ import orjson
 
 from quire_router.front.http.formats.answer_format import FrameParts, finish_name, id_list, usage_object
 from quire_router.front.http.formats.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
+from quire_router.front.http.formats.message_parts import MessageParts
 from quire_router.front.http.parsing.kv_transfer_fields import kv_transfer_object
 
 if TYPE_CHECKING:
@@ -27,9 +28,12 @@ class ChatFormat:
         self._parts = FrameParts(generation, parsed, f"chatcmpl-{generation.caller.request_id}", name)
         self._generation = generation
         self._wants = parsed.job.wants
+        self._message = MessageParts(generation.caller.request_id, self._wants)
         self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or parsed.continuous_usage)
+        # Whether a token without text also has a chunk.
+        self._tells_tokens = not self._plain or self._wants.token_ids
         self._heads = [
             self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i
             for i in range(generation.answer_count)
@@ -55,13 +59,27 @@ class ChatFormat:
 
     def frame(self, delta: Delta) -> bytes:
         """Return the chunk of a delta. Where text is all that it has, the chunk is joined from prepared bytes, else
-        built as a dict."""
-        if self._plain and not delta.finish:
+        built as a dict. A delta with parts of several kinds becomes several chunks; all that is not text goes with the
+        last."""
+        if self._plain and not delta.finish and delta.parts is None:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail
-        content = {"content": delta.text} if delta.text or not delta.finish else {}
-        chunk = orjson.dumps({"index": delta.index, "delta": content, **self._rest(delta)})
-        return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
+        *before, last = self._message.deltas(delta) or [
+            {} if delta.finish or not self._tells_tokens else {"content": ""}
+        ]
+        if not last and not delta.finish:
+            return b""
+        open_end = {"logprobs": None, "finish_reason": None}
+        return b"".join(
+            [
+                *(self._chunk(delta, {"index": delta.index, "delta": each, **open_end}) for each in before),
+                self._chunk(delta, {"index": delta.index, "delta": last, **self._rest(delta)}),
+            ]
+        )
+
+    def _chunk(self, delta: Delta, choice: dict[str, Any]) -> bytes:
+        usage = self._parts.usage_part(delta.index)
+        return self._parts.prefix + b',"choices":[' + orjson.dumps(choice) + b"]" + usage + b"}\n\n"
 
     def closing(self) -> bytes:
         """Return usage and timings, as asked for, and `[DONE]`."""
@@ -80,7 +98,7 @@ class ChatFormat:
         choices = [
             {
                 "index": delta.index,
-                "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                "message": {"role": "assistant", **self._message.message(delta)},
                 **self._rest(delta),
             }
             for delta in deltas
@@ -103,7 +121,7 @@ class ChatFormat:
         token ids."""
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
-            "finish_reason": finish_name(delta.finish),
+            "finish_reason": self._message.finish(delta, finish_name(delta.finish)),
         }
         if delta.finish:
             rest["stop_reason"] = delta.stop_reason

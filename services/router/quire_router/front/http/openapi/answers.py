@@ -34,8 +34,13 @@ _CHUNK_USAGE = {"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_t
 _PROMPT_LOGPROBS = array(maybe({"type": "object", "additionalProperties": ref("PromptLogprob")}))
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": maybe(STRING)}
 _KV_TRANSFER = maybe(ref("KvTransferParams"))
-_TIMINGS = {"quire_timings": array(ref("HopTiming"))}
-_CHAT_REST = {"logprobs": maybe(ref("ChatLogprobs")), "finish_reason": _FINISH}
+_TIMINGS = {"quire_timings": array(ref("HopTiming")), "quire_runs": array(ref("Run"))}
+_CHAT_REST = {
+    "logprobs": maybe(ref("ChatLogprobs")),
+    "finish_reason": maybe(one_of(*FINISH_NAMES.values(), "tool_calls")),
+}
+_REASONING = {"reasoning": STRING, "reasoning_content": STRING}
+_CHAT_DELTA = {"role": STRING, "content": STRING, **_REASONING, "tool_calls": array(ref("ToolCallDelta"))}
 _CHAT_EXTRA = {"stop_reason": _STOP_REASON, "token_ids": _IDS}
 _COMPLETION_CHOICE = closed(
     {
@@ -57,8 +62,19 @@ ANSWERS: Mapping[str, Schema] = {
     "Error": closed(
         {"error": closed({"message": STRING, "type": STRING, "param": maybe(STRING), "code": STRING})},
     ),
-    "Usage": closed({**_CHUNK_USAGE, "prompt_tokens_details": closed({"cached_tokens": INTEGER})}),
+    "Usage": closed(
+        {**_CHUNK_USAGE, "prompt_tokens_details": closed({"cached_tokens": INTEGER})},
+        {"completion_tokens_details": closed({"reasoning_tokens": INTEGER})},
+    ),
+    "ToolCall": closed(
+        {"id": STRING, "type": const("function"), "function": closed({"name": STRING, "arguments": STRING})}
+    ),
+    "ToolCallDelta": closed(
+        {"index": INTEGER, "function": closed({"arguments": STRING}, {"name": STRING})},
+        {"id": STRING, "type": const("function")},
+    ),
     "HopTiming": closed({"service": STRING, "phase": STRING, "us": INTEGER, "count": INTEGER, "instance": STRING}),
+    "Run": closed({"index": INTEGER, "instance": STRING, "from_token": INTEGER}),
     "PromptLogprob": closed({"logprob": NUMBER, "rank": INTEGER, "decoded_token": STRING}),
     "CompletionLogprobs": closed(
         {
@@ -86,7 +102,10 @@ ANSWERS: Mapping[str, Schema] = {
                 closed(
                     {
                         "index": INTEGER,
-                        "message": closed({"role": const("assistant"), "content": STRING, "refusal": NULL}),
+                        "message": closed(
+                            {"role": const("assistant"), "content": maybe(STRING), "refusal": NULL},
+                            {**_REASONING, "tool_calls": array(ref("ToolCall"))},
+                        ),
                         **_CHAT_REST,
                         "stop_reason": _STOP_REASON,
                     },
@@ -108,7 +127,7 @@ ANSWERS: Mapping[str, Schema] = {
             "object": const("chat.completion.chunk"),
             "choices": array(
                 closed(
-                    {"index": INTEGER, "delta": closed({}, {"role": STRING, "content": STRING}), **_CHAT_REST},
+                    {"index": INTEGER, "delta": closed({}, _CHAT_DELTA), **_CHAT_REST},
                     _CHAT_EXTRA,
                 )
             ),
@@ -158,6 +177,7 @@ ANSWERS: Mapping[str, Schema] = {
     "Models": closed({"object": const("list"), "data": array(ref("Model"))}),
     "Version": closed({"version": STRING}),
     "Live": closed({"live": BOOLEAN}),
+    "ConsoleDone": closed({"state": one_of("done", "under way")}),
     "Load": closed(
         {
             "server_load": INTEGER,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire_common.version import installed_version
+from quire_router.front.http.console import action_fields
 from quire_router.front.http.formats.error_shape import ANTHROPIC_PREFIX
-from quire_router.front.http.open_paths import LIVE_PATHS, READY_PATHS
+from quire_router.front.http.open_paths import CONSOLE_FILES, LIVE_PATHS, READY_PATHS
 from quire_router.front.http.openapi.answers import ANSWERS
 from quire_router.front.http.openapi.event_answers import EVENT_ANSWERS
 from quire_router.front.http.openapi.schemas import STRING, body_schema, either, ref
@@ -35,7 +36,12 @@ _REQUESTS: Mapping[str, Schema] = {
     "MessageRequest": body_schema(tables.MESSAGES, ["messages", "max_tokens"]),
     "CountRequest": body_schema(tables.COUNT_TOKENS, ["messages"]),
     "ResponseRequest": body_schema(tables.RESPONSES, ["input"]),
+    "ConsoleCancel": body_schema(action_fields.CANCEL, ["number", "request_id"]),
+    "ConsoleDrain": body_schema(action_fields.DRAIN, ["instance"]),
+    "ConsoleRole": body_schema(action_fields.ROLE, ["instance", "role"]),
+    "ConsoleRouter": body_schema(action_fields.ROUTER),
 }
+_FILE_TYPES = {"/console": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,18 @@ OPERATIONS = (
     Operation("GET", "/ping", "Whether a request could be answered."),
     Operation("POST", "/ping", "Whether a request could be answered."),
     Operation("GET", "/metrics", "Prometheus' text.", "Text", content_type="text/plain"),
+    *(
+        Operation(
+            "GET", path, "The console, or a file of it.", "Text", content_type=_FILE_TYPES[path.rpartition(".")[2]]
+        )
+        for path in CONSOLE_FILES
+    ),
+    Operation("GET", "/console/events", "Snapshots for the console.", "Anything", content_type="text/event-stream"),
+    Operation("POST", "/console/cancel", "End a request.", "ConsoleDone", "ConsoleCancel"),
+    Operation("POST", "/console/drain", "Let a replica take no new requests.", "ConsoleDone", "ConsoleDrain"),
+    Operation("POST", "/console/role", "Change a replica's role.", "ConsoleDone", "ConsoleRole"),
+    Operation("POST", "/console/pause", "Admit no new requests.", "ConsoleDone", "ConsoleRouter"),
+    Operation("POST", "/console/resume", "Admit requests again.", "ConsoleDone", "ConsoleRouter"),
     Operation("GET", "/openapi.json", "This document.", "Anything"),
     Operation("GET", "/docs", "A page that shows it.", "Text", content_type="text/html"),
 )

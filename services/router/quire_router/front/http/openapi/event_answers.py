@@ -26,12 +26,25 @@ if TYPE_CHECKING:
     from quire_router.front.http.openapi.schemas import Schema
 
 _STOP = {
-    "stop_reason": maybe(one_of("end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded")),
+    "stop_reason": maybe(
+        one_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded")
+    ),
     "stop_sequence": maybe(STRING),
 }
-_TEXT_BLOCK = closed({"type": const("text"), "text": STRING})
+_BLOCK = either(
+    closed({"type": const("text"), "text": STRING}),
+    closed({"type": const("thinking"), "thinking": STRING, "signature": STRING}),
+    closed({"type": const("tool_use"), "id": STRING, "name": STRING, "input": OBJECT}),
+)
+_BLOCK_DELTA = either(
+    closed({"type": const("text_delta"), "text": STRING}),
+    closed({"type": const("thinking_delta"), "thinking": STRING}),
+    closed({"type": const("input_json_delta"), "partial_json": STRING}),
+)
 _STATUS = one_of("in_progress", "completed", "incomplete", "failed", "cancelled")
 _WHERE = {"item_id": STRING, "output_index": INTEGER, "content_index": INTEGER}
+_OF_CALL = {"item_id": STRING, "output_index": INTEGER}
+_THOUGHT = closed({"type": const("reasoning_text"), "text": STRING})
 _LOGPROBS = array(ref("ChatLogprob"))
 _PART = closed(
     {"type": const("output_text"), "text": STRING, "annotations": array(ANY), "logprobs": _LOGPROBS},
@@ -68,18 +81,18 @@ EVENT_ANSWERS: Mapping[str, Schema] = {
             "type": const("message"),
             "role": const("assistant"),
             "model": STRING,
-            "content": array(_TEXT_BLOCK),
+            "content": array(_BLOCK),
             **_STOP,
             "usage": ref("MessageUsage"),
         }
     ),
     "MessageEvent": either(
         _typed("message_start", {"message": ref("Message")}),
-        _typed("content_block_start", {"index": INTEGER, "content_block": _TEXT_BLOCK}),
+        _typed("content_block_start", {"index": INTEGER, "content_block": _BLOCK}),
         _typed("ping", {}),
         _typed(
             "content_block_delta",
-            {"index": INTEGER, "delta": closed({"type": const("text_delta"), "text": STRING})},
+            {"index": INTEGER, "delta": _BLOCK_DELTA},
         ),
         _typed("content_block_stop", {"index": INTEGER}),
         _typed("message_delta", {"delta": closed(_STOP), "usage": ref("MessageUsage")}),
@@ -87,14 +100,35 @@ EVENT_ANSWERS: Mapping[str, Schema] = {
         ref("AnthropicError"),
     ),
     "TokenCount": closed({"input_tokens": INTEGER}),
-    "ResponseItem": closed(
-        {
-            "id": STRING,
-            "type": const("message"),
-            "role": const("assistant"),
-            "status": _STATUS,
-            "content": array(_PART),
-        }
+    "ResponseItem": either(
+        closed(
+            {
+                "id": STRING,
+                "type": const("message"),
+                "role": const("assistant"),
+                "status": _STATUS,
+                "content": array(_PART),
+            }
+        ),
+        closed(
+            {
+                "id": STRING,
+                "type": const("reasoning"),
+                "status": _STATUS,
+                "summary": array(ANY),
+                "content": array(_THOUGHT),
+            }
+        ),
+        closed(
+            {
+                "id": STRING,
+                "type": const("function_call"),
+                "status": _STATUS,
+                "call_id": STRING,
+                "name": STRING,
+                "arguments": STRING,
+            }
+        ),
     ),
     "Response": closed(
         {
@@ -123,7 +157,7 @@ EVENT_ANSWERS: Mapping[str, Schema] = {
             "reasoning": OBJECT,
             "text": OBJECT,
             "metadata": maybe(ANY),
-            "tool_choice": STRING,
+            "tool_choice": either(STRING, OBJECT),
             "tools": array(ANY),
             "parallel_tool_calls": BOOLEAN,
             "instructions": maybe(STRING),
@@ -148,7 +182,14 @@ EVENT_ANSWERS: Mapping[str, Schema] = {
             _numbered(kind, {"output_index": INTEGER, "item": ref("ResponseItem")})
             for kind in ("output_item.added", "output_item.done")
         ),
-        *(_numbered(kind, {**_WHERE, "part": _PART}) for kind in ("content_part.added", "content_part.done")),
+        *(
+            _numbered(kind, {**_WHERE, "part": either(_PART, _THOUGHT)})
+            for kind in ("content_part.added", "content_part.done")
+        ),
+        _numbered("reasoning_text.delta", {**_WHERE, "delta": STRING}),
+        _numbered("reasoning_text.done", {**_WHERE, "text": STRING}),
+        _numbered("function_call_arguments.delta", {**_OF_CALL, "delta": STRING}),
+        _numbered("function_call_arguments.done", {**_OF_CALL, "name": STRING, "arguments": STRING}),
         _numbered("output_text.delta", {**_WHERE, "delta": STRING, "logprobs": _LOGPROBS}),
         _numbered("output_text.done", {**_WHERE, "text": STRING, "logprobs": _LOGPROBS}),
     ),

@@ -81,7 +81,7 @@ def _source(values: Mapping[str, Any]) -> KvSource:
     except ValueError:
         raise InvalidArgument(
             "BAD_TRANSFER_ID",
-            "remote_request_id is no hexadecimal number.",
+            "remote_request_id is not a hexadecimal number.",
             "Send the object of the prefill's answer as it is.",
             param="remote_request_id",
         ) from None

@@ -1,20 +1,23 @@
-"""Anthropic's bodies: /v1/messages and its count_tokens, to jobs of the same kind as everybody's. Text blocks only."""
+"""Converts bodies of Anthropic's /v1/messages and count_tokens to the jobs that all APIs use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire_common.errors import InvalidArgument
+from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
-from quire_router.front.http.parsing.prompts import json_text, required, text_of_part
-from quire_router.front.parameters.fields import bad_type, check_fields
-from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, SAMPLING
+from quire_router.front.http.parsing.prompts import json_text, required, string_member, text_of_part
+from quire_router.front.http.parsing.structured_fields import of_output_format
+from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
+from quire_router.front.parameters.fields import MAX_INT32, bad_type, check_fields
+from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quire_router.front.parameters.request_limits import Limits
+    from quire_router.sequences.structured import StructuredOutput
 
 _ROLES = ("user", "assistant", "system")
 
@@ -24,15 +27,27 @@ def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
     Raises InvalidArgument, Unsupported."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
+    prompt, choice = conversation_of(values), values["tool_choice"] or {}
+    shared = {**check_fields({}, SAMPLING, defaults), **values, "stop": values["stop_sequences"]}
+    thinking, parallel = values["thinking"] or {}, not choice.get("disable_parallel_tool_use")
+    if thinking.get("type") == "enabled":
+        shared["thinking_token_budget"] = _budget(thinking)
     return job_request(
-        {**check_fields({}, SAMPLING, defaults), **values, "stop": values["stop_sequences"]},
+        shared
+        | {
+            "include_reasoning": thinking.get("type") != "disabled",
+            "parallel_tool_calls": parallel,
+        },
         limits,
-        prompts=(conversation_of(values),),
+        prompts=(prompt,),
         logprobs=-1,
         logprobs_param="",
         max_tokens=None,
         default_max_tokens=required(values, "max_tokens"),
         timings=timings,
+        parsing=parsing_of(prompt.tools_json),
+        calls=demanded_calls({**_tool_values(values), "parallel_tool_calls": parallel}, prompt.tools_json),
+        form=_output_format(values),
     )
 
 
@@ -49,29 +64,127 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
-    found = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    found = [turn for i, message in enumerate(messages) for turn in _turns(message, f"messages[{i}]")]
     continues = found[-1]["role"] == "assistant"
     if values["system"]:
         found.insert(0, {"role": "system", "content": _text(values["system"], "system")})
     kwargs = values["chat_template_kwargs"]
     return ChatPrompt(
         messages_json=json_text("messages", found),
+        tools_json=tools_of(_tool_values(values)),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
 
 
-def _message(message: Any, name: str) -> dict[str, str]:
-    """Check a message; return its role and text. Raises InvalidArgument, and Unsupported for blocks other than text."""
+def _turns(message: Any, name: str) -> list[dict[str, Any]]:
+    """Check a message; return it as OpenAI's messages: each tool result becomes its own message before the user's
+    text. Raises InvalidArgument, and Unsupported for blocks of another type."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
-    role = message.get("role")
+    role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise InvalidArgument(
-            "BAD_ROLE", f"{name}.role is none of {', '.join(_ROLES)}.", "Send user or assistant.", param=f"{name}.role"
+            "BAD_ROLE",
+            f"{name}.role is not one of {', '.join(_ROLES)}.",
+            "Send user or assistant.",
+            param=f"{name}.role",
         )
-    return {"role": role, "content": _text(message.get("content"), f"{name}.content")}
+    if not isinstance(content, list):
+        return [{"role": role, "content": _text(content, f"{name}.content")}]
+    turn: dict[str, Any] = {"role": role, "content": ""}
+    results: list[dict[str, Any]] = []
+    for i, block in enumerate(content):
+        where = f"{name}.content[{i}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use" and role == "assistant":
+            turn.setdefault("tool_calls", []).append(_tool_use(block, where))
+        elif kind == "tool_result" and role == "user":
+            text = _text(block.get("content") or "", f"{where}.content")
+            results.append(
+                {"role": "tool", "tool_call_id": string_member(block, "tool_use_id", where), "content": text}
+            )
+        elif kind == "thinking" and role == "assistant":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + string_member(block, "thinking", where)
+        elif kind != "redacted_thinking" or role != "assistant":
+            turn["content"] += text_of_part(block, where, "block")
+    if results and not turn["content"]:
+        return results
+    return [*results, turn]
+
+
+def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a call of an earlier answer as OpenAI's. Raises InvalidArgument."""
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise bad_type(f"{where}.input", arguments, "an object")
+    function = {"name": string_member(block, "name", where), "arguments": json_text(f"{where}.input", arguments)}
+    return {"id": string_member(block, "id", where), "type": "function", "function": function}
+
+
+def _tools(tools: list[Any] | None) -> list[Any]:
+    """Return Anthropic's tools as OpenAI's. Raises InvalidArgument, and Unsupported for tools that a server runs."""
+    found = []
+    for i, tool in enumerate(tools or []):
+        where = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            raise bad_type(where, tool, "an object")
+        if tool.get("type") not in (None, "custom"):
+            raise Unsupported(
+                "UNSUPPORTED_FIELD",
+                f"{where}.type is {str(tool['type'])[:50]!r}, but this server does not run tools itself.",
+                "Send tools with a name and an input_schema.",
+                param=f"{where}.type",
+            )
+        function = {"name": tool.get("name"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
+        if tool.get("description") is not None:
+            function["description"] = tool["description"]
+        function = {name: value for name, value in function.items() if value is not None}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _tool_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Anthropic's tools and tool_choice as OpenAI's. Raises InvalidArgument, Unsupported."""
+    return {"tools": _tools(values["tools"]), "tool_choice": _choice(values["tool_choice"])}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> Any:
+    """Return OpenAI's value for Anthropic's tool_choice."""
+    kind = (choice or {}).get("type", "auto")
+    if kind == "tool" and choice is not None:
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return "required" if kind == "any" else kind
+
+
+def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
+    """Return what `output_config.format` or its older name `output_format` says. Raises InvalidArgument,
+    Unsupported."""
+    config = check_fields(values["output_config"] or {}, OUTPUT_CONFIG)
+    if config["format"] is not None and values["output_format"] is not None:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            "output_config.format and output_format say what the answer must match.",
+            "Send one of them.",
+            param="output_format",
+        )
+    if config["format"] is not None:
+        return of_output_format(config["format"], "output_config.format")
+    return of_output_format(values["output_format"], "output_format")
+
+
+def _budget(thinking: Mapping[str, Any]) -> int:
+    """Return how many tokens of reasoning the model may write. Raises InvalidArgument."""
+    budget = thinking.get("budget_tokens")
+    if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= MAX_INT32:
+        raise InvalidArgument(
+            "OUT_OF_RANGE",
+            "thinking.budget_tokens is not a number of tokens.",
+            "Send an integer above 0, or leave thinking out.",
+            param="thinking.budget_tokens",
+        )
+    return budget
 
 
 def _text(content: Any, name: str) -> str:

@@ -11,17 +11,20 @@ from quire_common.sequence import Sampling
 from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
 from quire_router.front.http.parsing.prompts import json_text, messages_of, prompts_of
+from quire_router.front.http.parsing.structured_fields import structure_of
+from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.front.parameters.fields import check_fields
-from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, of_many
+from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, with_best_of
 from quire_router.front.parameters.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
 from quire_router.requests.beam_search import check_beams
 from quire_router.requests.pipeline import check_logprobs
-from quire_router.sequences.job import ChatPrompt, GenerateJob, Prompt, TextOptions, Wants
+from quire_router.sequences.job import ChatPrompt, GenerateJob, Parsing, Prompt, TextOptions, Wants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quire_router.front.parameters.request_limits import Limits
+    from quire_router.sequences.structured import RequiredTools, StructuredOutput
 
 _NUMBERS = NumberCodec(DRAW_NUMBERS)
 
@@ -58,7 +61,7 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     job = parsed.job
     if values["max_tokens"] == 0:
         job = replace(job, prompt_only=True)
-    job = of_many(job, values["best_of"], limits, stream=parsed.stream)
+    job = with_best_of(job, values["best_of"], limits, stream=parsed.stream)
     if job.kv_export:
         check_export(job, stream=parsed.stream)
     return replace(parsed, job=job)
@@ -70,12 +73,15 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
         raise InvalidArgument(
-            "LOGPROBS_OFF", "top_logprobs is set, logprobs is not.", "Set logprobs to true.", param="top_logprobs"
+            "LOGPROBS_OFF", "top_logprobs is set, but logprobs is not.", "Set logprobs to true.", param="top_logprobs"
         )
+    prompt = chat_prompt(values, body)
     return job_request(
         values,
         limits,
-        prompts=(chat_prompt(values, body),),
+        prompts=(prompt,),
+        parsing=parsing_of(prompt.tools_json),
+        calls=demanded_calls(values, prompt.tools_json),
         logprobs=(top or 0) if values["logprobs"] else -1,
         logprobs_param="top_logprobs",
         max_tokens=values["max_completion_tokens"] or values["max_tokens"],
@@ -97,6 +103,9 @@ def job_request(
     echo: bool = False,
     add_special_tokens: bool = True,
     token_ids: bool = False,
+    parsing: Parsing | None = None,
+    calls: RequiredTools | None = None,
+    form: StructuredOutput | None = None,
 ) -> ParsedRequest:
     """Make a job, and the options of its answer, from checked `values`, which have all fields of SAMPLING. The keyword
     arguments go by other fields in each API; `logprobs` -1: none. Raises InvalidArgument, Unsupported."""
@@ -113,13 +122,13 @@ def job_request(
     if stream and scored:
         raise InvalidArgument(
             "STREAM_ON",
-            f"{scored} asks for logprobs of the prompt, and stream is set.",
+            f"{scored} asks for logprobs of the prompt, but stream is set.",
             "Set stream to false.",
             param=scored,
         )
     if values["stream_options"] is not None and not stream:
         raise InvalidArgument(
-            "STREAM_OFF", "stream_options is set, stream is not.", "Set stream to true.", param="stream_options"
+            "STREAM_OFF", "stream_options is set, but stream is not.", "Set stream to true.", param="stream_options"
         )
     options = check_fields(values["stream_options"] or {}, STREAM_OPTIONS)
     seed = values["seed"]
@@ -143,12 +152,14 @@ def job_request(
         ignore_eos=values["ignore_eos"],
         repetition=repetition_of(values["repetition_detection"]),
         thinking_tokens=None if values["thinking_token_budget"] == -1 else values["thinking_token_budget"],
+        structure=structure_of(values, calls, form),
         truncate_to=values["truncate_prompt_tokens"],
         text=TextOptions(
             stop=values["stop"],
             include_stop_str_in_output=values["include_stop_str_in_output"],
             skip_special_tokens=values["skip_special_tokens"],
             spaces_between_special_tokens=values["spaces_between_special_tokens"],
+            parsing=parsing,
         ),
         add_special_tokens=add_special_tokens,
         cache_salt=values["cache_salt"],
@@ -163,6 +174,8 @@ def job_request(
             timings=timings,
             echo=echo,
             prompt_logprobs=prompt_logprobs,
+            reasoning=values.get("include_reasoning", True),
+            parallel_calls=values.get("parallel_tool_calls", True),
         ),
     )
     if job.beams:
@@ -194,6 +207,7 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
     kwargs = {**(values["chat_template_kwargs"] or {}), **named}
     return ChatPrompt(
         messages_json=json_text("messages", messages_of(values["messages"])),
+        tools_json=tools_of(values),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
         add_generation_prompt=values["add_generation_prompt"] and not continues,
         continue_final_message=continues,

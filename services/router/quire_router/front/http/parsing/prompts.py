@@ -82,7 +82,7 @@ def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
     wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
     return InvalidArgument(
         "TOKEN_OUT_OF_RANGE",
-        f"Token id {wrong} is no int32.",
+        f"Token id {wrong} is not a 32-bit integer.",
         "Send ids of the vocabulary.",
         param=name.removesuffix("[]"),
     )
@@ -144,6 +144,14 @@ def text_of_part(part: Any, name: str, called: str = "part") -> str:
     if not isinstance(text, str):
         raise bad_type(f"{name}.text", text, "a string")
     return text
+
+
+def string_member(item: Mapping[str, Any], member: str, name: str) -> str:
+    """Return a member of an object that must be a string; `name` is the object's. Raises InvalidArgument."""
+    value = item.get(member)
+    if not isinstance(value, str):
+        raise bad_type(f"{name}.{member}", value, "a string")
+    return value
 
 
 def json_text(name: str, value: Any) -> str:

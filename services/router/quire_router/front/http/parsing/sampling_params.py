@@ -9,9 +9,11 @@ from quire_common.request_parameters import LIMITS, PENALTIES
 from quire_common.sequence import unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import required, token_prompt
+from quire_router.front.http.parsing.structured_fields import structured_outputs_of
 from quire_router.front.parameters.fields import check_fields
 from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS
 from quire_router.front.parameters.tables import EXTRA_ARGS, GENERATE, SAMPLING, SAMPLING_PARAMS
+from quire_router.sequences.structured import RequiredTools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,4 +87,8 @@ def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
             None,
         ),
     }
+    if isinstance(job.structure, RequiredTools):
+        raise unsupported("tool_choice", " that forces a call, in a request that is rendered")
+    if job.structure is not None:
+        every["structured_outputs"] = structured_outputs_of(job.structure), None
     return {name: value for name, (value, neutral) in every.items() if value != neutral}

@@ -1,18 +1,23 @@
-"""Responses that nobody waits for: they run on when the client has gone, and are asked for or cancelled by their id.
+"""Background responses: they run on after the client has left, and a client gets or cancels them by their id.
 
-Each is a request like any other, with its place in the admission's bounds. What another router was told to cancel is
-read from a mark in the shared store.
+Until its generation has ended, a background response counts as a running request in admission. A slow store takes no
+admission slot. If a client cancels a response at another router, that router leaves a mark in the shared store, and the
+router that runs the response reads the mark. A response too large for the store is stored as failed. If the store does
+not answer, the router retries for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from quire_common.errors import Aborted, QuireError, internal_error
+from quire_common.errors import Aborted, QuireError, TooLarge, Unavailable, internal_error
 from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+from quire_router.front.http.responses.kept_response import pack_response
+from quire_router.front.http.responses.store import StoreOutcome
+from quire_router.off_loop import off_loop
 from quire_router.requests.best_of import whole_answers
 
 if TYPE_CHECKING:
@@ -26,17 +31,17 @@ if TYPE_CHECKING:
 CANCELLED = "RESPONSE_CANCELLED"
 FORGOTTEN = "RESPONSE_DELETED"
 _POLL_S = 1.0
+# Interval and time limit of retries if the store does not take an ended response, and how many retry at a time.
+_RETRY_S = 1.0
+_RETRY_FOR_S = 120.0
+_MOST_RETRIED = 256
+_CLOSE_S = 1.0
 log = get_logger(__name__)
 
 
-def mark_of(response_id: str) -> str:
-    """Return the id under which the store keeps the mark that a response is to be cancelled."""
-    return f"{response_id}:cancel"
-
-
 class _Run:
-    """One that runs in this process. `verdict`: CANCELLED or FORGOTTEN once a client asked for that, and it stays
-    so."""
+    """A response that runs in this process. `verdict`: CANCELLED or FORGOTTEN after a client has asked for that, else
+    empty."""
 
     def __init__(self, tenant: str, generation: Generation, document: ResponseDocument) -> None:
         self.tenant = tenant
@@ -52,37 +57,80 @@ class _Run:
 
 
 class BackgroundRuns:
-    """All of this process."""
+    """All background responses of this process."""
 
     def __init__(self, store: ResponseStore) -> None:
-        self._store = store
+        self.store = store
         self._running: dict[tuple[str, str], _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = 0
 
-    def start(self, tenant: str, generation: Generation, document: ResponseDocument, answer: ResponsesFormat) -> None:
-        """Start a task that runs the generation to its end, which `answer` then keeps."""
+    def __len__(self) -> int:
+        """Number of responses that run or wait for the store."""
+        return len(self._running)
+
+    def start(
+        self, tenant: str, generation: Generation, document: ResponseDocument, answer: ResponsesFormat
+    ) -> dict[str, Any]:
+        """Start a task that runs the generation to its end; then `answer` stores the response. Returns the running
+        response object; `show` shows it to other routers. Raises TooLarge if the store has no room even for this."""
+        running = document.running()
+        if len(pack_response(running)) > self.store.most_bytes(tenant):
+            raise self._too_large(tenant)
         run = self._running[tenant, document.id] = _Run(tenant, generation, document)
         task = asyncio.create_task(self._run(run, answer), name=document.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return running
+
+    async def show(self, tenant: str, running: dict[str, Any]) -> None:
+        """Let other routers see a response that has just been started, before its client is told of it."""
+        await self.store.put_running(tenant, running["id"], pack_response(running))
+
+    def running(self, tenant: str, response_id: str) -> dict[str, Any] | None:
+        """Return the object of a response that runs in this process, without asking the store; None if it does not."""
+        run = self._running.get((tenant, response_id))
+        if run is None or run.verdict == FORGOTTEN:
+            return None
+        return run.document.running("cancelled" if run.verdict else "in_progress")
+
+    async def look_up(self, tenant: str, response_id: str) -> dict[str, Any] | None:
+        """Like `running`, but first read a mark of another router."""
+        run = self._running.get((tenant, response_id))
+        if run is not None:
+            await self._verdict(run)
+        return self.running(tenant, response_id)
 
     async def cancel(self, tenant: str, response_id: str, *, forget: bool = False) -> None:
         """Cancel a response if it runs here; else, in a shared store, leave a mark for the router that runs it.
-        `forget`: nothing is kept of it."""
+        `forget`: delete the response too. Raises Unavailable if the mark cannot be written."""
         verdict = FORGOTTEN if forget else CANCELLED
         run = self._running.get((tenant, response_id))
         if run is not None:
             run.end(verdict)
-        elif self._store.shared:
+        else:
             # Who is forgotten is not just cancelled any more: the later wish does not replace that one.
-            await self._store.put(tenant, mark_of(response_id), verdict.encode(), replace=forget)
+            await self.store.mark(tenant, response_id, verdict.encode(), replace=forget)
+
+    async def close(self) -> None:
+        """Fail all running responses, and wait for the store for at most _CLOSE_S."""
+        for run in self._running.values():
+            run.generation.cancel(_stopped())
+        if tasks := set(self._tasks):
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, run: _Run, answer: ResponsesFormat) -> None:
-        """Await the generation's end, keep its outcome, and close it. Meanwhile, watch the shared store for marks. An
-        error in keeping is logged."""
-        watch = asyncio.create_task(self._watch(run)) if self._store.shared else None
+        """Wait for the generation's end and close it, so that it leaves admission; then store its outcome. Meanwhile,
+        watch the shared store for marks. A failure to store is logged."""
+        watch = asyncio.create_task(self._watch(run)) if self.store.shared else None
         try:
-            keep = await self._outcome(run, answer)
+            try:
+                keep = await self._outcome(run, answer)
+            finally:
+                run.generation.close()
             await self._settle(run, keep)
         except Exception:
             log.exception("the end of a response in the background was not kept")
@@ -90,41 +138,62 @@ class BackgroundRuns:
             if watch is not None:
                 watch.cancel()
             del self._running[run.tenant, run.document.id]
-            run.generation.close()
 
-    async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[None]]:
+    async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[StoreOutcome]]:
         """Await the answer. Returns the function that keeps it or, where it failed, keeps the failed response."""
         try:
-            answer.document(await whole_answers(run.generation))
+            deltas = await whole_answers(run.generation)
+            await off_loop(lambda: answer.document(deltas), heavy=run.generation.is_large, tenant=run.tenant)
         except QuireError as error:
             failed = run.document.failed(error)
         except Exception:
             log.exception("a response in the background failed")
             failed = run.document.failed(internal_error())
         else:
-            return answer.settle
+            return answer.keep
         return lambda: self._keep(run, failed)
 
-    async def _settle(self, run: _Run, keep: Callable[[], Awaitable[None]]) -> None:
-        """Keep the outcome. Where the verdict is CANCELLED, keep a cancelled response instead; where it is FORGOTTEN,
-        delete the response. A verdict may come during that step: then the step is done again."""
+    async def _settle(self, run: _Run, keep: Callable[[], Awaitable[StoreOutcome]]) -> None:
+        """Store the outcome, or do what a verdict demands. Repeat this if a verdict comes meanwhile, and for
+        _RETRY_FOR_S if the store does not answer."""
         settled: str | None = None
-        while (verdict := await self._verdict(run)) != settled:
-            settled = verdict
-            if verdict == FORGOTTEN:
-                await self._store.delete(run.tenant, run.document.id)
-            elif verdict == CANCELLED:
-                await self._keep(run, run.document.running("cancelled"))
-            else:
-                await keep()
+        kept, until_s = StoreOutcome.KEPT, time.monotonic() + _RETRY_FOR_S
+        self._settling += 1
+        try:
+            while (verdict := await self._verdict(run)) != settled or kept is StoreOutcome.NOT_NOW:
+                if kept is StoreOutcome.NOT_NOW and verdict == settled:
+                    if time.monotonic() > until_s or self._settling > _MOST_RETRIED:
+                        metrics.responses_dropped.labels("redis").inc()
+                        log.warning("the end of a response in the background was not kept: the store is away")
+                        return
+                    await asyncio.sleep(_RETRY_S)
+                settled, kept = verdict, await self._settle_as(run, verdict, keep)
+        finally:
+            self._settling -= 1
+
+    async def _settle_as(self, run: _Run, verdict: str, keep: Callable[[], Awaitable[StoreOutcome]]) -> StoreOutcome:
+        """Delete the response if the verdict is FORGOTTEN; store it as cancelled if the verdict is CANCELLED. Otherwise
+        store the outcome, or a failed response if the outcome is too large."""
+        if verdict == FORGOTTEN:
+            try:
+                await self.store.delete(run.tenant, run.document.id)
+            except QuireError:
+                return StoreOutcome.NOT_NOW
+            return StoreOutcome.KEPT
+        if verdict == CANCELLED:
+            return await self._keep(run, run.document.running("cancelled"))
+        kept = await keep()
+        if kept is StoreOutcome.TOO_LARGE:
+            return await self._keep(run, run.document.failed(self._too_large(run.tenant)))
+        return kept
 
     async def _verdict(self, run: _Run) -> str:
         """Return CANCELLED or FORGOTTEN if a client asked for that, here or through another router; else ''. Unless it
         is FORGOTTEN already, the mark that another router leaves in a shared store is looked for; a mark also cancels
         the generation."""
-        if run.verdict != FORGOTTEN and self._store.shared:
+        if run.verdict != FORGOTTEN and self.store.shared:
             try:
-                mark = await self._store.get(run.tenant, mark_of(run.document.id))
+                mark = await self.store.get_mark(run.tenant, run.document.id)
             except QuireError:
                 mark = None  # the store is away: what is known here counts
             if mark is not None:
@@ -136,10 +205,30 @@ class BackgroundRuns:
         while not await self._verdict(run):
             await asyncio.sleep(_POLL_S)
 
-    async def _keep(self, run: _Run, ended: dict[str, Any]) -> None:
-        """Store the ended response object, without messages to go on from."""
-        await self._store.put(run.tenant, run.document.id, orjson.dumps({"response": ended, "messages": []}))
+    def _too_large(self, tenant: str) -> TooLarge:
+        """Make the error for a response that is larger than the tenant's quota."""
+        most = self.store.most_bytes(tenant)
+        return TooLarge(
+            "RESPONSE_TOO_LARGE",
+            f"The response is larger than the {most} bytes that may be kept for this key.",
+            "Send or ask for less, or raise kept_responses_mib in the key file, or --responses-max-mib.",
+        )
+
+    async def _keep(self, run: _Run, ended: dict[str, Any]) -> StoreOutcome:
+        """Store the ended response object, without its conversation. If it is too large, leave out the echoed fields of
+        the request."""
+        kept = await self.store.put(run.tenant, run.document.id, pack_response(ended), wait=True)
+        if kept is StoreOutcome.TOO_LARGE:
+            brief = run.document.brief(ended)
+            kept = await self.store.put(run.tenant, run.document.id, pack_response(brief), wait=True)
+        return kept
 
 
 def _cancelled(code: str) -> Aborted:
-    return Aborted(code, "The response was cancelled.", "Ask again if it is wanted after all.")
+    return Aborted(code, "The response was cancelled.", "Send the request again if you still want the answer.")
+
+
+def _stopped() -> Unavailable:
+    return Unavailable(
+        "ROUTER_STOPPED", "The router that ran this response in the background was stopped.", "Send the request again."
+    )

@@ -29,14 +29,15 @@ _ECHOED = (
     "truncation",
     "user",
 )
+# Replacements for echoed fields of the request that may be long.
+_BRIEF: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto", "user": None}
 
 
 class ResponseDocument:
-    """One response with at most one message of text. `store` is whether it is kept, which may differ from the wish."""
+    """One response. `store` is whether it is kept, which may differ from the wish."""
 
     def __init__(self, response_id: str, values: Mapping[str, Any], model: str, created: int, *, store: bool) -> None:
         self.id = response_id
-        self.item_id = f"msg_{response_id.removeprefix('resp_')}"
         self._fixed: dict[str, Any] = {
             "id": response_id,
             "object": "response",
@@ -46,7 +47,7 @@ class ResponseDocument:
             "store": store,
             "service_tier": "default",
             "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (values["text"] or {}).get("format") or {"type": "text"}},
             "metadata": {},
             "tool_choice": "auto",
             "tools": [],
@@ -60,27 +61,20 @@ class ResponseDocument:
         """Return the response object before its end, without output."""
         return self._with(status, [], None)
 
-    def ended(self, text: str, logprobs: list[Any], finish: int, usage: Usage) -> dict[str, Any]:
+    def ended(self, output: list[dict[str, Any]], finish: int, usage: Usage) -> dict[str, Any]:
         """Return the response object after its end; `incomplete` where it was cut by its number of tokens."""
         cut = finish == LENGTH
-        status = "incomplete" if cut else "completed"
-        output = [self.item(status, [self.part(text, logprobs)])]
         details = {"reason": "max_output_tokens"} if cut else None
-        return self._with(status, output, usage, incomplete_details=details)
+        return self._with("incomplete" if cut else "completed", output, usage, incomplete_details=details)
+
+    def brief(self, ended: dict[str, Any]) -> dict[str, Any]:
+        """Return the ended response object without the echoed fields that may be long."""
+        return {**ended, **_BRIEF}
 
     def failed(self, error: QuireError) -> dict[str, Any]:
         """Return the response object of a generation that failed."""
         told = {"code": "rate_limit_exceeded" if error.http_status == 429 else "server_error"}
         return self._with("failed", [], None, error={**told, "message": f"{error.code}: {error_text(error)}"})
-
-    def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the response's message."""
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    @staticmethod
-    def part(text: str, logprobs: list[Any]) -> dict[str, Any]:
-        """Return the message's text part."""
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _with(
         self,
@@ -102,6 +96,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.responses import Response
 
-from quire_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from quire_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from quire_common.telemetry.logs import get_logger
 from quire_router.front.http.exchange import exchange_of, send_json
-from quire_router.front.http.responses.background import BackgroundRuns
 from quire_router.front.http.responses.document import ResponseDocument
 from quire_router.front.http.responses.format import ResponsesFormat
+from quire_router.front.http.responses.kept_response import pack_response, unpack_response
 from quire_router.front.http.responses.parse import job_of, parse_response
+from quire_router.front.http.responses.store import StoreOutcome
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from quire_router.front.http.exchange import Exchange
     from quire_router.front.http.generate import Serving
     from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.front.http.responses.background import BackgroundRuns
     from quire_router.front.http.responses.parse import AskedResponse
-    from quire_router.front.http.responses.store import ResponseStore
     from quire_router.requests.generation import Generation
 
+log = get_logger(__name__)
 # What this router gives out; beside them the store has its own names.
 _ID = re.compile("resp_[0-9a-f]{32}")
 _MAX_ID = 128
@@ -36,10 +39,10 @@ _KEEPING = "run the router with --responses-max-mib above 0, and with --redis wh
 class ResponseRoutes:
     """An ASGI application for POST, and endpoints for what has an id. Without a store nothing is kept."""
 
-    def __init__(self, serving: Serving, store: ResponseStore | None) -> None:
+    def __init__(self, serving: Serving, background: BackgroundRuns | None) -> None:
         self._serving = serving
-        self._store = store
-        self._background = BackgroundRuns(store) if store is not None else None
+        self._background = background
+        self._store = background.store if background is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Create a response: run it, or start it in the background."""
@@ -53,7 +56,7 @@ class ResponseRoutes:
             if self._store is None:
                 raise InvalidArgument(
                     "RESPONSES_NOT_KEPT",
-                    "This router keeps no responses to go on from.",
+                    "This router keeps no responses, so none can be continued.",
                     f"Send the whole conversation as input, or {_KEEPING}.",
                     param="previous_response_id",
                 )
@@ -81,6 +84,11 @@ class ResponseRoutes:
     async def cancel(self, request: Request) -> Response:
         """Cancel a response that runs in the background, and answer with it; one that has ended stays as it is. Raises
         NotFound, and InvalidArgument for a response that is not in the background."""
+        tenant, response_id = exchange_of(request.scope).tenant, request.path_params["response_id"]
+        running = self._background.running(tenant, response_id) if self._background is not None else None
+        if self._background is not None and running is not None:
+            await self._background.cancel(tenant, response_id)  # it runs here, so the store is not needed
+            return _json({**running, "status": "cancelled"})
         kept = (await self._kept(request))["response"]
         if not kept["background"] or self._background is None:
             raise InvalidArgument(
@@ -90,7 +98,7 @@ class ResponseRoutes:
                 param="response_id",
             )
         if kept["status"] == "in_progress":
-            await self._background.cancel(exchange_of(request.scope).tenant, kept["id"])
+            await self._background.cancel(tenant, kept["id"])
             kept = (await self._kept(request))["response"]  # it may have ended before it was told
             if kept["status"] == "in_progress":
                 kept["status"] = "cancelled"
@@ -115,9 +123,9 @@ class ResponseRoutes:
         parsed: ParsedRequest,
         send: Send,
     ) -> None:
-        """Start a response in the background, keep its object, and answer with that. Raises InvalidArgument where it
-        would not be kept."""
-        if self._background is None or self._store is None or asked.values["store"] is False:
+        """Start a response in the background and answer with its object. Raises InvalidArgument if it would not be
+        stored."""
+        if self._background is None or asked.values["store"] is False:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
                 "A response in the background must be kept, and this one would not be.",
@@ -129,12 +137,11 @@ class ResponseRoutes:
         generation = await self._serving.pipeline.generate(parsed.job, caller, exchange.arrived_ns)
         try:
             document, answer = self._format(exchange, asked, history, response_id, generation)
-            running = document.running()
-            await self._store.put(exchange.tenant, response_id, orjson.dumps({"response": running, "messages": []}))
+            running = self._background.start(exchange.tenant, generation, document, answer)
         except BaseException:
             generation.close()
             raise
-        self._background.start(exchange.tenant, generation, document, answer)
+        await self._background.show(exchange.tenant, running)
         await send_json(send, orjson.dumps(running))
 
     def _format(
@@ -151,11 +158,12 @@ class ResponseRoutes:
         served, created = generation.served.name, generation.created
         document = ResponseDocument(response_id, asked.values, served, created, store=store is not None)
 
-        async def keep(ended: dict[str, Any], text: str) -> None:
-            if store is not None:
-                messages = [*history, *asked.messages, {"role": "assistant", "content": text}]
-                value = orjson.dumps({"response": ended, "messages": messages})
-                await store.put(exchange.tenant, response_id, value)
+        async def keep(ended: dict[str, Any], message: dict[str, Any]) -> StoreOutcome:
+            if store is None:
+                return StoreOutcome.KEPT  # as the client wants it
+            messages = [*history, *asked.messages, message]
+            value = pack_response(ended, messages)
+            return await store.put(exchange.tenant, response_id, value, wait=asked.values["background"])
 
         return document, ResponsesFormat(generation, document, keep)
 
@@ -164,18 +172,30 @@ class ResponseRoutes:
         return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
-        """Load a tenant's kept response: its object and its messages. Raises NotFound, naming `param`."""
-        value = None
-        if self._store is not None and _ID.fullmatch(response_id):
-            value = await self._store.get(tenant, response_id)
-        if value is None:
+        """Load a tenant's stored or running response: its object and its messages. Raises NotFound, which names
+        `param`."""
+        value, running = None, None
+        if self._background is not None and _ID.fullmatch(response_id):
+            try:
+                value = await self._background.store.get(tenant, response_id)
+            except Unavailable:
+                running = self._background.running(tenant, response_id)
+                if running is None:
+                    raise
+            else:
+                running = await self._background.look_up(tenant, response_id) if value is None else None
+        if running is not None:
+            return {"response": running, "messages": []}
+        found = unpack_response(value) if value is not None else None
+        if value is not None and found is None:
+            log.warning("a kept response is unreadable", response=response_id)
+        if found is None:
             raise NotFound(
                 "RESPONSE_NOT_FOUND",
                 f"There is no response `{response_id[:_MAX_ID]}`, or it is not kept any more.",
                 "Ask for one that is kept, or send the whole conversation as input.",
                 param=param,
             )
-        found: dict[str, Any] = orjson.loads(value)
         return found
 
 
@@ -187,7 +207,7 @@ def _history(kept: dict[str, Any]) -> list[Any]:
         raise FailedPrecondition(
             "RESPONSE_NOT_ENDED",
             f"The previous response is {status}.",
-            "Go on from one that is completed.",
+            "Continue from a response that is completed.",
             param="previous_response_id",
         )
     found: list[Any] = kept["messages"]

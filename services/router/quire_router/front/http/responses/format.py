@@ -6,85 +6,69 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from quire_common.finish import PartKind
 from quire_router.front.http.formats.logprob_format import TokenNames, chat_tokens
+from quire_router.front.http.formats.message_parts import shown_parts
 from quire_router.front.http.formats.messages_format import event
+from quire_router.front.http.responses.output_items import OutputItems
+from quire_router.sequences.delta import LENGTH, TextPart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from quire_common.errors import QuireError
     from quire_router.front.http.responses.document import ResponseDocument
+    from quire_router.front.http.responses.output_items import Event
+    from quire_router.front.http.responses.store import StoreOutcome
     from quire_router.requests.generation import Generation
     from quire_router.sequences.delta import Delta
 
 
 class ResponsesFormat:
-    """Implements AnswerFormat. `keep` is given the object at the end, and its text, before the client is told."""
+    """Implements AnswerFormat. Before the client gets the end, `keep` gets the response object, and the answer as a
+    message of the conversation."""
 
     def __init__(
         self,
         generation: Generation,
         document: ResponseDocument,
-        keep: Callable[[dict[str, Any], str], Awaitable[None]],
+        keep: Callable[[dict[str, Any], dict[str, Any]], Awaitable[StoreOutcome]],
     ) -> None:
         self._generation = generation
         self._document = document
         self._keep = keep
+        self._wants = generation.job.wants
         self._wants_logprobs = generation.job.sampling.logprobs >= 0
-        self._texts: list[str] = []
-        self._logprobs: list[Any] = []
+        self._items = OutputItems(document.id)
         self._finish = 0
         self._number = 0
         self._ended: dict[str, Any] = {}
-        place = {"item_id": document.item_id, "output_index": 0, "content_index": 0}
-        name = b"response.output_text.delta"
-        self._head = b'event: %b\ndata: {"type":"%b",%b,' % (name, name, orjson.dumps(place)[1:-1])
 
     def opening(self) -> bytes:
-        """Return the first events: the response without output, its message, and the message's empty text part."""
-        item, part = self._document.item("in_progress", []), self._document.part("", [])
-        return b"".join(
-            (
-                self._event("response.created", response=self._document.running()),
-                self._event("response.in_progress", response=self._document.running()),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **self._place(), part=part),
-            )
-        )
+        """Return the first events: the response without output."""
+        running = {"response": self._document.running()}
+        return self._event("response.created", running) + self._event("response.in_progress", running)
 
     def frame(self, delta: Delta) -> bytes:
-        """Return the delta's text and logprobs as an event; nothing where it has neither."""
-        logprobs = self._collect(delta)
-        if not delta.text and not logprobs:
-            return b""
-        self._number += 1
-        return self._head + b'"sequence_number":%d,"logprobs":%b,"delta":%b}\n\n' % (
-            self._number - 1,
-            orjson.dumps(logprobs),
-            orjson.dumps(delta.text),
-        )
+        """Return the events of the delta's parts; empty if it has neither text nor logprobs."""
+        return b"".join(self._event(name, fields) for name, fields in self._collect(delta))
 
     def closing(self) -> bytes:
-        """Return the last events: the text, its part, its message and the response, each whole."""
-        self._end()
-        text, part = "".join(self._texts), self._document.part("".join(self._texts), self._logprobs)
-        (item,) = self._ended["output"]
-        return b"".join(
-            (
-                self._event("response.output_text.done", **self._place(), text=text, logprobs=self._logprobs),
-                self._event("response.content_part.done", **self._place(), part=part),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{self._ended['status']}", response=self._ended),
-            )
-        )
+        """Return the last events: those of the last item, and the whole response."""
+        told = b"".join(self._event(name, fields) for name, fields in self._end())
+        return told + self._event(f"response.{self._ended['status']}", {"response": self._ended})
 
     def failed(self, error: QuireError) -> bytes:
         """Return the failed response as an event."""
-        return self._event("response.failed", response=self._document.failed(error))
+        return self._event("response.failed", {"response": self._document.failed(error)})
 
     async def settle(self) -> None:
         """Keep the ended response, before the client is told of its end and may ask for it."""
-        await self._keep(self._ended, "".join(self._texts))
+        await self.keep()
+
+    async def keep(self) -> StoreOutcome:
+        """Store the ended response; return the outcome."""
+        return await self._keep(self._ended, self._items.message())
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """Return the whole response as JSON."""
@@ -93,26 +77,34 @@ class ResponsesFormat:
         self._end()
         return orjson.dumps(self._ended)
 
-    def _collect(self, delta: Delta) -> list[Any]:
-        """Collect a delta's text, logprobs and finish reason; return its logprobs, none where they were not asked
-        for."""
-        self._texts.append(delta.text)
+    def _collect(self, delta: Delta) -> list[Event]:
+        """Add a delta's parts to the output; return their events. Logprobs go with the delta's last text of a message;
+        if a parsed answer's delta has no such text, they are left out."""
         self._finish = delta.finish
-        if not self._wants_logprobs:
-            return []
-        found: list[Any] = chat_tokens(delta.entries, TokenNames(self._generation.token_bytes, by_id=False))
-        self._logprobs += found
-        return found
+        logprobs: list[Any] = []
+        if self._wants_logprobs:
+            logprobs = chat_tokens(delta.entries, TokenNames(self._generation.token_bytes, by_id=False))
+        parts = shown_parts(delta, self._wants)
+        if not parts and logprobs and delta.parts is None:
+            parts = [TextPart(PartKind.CONTENT, -1, "")]
+        events: list[Event] = []
+        last = max((at for at, part in enumerate(parts) if part.kind == PartKind.CONTENT), default=-1)
+        for at, part in enumerate(parts):
+            events += self._items.add(part, logprobs if at == last else [])
+        return events
 
-    def _end(self) -> None:
-        """Make the ended response object of all that was collected."""
+    def _end(self) -> list[Event]:
+        """Make the ended response object from the collected items; return the last item's events. An answer without
+        items becomes an empty message."""
+        events: list[Event] = []
+        if not self._items.begun:
+            events += self._items.add(TextPart(PartKind.CONTENT, -1, ""), [])[:-1]
         usage = self._generation.usage()
-        self._ended = self._document.ended("".join(self._texts), self._logprobs, self._finish, usage)
+        events += self._items.end("incomplete" if self._finish == LENGTH else "completed")
+        self._ended = self._document.ended(self._items.items, self._finish, usage)
+        return events
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._document.item_id, "output_index": 0, "content_index": 0}
-
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         """Return an event under the next sequence number."""
         self._number += 1
         return event(name, {"type": name, "sequence_number": self._number - 1, **fields})

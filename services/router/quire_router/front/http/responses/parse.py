@@ -1,4 +1,4 @@
-"""/v1/responses: a body to a job and to what the response object repeats of it. Text in, text out."""
+"""Converts a body of /v1/responses to a job, and to the fields that the response object echoes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
-from quire_router.front.http.parsing.prompts import json_text, required
+from quire_router.front.http.parsing.prompts import json_text, required, string_member
+from quire_router.front.http.parsing.structured_fields import of_output_format
+from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
+from quire_router.front.http.responses.output_items import tool_call
 from quire_router.front.parameters.fields import bad_type, check_fields
 from quire_router.front.parameters.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
 from quire_router.sequences.job import ChatPrompt
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 
 LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class AskedResponse:
     """A checked body without its input. `messages` are those of the input; a previous response's come before them."""
 
     values: Mapping[str, Any]
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
 
     @property
     def previous(self) -> str | None:
@@ -40,7 +44,7 @@ class AskedResponse:
 def parse_response(body: Mapping[str, Any], limits: Limits) -> AskedResponse:
     """Check a body of /v1/responses. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
-    check_fields(values["text"] or {}, RESPONSE_TEXT)
+    of_output_format(check_fields(values["text"] or {}, RESPONSE_TEXT)["format"], "text.format")
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
     if values["truncation"] not in ("auto", "disabled"):
         raise InvalidArgument(
@@ -59,7 +63,7 @@ def parse_response(body: Mapping[str, Any], limits: Limits) -> AskedResponse:
 
 
 def job_of(
-    asked: AskedResponse, history: Sequence[Mapping[str, str]], limits: Limits, *, timings: bool
+    asked: AskedResponse, history: Sequence[Mapping[str, Any]], limits: Limits, *, timings: bool
 ) -> ParsedRequest:
     """Make the job of a response. Its prompt is the instructions, then `history` (the messages of earlier responses),
     then the input's messages. Raises InvalidArgument, Unsupported."""
@@ -71,15 +75,23 @@ def job_of(
     effort = (values["reasoning"] or {}).get("effort")
     if effort is not None:
         kwargs["reasoning_effort"] = effort
+    called = {name: values[name] for name in ("tools", "tool_choice", "parallel_tool_calls")}
+    called["tools"] = _tools(values["tools"])
     prompt = ChatPrompt(
         messages_json=json_text("input", messages),
+        tools_json=tools_of(called),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
     )
     with_logprobs = LOGPROBS in values["include"]
     shared = {name: value for name, value in values.items() if name in SAMPLING}
     truncates = {"truncate_prompt_tokens": -1 if values["truncation"] == "auto" else None}
     return job_request(
-        {**check_fields({}, SAMPLING, limits.sampling_defaults({})), **shared, **truncates},
+        {
+            **check_fields({}, SAMPLING, limits.sampling_defaults({})),
+            **shared,
+            **truncates,
+            "parallel_tool_calls": values["parallel_tool_calls"],
+        },
         limits,
         prompts=(prompt,),
         logprobs=(values["top_logprobs"] or 0) if with_logprobs else -1,
@@ -87,39 +99,87 @@ def job_of(
         max_tokens=None,
         default_max_tokens=values["max_output_tokens"] or limits.max_tokens,
         timings=timings,
+        parsing=parsing_of(prompt.tools_json),
+        calls=demanded_calls(called, prompt.tools_json),
+        form=of_output_format((values["text"] or {}).get("format"), "text.format"),
     )
 
 
-def _messages(given: Any) -> list[dict[str, str]]:
-    """Convert the input, a string or a list of items, to messages. Raises InvalidArgument, Unsupported."""
+def _tools(tools: list[Any] | None) -> list[Any]:
+    """Return the functions among a response's tools in a chat's form. Raises InvalidArgument, and Unsupported for tools
+    that the server would run."""
+    found = []
+    for i, tool in enumerate(tools or []):
+        if not isinstance(tool, dict):
+            raise bad_type(f"tools[{i}]", tool, "an object")
+        if tool.get("type") != "function":
+            raise unsupported(f"tools[{i}]", ", a tool that is not a function,")
+        found.append({"type": "function", "function": {name: tool[name] for name in _FUNCTION if name in tool}})
+    return found
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """Convert the input, a string or a list of items, to messages. Reasoning and calls become part of
+    the adjacent assistant message. Raises InvalidArgument, Unsupported."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise bad_type("input", given, "a string or a list of items")
     if not given:
         raise InvalidArgument("MISSING_FIELD", "input is an empty list.", "Send an item.", param="input")
-    return [_message(item, f"input[{i}]") for i, item in enumerate(given)]
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(given):
+        message, last = _message(item, f"input[{i}]"), messages[-1] if messages else {}
+        if message["role"] == last.get("role") == "assistant" and (_bare(message) or _bare(last)):
+            calls = [*last.get("tool_calls", []), *message.get("tool_calls", [])]
+            content = last["content"] + message["content"]
+            thoughts = [each["reasoning_content"] for each in (last, message) if "reasoning_content" in each]
+            messages[-1] = last | message | {"content": content} | ({"tool_calls": calls} if calls else {})
+            if thoughts:
+                messages[-1]["reasoning_content"] = "\n".join(thoughts)
+        else:
+            messages.append(message)
+    return messages
 
 
-def _message(item: Any, name: str) -> dict[str, str]:
+def _bare(message: Mapping[str, Any]) -> bool:
+    """Whether a message has only calls or reasoning, and no text."""
+    return not message["content"]
+
+
+def _message(item: Any, name: str) -> dict[str, Any]:
     """Convert one item of the input to a message; the role `developer` becomes `system`. Raises InvalidArgument,
     Unsupported."""
     if not isinstance(item, dict):
         raise bad_type(name, item, "an object")
-    if item.get("type", "message") != "message":
-        raise unsupported(name, ", an item of a type other than message,")
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        for member in ("call_id", "name", "arguments"):
+            string_member(item, member, name)
+        return {"role": "assistant", "content": "", "tool_calls": [tool_call(item)]}
+    if kind == "function_call_output":
+        call_id = string_member(item, "call_id", name)
+        return {"role": "tool", "tool_call_id": call_id, "content": _content(item.get("output"), f"{name}.output")}
+    if kind == "reasoning":
+        parts = item.get("content") or []
+        return {"role": "assistant", "content": "", "reasoning_content": _content(parts, f"{name}.content")}
+    if kind != "message":
+        raise unsupported(name, ", an item of a type that this version does not know,")
     role = item.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise InvalidArgument(
-            "BAD_ROLE", f"{name}.role is none of {', '.join(_ROLES)}.", "Choose one of them.", param=f"{name}.role"
+            "BAD_ROLE", f"{name}.role is not one of {', '.join(_ROLES)}.", "Choose one of them.", param=f"{name}.role"
         )
-    content = item.get("content")
+    return {"role": _ROLES[role], "content": _content(item.get("content"), f"{name}.content")}
+
+
+def _content(content: Any, name: str) -> str:
+    """Return the text of an item. Raises InvalidArgument, Unsupported."""
     if isinstance(content, str):
-        return {"role": _ROLES[role], "content": content}
+        return content
     if not isinstance(content, list):
-        raise bad_type(f"{name}.content", content, "a string or a list of parts")
-    texts = [_text(part, f"{name}.content[{i}]") for i, part in enumerate(content)]
-    return {"role": _ROLES[role], "content": "".join(texts)}
+        raise bad_type(name, content, "a string or a list of parts")
+    return "".join(_text(part, f"{name}[{i}]") for i, part in enumerate(content))
 
 
 def _text(part: Any, name: str) -> str:

@@ -1,7 +1,8 @@
-"""Where responses are kept: in this process within bounds, or in Redis for all routers. Values are bytes to it.
+"""Stores responses as bytes: in this process within bounds, or in Redis for all routers.
 
-A response is its tenant's alone. What is kept goes after `ttl_s`, in memory also when room is needed, oldest first. A
-tenant with a share of its own loses its oldest response when the share is full, here and in Redis.
+Only its own tenant can read a response. A stored response expires after `ttl_s`; full memory loses its oldest responses
+before that. If a tenant with a quota fills it, the tenant's oldest response goes, in memory and in Redis. Running
+background responses and the marks that cancel them do not count, and are never removed for room.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from redis.exceptions import RedisError
@@ -16,17 +19,28 @@ from redis.exceptions import RedisError
 from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import Unavailable
 from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.redis_state import note_redis
 from quire_router import metrics
-from quire_router.front.http.responses.redis_shares import RedisShares, response_key
+from quire_router.front.http.responses.redis_quotas import RedisQuotas, response_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from quire_router.config import RouterConfig
 
 log = get_logger(__name__)
 MOST_WAIT_S = 0.04
 _CLOSE_S = 1.0
+# A mark must live until the router that runs the response has read it.
+_LEAST_MARK_MS = 60_000
+
+
+class StoreOutcome(Enum):
+    """The outcome of storing a value. NOT_NOW: the store does not answer, or has no room at the moment."""
+
+    KEPT = "kept"
+    TOO_LARGE = "too_large"
+    NOT_NOW = "not_now"
 
 
 class ResponseStore(Protocol):
@@ -37,9 +51,23 @@ class ResponseStore(Protocol):
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """Return the value; None where none is kept (any more). Raises Unavailable."""
 
-    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """Keep a value. Without `replace`, only where none is kept, which is looked up in the same step. A failure is
-        logged and counted, not raised: the response itself is not in danger."""
+    def most_bytes(self, tenant: str) -> int:
+        """Return the size of the largest value that the store accepts from this tenant."""
+
+    async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
+        """Store a value, and replace an earlier one. With `wait`, return when the outcome is certain. Without it,
+        return after a short time: KEPT if a slow write still goes on. A failure is then logged and counted, since the
+        client gets its response anyway."""
+
+    async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
+        """Let other routers see a background response that runs in this one."""
+
+    async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
+        """Leave a mark for the router that runs this response. Without `replace`, an earlier one stays. Raises
+        Unavailable."""
+
+    async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
+        """Return the mark of this response; None where it has none. Raises Unavailable."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a value; returns whether there was one. Raises Unavailable."""
@@ -73,17 +101,18 @@ class MemoryStore:
         found = self._kept.get((tenant, response_id))
         return found[1] if found is not None else None
 
-    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
+    def most_bytes(self, tenant: str) -> int:
+        return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
+
+    async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
         """Keep a value for `ttl_s`, and drop the oldest others until it fits. A value that cannot fit is counted, not
         kept."""
         self._expire()
-        if not replace and (tenant, response_id) in self._kept:
-            return
         self._drop((tenant, response_id))
         share = self._share_of(tenant) or self._max_bytes
-        if len(value) > min(share, self._max_bytes):
+        if len(value) > self.most_bytes(tenant):
             metrics.responses_dropped.labels("too_large").inc()
-            return
+            return StoreOutcome.TOO_LARGE
         while self._tenant_bytes[tenant] + len(value) > share:
             self._drop((tenant, next(iter(self._lengths[tenant]))))
             metrics.responses_dropped.labels("no_room").inc()
@@ -95,6 +124,17 @@ class MemoryStore:
         self._tenant_bytes[tenant] += len(value)
         self._bytes += len(value)
         self._tell()
+        return StoreOutcome.KEPT
+
+    async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
+        """Does nothing: no other router reads this memory."""
+
+    async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
+        """Does nothing: no other router reads this memory."""
+
+    async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
+        """Return None: no other router leaves marks."""
+        return None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         found = self._drop((tenant, response_id))
@@ -143,48 +183,48 @@ class RedisStore:
         self._share_of = share_of
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._redis = open_redis(url, url_file, socket_timeout=2.0, socket_connect_timeout=2.0)
-        self._shares = RedisShares(self._redis)
+        self._quotas = RedisQuotas(self._redis)
         # The last write under way of each key; and the bytes that all writes under way hold.
-        self._writes: dict[str, asyncio.Task[None]] = {}
+        self._writes: dict[str, asyncio.Task[bool]] = {}
         self._writing_bytes = 0
+
+    def most_bytes(self, tenant: str) -> int:
+        return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """Return the value; None where none is kept (any more). Raises Unavailable where Redis does not answer."""
         await self._written(response_key(tenant, response_id))
-        try:
-            found: bytes | None = await self._redis.get(response_key(tenant, response_id))
-        except (RedisError, OSError) as error:
-            raise _gone() from error
-        return found
+        return await self._read(response_key(tenant, response_id))
 
-    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """Keep a value for its lifetime. The call returns after MOST_WAIT_S at most, because a client waits for its
-        answer; a slower write goes on. A value is counted, not kept, if it is too large or if writes under way leave no
-        room for it. A failure of Redis is logged and counted."""
-        share = self._share_of(tenant)
-        if len(value) > min(share or self._max_bytes, self._max_bytes):
+    async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
+        """Store a value for its lifetime. Without `wait`, the call returns after at most MOST_WAIT_S, because a client
+        waits for its answer; a slower write goes on. A value that is too large, or that pending writes leave no room
+        for, is counted and not stored. A failure of Redis is logged and counted."""
+        if len(value) > self.most_bytes(tenant):
             metrics.responses_dropped.labels("too_large").inc()
-            return
-        if self._writing_bytes + len(value) > self._max_bytes:
-            metrics.responses_dropped.labels("no_room").inc()
-            return
-        key = response_key(tenant, response_id)
-        self._writing_bytes += len(value)
-        write = asyncio.create_task(
-            self._write(tenant, response_id, value, self._writes.get(key), share=share, replace=replace)
-        )
-        self._writes[key] = write
-        await asyncio.wait({write}, timeout=MOST_WAIT_S)
+            return StoreOutcome.TOO_LARGE
+        return await self._put(tenant, response_id, value, share=self._share_of(tenant), wait=wait)
+
+    async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
+        """Store a value as `put` does, without counting it in the tenant's quota."""
+        await self._put(tenant, response_id, value, share=0, wait=False)
+
+    async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
+        """Leave a mark, which counts in no quota. Raises Unavailable if Redis does not answer."""
+        lifetime_ms = max(self._ttl_ms, _LEAST_MARK_MS)
+        with _asking_redis():
+            await self._redis.set(_mark_key(tenant, response_id), mark, px=lifetime_ms, nx=not replace)
+
+    async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
+        return await self._read(_mark_key(tenant, response_id))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a value; returns whether there was one. Raises Unavailable where Redis does not answer."""
         await self._written(response_key(tenant, response_id))
-        try:
+        with _asking_redis():
             if self._share_of(tenant):
-                return await self._shares.delete(tenant, response_id)
+                return await self._quotas.delete(tenant, response_id)
             return bool(await self._redis.delete(response_key(tenant, response_id)))
-        except (RedisError, OSError) as error:
-            raise _gone() from error
 
     async def close(self) -> None:
         """Give writes under way up to a second, then close the connections."""
@@ -195,35 +235,61 @@ class RedisStore:
             await asyncio.gather(*late, return_exceptions=True)
         await self._redis.aclose()
 
+    async def _read(self, key: str) -> bytes | None:
+        """Return the value of a key; None where there is none. Raises Unavailable where Redis does not answer."""
+        with _asking_redis():
+            found: bytes | None = await self._redis.get(key)
+        return found
+
+    async def _put(self, tenant: str, response_id: str, value: bytes, *, share: int, wait: bool) -> StoreOutcome:
+        """Write a value after pending writes of the same key. With `wait`, the caller counts a failure."""
+        if self._writing_bytes + len(value) > self._max_bytes:
+            if not wait:
+                metrics.responses_dropped.labels("no_room").inc()
+            return StoreOutcome.NOT_NOW
+        key = response_key(tenant, response_id)
+        self._writing_bytes += len(value)
+        write = asyncio.create_task(
+            self._write(tenant, response_id, value, self._writes.get(key), share=share, counted=not wait)
+        )
+        self._writes[key] = write
+        await asyncio.wait({write}, timeout=None if wait else MOST_WAIT_S)
+        lost = write.cancelled() or (write.done() and not write.result())
+        return StoreOutcome.NOT_NOW if lost else StoreOutcome.KEPT
+
     async def _write(
         self,
         tenant: str,
         response_id: str,
         value: bytes,
-        before: asyncio.Task[None] | None,
+        before: asyncio.Task[bool] | None,
         *,
         share: int,
-        replace: bool,
-    ) -> None:
-        """Write a value after the write `before` of the same key."""
+        counted: bool,
+    ) -> bool:
+        """Write a value after the write `before` of the same key; return whether Redis has it. A failure is logged and
+        counted if `counted`."""
         key = response_key(tenant, response_id)
         try:
             if before is not None:
                 await asyncio.wait({before})
             if share:
-                gone = await self._shares.put(
-                    tenant, response_id, value, ttl_ms=self._ttl_ms, share_bytes=share, replace=replace
-                )
+                gone = await self._quotas.put(tenant, response_id, value, ttl_ms=self._ttl_ms, share_bytes=share)
                 metrics.responses_dropped.labels("no_room").inc(gone)
             else:
-                await self._redis.set(key, value, px=self._ttl_ms, nx=not replace)
+                await self._redis.set(key, value, px=self._ttl_ms)
+            note_redis("responses", answered=True)
         except (RedisError, OSError) as error:
-            metrics.responses_dropped.labels("redis").inc()
-            log.warning("a response was not kept", reason=type(error).__name__)
+            note_redis("responses", answered=False)
+            if counted:
+                metrics.responses_dropped.labels("redis").inc()
+                log.warning("a response was not kept", reason=type(error).__name__)
+            return False
         finally:
             self._writing_bytes -= len(value)
             if self._writes.get(key) is asyncio.current_task():
                 del self._writes[key]
+        return True
 
     async def _written(self, key: str) -> None:
         """Wait for the writes of this key that are under way."""
@@ -244,6 +310,22 @@ def make_store(config: RouterConfig, share_of: Callable[[str], int] = unlimited)
     if config.redis:
         return RedisStore(config.redis, most, ttl_s, config.redis_file, share_of)
     return MemoryStore(most, ttl_s, share_of)
+
+
+def _mark_key(tenant: str, response_id: str) -> str:
+    return response_key(tenant, f"{response_id}:cancel")
+
+
+@contextmanager
+def _asking_redis() -> Iterator[None]:
+    """A context for a call to Redis, which notes for the metrics whether Redis answered. Raises Unavailable where it
+    did not."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        note_redis("responses", answered=False)
+        raise _gone() from error
+    note_redis("responses", answered=True)
 
 
 def _gone() -> Unavailable:

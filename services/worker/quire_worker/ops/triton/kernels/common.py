@@ -64,12 +64,39 @@ def fetch_lines(place, ELEMENTS: tl.constexpr, WANTED: tl.constexpr):
 
 
 @triton.jit
+def system_fence(lane):
+    """All loads that a thread has done come before all that it does from here on, in the order in which the host sees
+    memory too. `lane`: an element for each thread."""
+    if not INTERPRET:
+        fence: tl.constexpr = "fence.acq_rel.sys; mov.b32 $0, $1;"
+        tl.inline_asm_elementwise(fence, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def operand(x, LIKE: tl.constexpr):
     """A value as a matrix product takes it: in the memory's type, or float32 where the interpreter computes."""
     if INTERPRET:
         return x.to(tl.float32)
     else:
         return x.to(LIKE)
+
+
+@triton.jit
+def load_heads(place, lane, DIM: tl.constexpr, LANES: tl.constexpr):
+    """Rows of heads of DIM elements as rows of LANES, a power of two, which are zero behind the head."""
+    if LANES == DIM:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=(lane < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def within_heads(real, lane, DIM: tl.constexpr, LANES: tl.constexpr):
+    """The mask of rows [rows] for rows of LANES elements, of which a head has DIM."""
+    if LANES == DIM:
+        return real[:, None]
+    else:
+        return real[:, None] & (lane < DIM)[None, :]
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import Offsets, let_next_start, wait
+from quire_worker.ops.triton.kernels.row import is_allowed
 from quire_worker.sampling import state_layout
 
 AT: tl.constexpr = Offsets(state_layout.OFFSETS)
@@ -28,15 +29,19 @@ def control_kernel(
     blocked,
     stop_id,
     changed,
+    allowed,
     vocab,
     stops,
     BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows]: changed [rows, vocab] float32 of the rows whose address control [rows] int64 is not 0.
 
-    first_row [rows] of the step's tokens, fed [tokens] not 0: the token that is computed is the last one drawn in the
-    row's slot, and has become part of the output. NaN where the logits are not numbers: settled as damaged."""
+    first_row [rows] of the step's tokens, fed [tokens] 1: the token that is computed is the last one drawn in the
+    row's slot, and has become part of the output. NaN where the logits are not numbers: settled as damaged. MASKED:
+    allowed [rows, words] are the tokens that rows' grammars allow; the others are -inf from the start, and none of them
+    is forced."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
@@ -45,10 +50,10 @@ def control_kernel(
         return
     state = address.to(tl.pointer_type(tl.int32))
     target = changed + row * vocab
-    if tl.load(fed + tl.load(first_row + row)) != 0:
+    if tl.load(fed + tl.load(first_row + row)) == 1:
         _append(state, tl.load(last_token + tl.load(slot + row)))
     tl.debug_barrier()
-    good = _copy_allowed(logits + row * vocab, state, target, vocab, BLOCK)
+    good = _copy_allowed(logits + row * vocab, state, target, allowed, row, vocab, BLOCK, MASKED)
     tl.debug_barrier()
     _add_biases(state, target)
     tl.debug_barrier()
@@ -63,7 +68,7 @@ def control_kernel(
     if infinite > 0:
         _leave_nothing(state, target, vocab, BLOCK)
         tl.debug_barrier()
-    _force(logits + row * vocab, state, target, vocab, BLOCK)
+    _force(logits + row * vocab, state, target, allowed, row, vocab, BLOCK, MASKED)
     tl.debug_barrier()
     tl.store(target, float("nan"), mask=good == 0)
 
@@ -117,12 +122,18 @@ def _track_thinking(state, token):
 
 
 @triton.jit
-def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
+def _force(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """If the thinking budget is spent, write a row to `target`: the raw logit of the end mark's next token, and -inf
-    for all others. `logits` is a row to read, `state` the logits processor state; all are pointers."""
+    for all others. `logits` is a row to read, `state` the logits processor state; all are pointers. MASKED: only a
+    token that the row's grammar allows is forced."""
     budget = tl.load(state + AT.budget)
-    if (budget >= 0) & (tl.load(state + AT.spent) >= budget):
+    forced = 0
+    forces = (budget >= 0) & (tl.load(state + AT.spent) >= budget)
+    if forces:
         forced = tl.load(state + tl.load(state + AT.ends_at) + tl.load(state + AT.ended))
+    if MASKED:
+        forces = forces & is_allowed(allowed, row, forced, vocab)
+    if forces:
         lane = tl.arange(0, BLOCK)
         for start in range(0, vocab, BLOCK):
             token = start + lane
@@ -131,8 +142,9 @@ def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _copy_allowed(logits, state, target, vocab, BLOCK: tl.constexpr):
-    """The row in float32, -inf where the mask forbids a token; 0 where the logits are not numbers."""
+def _copy_allowed(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """The row in float32, -inf where the state's mask or the row's grammar forbids a token; 0 where the logits are not
+    numbers."""
     lane = tl.arange(0, BLOCK)
     masked = tl.load(state + AT.masked) != 0
     mask = state + tl.load(state + AT.mask_at)
@@ -146,6 +158,8 @@ def _copy_allowed(logits, state, target, vocab, BLOCK: tl.constexpr):
         most = tl.maximum(most, x)
         bits = tl.load(mask + token // 32, mask=inside & masked, other=-1)
         x = tl.where(((bits >> (token % 32)) & 1) != 0, x, float("-inf"))
+        if MASKED:
+            x = tl.where(is_allowed(allowed, row, token, vocab), x, float("-inf"))
         tl.store(target + token, x, mask=inside)
     largest = tl.max(most, axis=0)
     sound = (tl.max(spoiled, axis=0) == 0) & (largest > float("-inf")) & (largest < float("inf"))

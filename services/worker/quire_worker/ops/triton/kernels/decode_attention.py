@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import fetch_lines, let_next_start, operand, wait
+from quire_worker.ops.triton.kernels.common import fetch_lines, let_next_start, load_heads, operand, wait, within_heads
 
 
 @triton.jit(do_not_specialize=["splits_count"])
@@ -27,6 +27,7 @@ def decode_attention_kernel(
     part_lse,
     splits_count,
     sinks,
+    slopes,
     scale,
     softcap,
     window,
@@ -38,6 +39,7 @@ def decode_attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -46,6 +48,8 @@ def decode_attention_kernel(
     LAST_MERGES: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -58,12 +62,14 @@ def decode_attention_kernel(
     part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], -inf where a share
     holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time,
     of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
-    share counts. Pages may be of another type than the query: what is loaded is computed with in the query's.
+    share counts. CHUNKED: `window` is the size of a chunk; a token sees its own. ALIBI: slopes [HEADS] float32, times
+    the distance of a key, are added to scores. LANES: DIM up to a power of two. Pages may be of another type than the
+    query: what is loaded is computed with in the query's.
     """
     kv, split = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    lane = tl.arange(0, DIM)
+    lane = tl.arange(0, LANES)
     key = tl.arange(0, TILE)
     real = row < GROUP
     # What was uploaded before the step is there already, whatever the kernel before this one still writes.
@@ -80,19 +86,25 @@ def decode_attention_kernel(
     if owner >= 0:
         # Page ids were uploaded too. The newest key may not be there yet, but to fetch is not to read.
         keys = head + tl.load(table + first // PAGE).to(tl.int64) * page_stride + first % PAGE * DIM
-        fetch_lines(keys, TILE * DIM, PDL and not WINDOWED)
-        fetch_lines(keys + value_offset, TILE * DIM, PDL and not WINDOWED)
+        fetch_lines(keys, TILE * DIM, PDL and not WINDOWED and not CHUNKED and LANES == DIM)
+        fetch_lines(keys + value_offset, TILE * DIM, PDL and not WINDOWED and not CHUNKED and LANES == DIM)
     wait(PDL)
     if owner < 0:
         return
     let_next_start(PDL)  # what comes next begins as programs end
-    length = 0
+    at_query, low = 0, 0
+    if WINDOWED or CHUNKED or ALIBI:
+        at_query = tl.load(position + seq)
     if WINDOWED:
-        length = tl.load(position + seq) + 1
-        first = tl.maximum(first, tl.maximum(length - window, 0) // TILE * TILE)
-    q = tl.load(
-        query + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :], mask=real[:, None], other=0.0
-    ).to(tl.float32)
+        low = tl.maximum(at_query + 1 - window, 0)
+    if CHUNKED:
+        low = at_query // window * window
+    if WINDOWED or CHUNKED:
+        first = tl.maximum(first, low // TILE * TILE)
+    inside = within_heads(real, lane, DIM, LANES)
+    q = tl.load(query + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
     # exp2 below: scores carry log2(e).
     q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
     most = tl.full([ROWS], -1e30, tl.float32)
@@ -102,20 +114,26 @@ def decode_attention_kernel(
         sink = tl.load(sinks + kv * GROUP + row, mask=counted, other=-1e30) * 1.4426950408889634
         most = tl.maximum(most, sink)
         total = tl.where(counted, tl.exp2(sink - most), 0.0)
-    acc = tl.zeros([ROWS, DIM], tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes + kv * GROUP + row, mask=real, other=0.0) * 1.4426950408889634
+    acc = tl.zeros([ROWS, LANES], tl.float32)
     for start in tl.range(first, end, TILE, num_stages=STAGES):
         page = tl.load(table + start // PAGE).to(tl.int64)
         at = start + key
         cell = head + page * page_stride + (start % PAGE + key)[:, None] * DIM + lane[None, :]
         seen = at < end
-        if WINDOWED:
-            seen = seen & (at >= length - window)
-        k = tl.load(cell)
+        if WINDOWED or CHUNKED:
+            seen = seen & (at >= low)
+        k = load_heads(cell, lane, DIM, LANES)
         # What lies past the sequence may be NaN, which no product with zero takes away.
-        v = tl.where(seen[:, None], operand(tl.load(cell + value_offset), query.dtype.element_ty), 0.0)
+        v = tl.where(
+            seen[:, None], operand(load_heads(cell + value_offset, lane, DIM, LANES), query.dtype.element_ty), 0.0
+        )
         score = tl.dot(q, tl.trans(operand(k, query.dtype.element_ty)))
         if CAPPED:
             score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
+        if ALIBI:
+            score += slope[:, None] * (at - at_query).to(tl.float32)[None, :]
         score = tl.where(seen[None, :], score, -1e30)
         larger = tl.maximum(most, tl.max(score, axis=1))
         weight = tl.exp2(score - larger[:, None])
@@ -127,17 +145,17 @@ def decode_attention_kernel(
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     target = out + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :]
     if parts == 1:
-        tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None])
+        tl.store(target, result.to(out.dtype.element_ty), mask=inside)
     else:
         place = part * HEADS + kv * GROUP + row
-        tl.store(part_out + place[:, None] * DIM + lane[None, :], result, mask=real[:, None])
+        tl.store(part_out + place[:, None] * DIM + lane[None, :], result, mask=inside)
         lse = tl.where(total > 0.0, most + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
         tl.store(part_lse + place, lse, mask=real)
         if LAST_MERGES:
             tl.debug_barrier()  # all of the program's writes, before it says that it has arrived
             if tl.atomic_add(arrived + seq * KV_HEADS + kv, 1, sem="acq_rel", scope="gpu") == parts - 1:
                 result_at = out + seq * HEADS * DIM
-                _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, WIDTH, MERGED)
+                _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, LANES, WIDTH, MERGED)
                 tl.store(arrived + seq * KV_HEADS + kv, 0)
 
 
@@ -151,6 +169,7 @@ def merge_splits_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
     PDL: tl.constexpr,
@@ -164,7 +183,7 @@ def merge_splits_kernel(
     let_next_start(PDL)
     if parts > 1:
         result_at = out + seq.to(tl.int64) * HEADS * DIM
-        _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, WIDTH, MERGED)
+        _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, LANES, WIDTH, MERGED)
 
 
 @triton.jit
@@ -178,24 +197,25 @@ def _merge(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
     """The parts from `begin` on of GROUP heads from `head` on, weighed by their log2 sums. What other programs wrote is
     read past the first cache, which knows nothing of it."""
-    lane = tl.arange(0, DIM)
+    lane = tl.arange(0, LANES)
     some = tl.arange(0, MERGED)
     row = tl.arange(0, WIDTH)
     most = tl.full([WIDTH], -1e30, tl.float32)
     total = tl.zeros([WIDTH], tl.float32)
-    acc = tl.zeros([WIDTH, DIM], tl.float32)
+    acc = tl.zeros([WIDTH, LANES], tl.float32)
     for at in tl.range(0, parts, MERGED):
         here = (at + some < parts)[:, None] & (row < GROUP)[None, :]
         place = (begin + at + some)[:, None] * HEADS + head + row[None, :]
         lse = tl.load(part_lse + place, mask=here, other=float("-inf"), cache_modifier=".cg")
         part = tl.load(
             part_out + place[:, :, None] * DIM + lane[None, None, :],
-            mask=here[:, :, None],
+            mask=here[:, :, None] & (lane < DIM)[None, None, :] if LANES != DIM else here[:, :, None],
             other=0.0,
             cache_modifier=".cg",
         )
@@ -207,4 +227,4 @@ def _merge(
         most = larger
     merged = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     target = out + (head + row)[:, None] * DIM + lane[None, :]
-    tl.store(target, merged.to(out.dtype.element_ty), mask=(row < GROUP)[:, None])
+    tl.store(target, merged.to(out.dtype.element_ty), mask=within_heads(row < GROUP, lane, DIM, LANES))

@@ -1,4 +1,5 @@
-"""A step's input tokens: those that the host knows, and those that were drawn in a slot and never left the device."""
+"""A step's input tokens: those that the host knows, and those that were drawn in a slot and never left the device; and
+where these stand, where the host does not know it."""
 
 from __future__ import annotations
 
@@ -21,3 +22,58 @@ def feed_kernel(token, fed, sequence, slot, last_token, out, rows, BLOCK: tl.con
     at = tl.load(slot + of, mask=from_slot, other=0)
     sampled = tl.load(last_token + at, mask=from_slot & (at >= 0), other=0)
     tl.store(out + row, tl.where(from_slot, sampled, known), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "splits_count"])
+def place_kernel(
+    seat,
+    slot,
+    first_row,
+    bound,
+    min_len,
+    known,
+    held,
+    fed,
+    position,
+    row_position,
+    drawn_at,
+    last,
+    blocked,
+    splits,
+    rows,
+    splits_count,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [blocks]: put the right positions in place of the greatest possible ones, in rows that decode by a grammar.
+
+    Columns by sequence, [rows]: seat, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
+    StepBatch; position, drawn_at, last and blocked, which are written. By token: fed and row_position, which are
+    written too; a token that is fed for the second time gets fed 2. By slot: known, the position of the last token,
+    and held, whether it was computed before. splits [8, splits_count] as in kv_splits, of which ends are written: keys
+    behind the sequence are none of its own."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wait(PDL)
+    let_next_start(PDL)
+    real = lane < rows
+    row = tl.load(first_row + lane, mask=real, other=0)
+    mine = real & (tl.load(seat + lane, mask=real, other=-1) != -1)
+    mine = mine & (tl.load(fed + row, mask=mine, other=0) != 0)
+    at = tl.load(slot + lane, mask=mine, other=0)
+    place = tl.load(known + at, mask=mine, other=0)
+    again = tl.load(held + at, mask=mine, other=0) != 0
+    tl.store(position + lane, place, mask=mine)
+    tl.store(row_position + row, place, mask=mine)
+    tl.store(drawn_at + lane, place + 1, mask=mine)
+    ends = place + 1 >= tl.load(bound + lane, mask=mine, other=0)
+    tl.store(last + lane, ends.to(tl.int32), mask=mine)
+    early = place + 1 < tl.load(min_len + lane, mask=mine, other=0)
+    tl.store(blocked + lane, early.to(tl.int32), mask=mine)
+    share = lane < splits_count
+    owner = tl.load(splits + lane, mask=share, other=-1)
+    share = share & (owner >= 0)
+    share = share & (tl.load(seat + owner, mask=share, other=-1) != -1)
+    its = tl.load(known + tl.load(slot + owner, mask=share, other=0), mask=share, other=0)
+    end = tl.load(splits + 2 * splits_count + lane, mask=share, other=0)
+    tl.store(splits + 2 * splits_count + lane, tl.minimum(end, its + 1), mask=share)
+    tl.store(fed + row, tl.where(again, 2, 1), mask=mine)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
+from quire_worker.ops.triton.kernels.common import let_next_start, load_heads, operand, wait, within_heads
 
 
 @triton.jit
@@ -24,6 +24,7 @@ def _keys(
     value_offset,
     LIKE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -37,8 +38,8 @@ def _keys(
     else:
         page = tl.load(table + k_at // PAGE, mask=k_at < end, other=0).to(tl.int64)
         cell = head + (page * page_stride + (k_at % PAGE) * DIM)[:, None] + lane[None, :]
-    k = operand(tl.load(cell), LIKE)
-    v = operand(tl.load(cell + value_offset), LIKE)
+    k = operand(load_heads(cell, lane, DIM, LANES), LIKE)
+    v = operand(load_heads(cell + value_offset, lane, DIM, LANES), LIKE)
     if MASKED:
         v = tl.where((k_at < end)[:, None], v, 0.0)
     return k, v
@@ -65,6 +66,7 @@ def prefill_attention_kernel(
     page_table,
     out,
     sinks,
+    slopes,
     tiles,
     tile_step,
     head_step,
@@ -79,12 +81,15 @@ def prefill_attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
@@ -94,7 +99,7 @@ def prefill_attention_kernel(
     sequence (negative: padding, nothing to do) and first token in the chunk; per sequence its first row in query, that
     row's position, and its rows. A tile holds TOKENS tokens times the query heads of one KV head, ROWS >= TOKENS *
     heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE. SINKS: sinks [HEADS] float32 are scores
-    without values."""
+    without values. CHUNKED, ALIBI, LANES: as in decode_attention_kernel."""
     tile = tl.program_id(0) // tile_step % tiles
     kv = tl.program_id(0) // head_step % KV_HEADS
     wait(PDL)
@@ -108,13 +113,14 @@ def prefill_attention_kernel(
     base = tl.load(first_position + seq)
     origin = tl.load(first_row + seq).to(tl.int64)
     row = tl.arange(0, ROWS)
-    lane = tl.arange(0, DIM)
+    lane = tl.arange(0, LANES)
     key = tl.arange(0, TILE)
     token = token0 + row // GROUP
     real = (row < TOKENS * GROUP) & (token < rows)
     at = base + token
     place = (origin + token) * HEADS + kv * GROUP + row % GROUP
-    q = tl.load(query + place[:, None] * DIM + lane[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+    inside = within_heads(real, lane, DIM, LANES)
+    q = tl.load(query + place[:, None] * DIM + lane[None, :], mask=inside, other=0.0).to(tl.float32)
     q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
     most = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -122,16 +128,20 @@ def prefill_attention_kernel(
         sink = tl.load(sinks + kv * GROUP + row % GROUP) * 1.4426950408889634
         most = tl.maximum(most, sink)
         total = tl.exp2(sink - most)
-    acc = tl.zeros([ROWS, DIM], tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes + kv * GROUP + row % GROUP) * 1.4426950408889634
+    acc = tl.zeros([ROWS, LANES], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
     table = page_table + seq.to(tl.int64) * tl.load(table_width)
     end = base + tl.minimum(token0 + TOKENS, rows)
     begin = tl.zeros_like(end)
     if WINDOWED:
         begin = tl.maximum(base + token0 - window + 1, 0) // TILE * TILE
+    if CHUNKED:
+        begin = (base + token0) // window * window // TILE * TILE
     # Tiles that every query of this tile sees whole need no mask.
     whole = begin
-    if not (WINDOWED or EVEN):
+    if not (WINDOWED or CHUNKED or ALIBI or EVEN):
         whole = tl.maximum(begin, tl.minimum(base + token0 + 1, end) // TILE * TILE)
     for start in tl.range(begin, whole, TILE, num_stages=STAGES):
         k, v = _keys(
@@ -145,6 +155,7 @@ def prefill_attention_kernel(
             value_offset,
             query.dtype.element_ty,
             DIM,
+            LANES,
             PAGE,
             TILE,
             False,
@@ -160,12 +171,30 @@ def prefill_attention_kernel(
     for start in tl.range(whole, end, TILE, num_stages=STAGES):
         k_at = start + key
         k, v = _keys(
-            head, table, start, key, end, lane, page_stride, value_offset, query.dtype.element_ty, DIM, PAGE, TILE, True
+            head,
+            table,
+            start,
+            key,
+            end,
+            lane,
+            page_stride,
+            value_offset,
+            query.dtype.element_ty,
+            DIM,
+            LANES,
+            PAGE,
+            TILE,
+            True,
         )
         seen = k_at[None, :] <= at[:, None]
         if WINDOWED:
             seen = seen & (k_at[None, :] > (at - window)[:, None])
-        score = tl.where(seen, _scores(q, k, softcap, CAPPED), -1e30)
+        if CHUNKED:
+            seen = seen & (k_at[None, :] >= (at // window * window)[:, None])
+        score = _scores(q, k, softcap, CAPPED)
+        if ALIBI:
+            score += slope[:, None] * (k_at[None, :] - at[:, None]).to(tl.float32)
+        score = tl.where(seen, score, -1e30)
         larger = tl.maximum(most, tl.max(score, axis=1))
         weight = tl.where(seen, tl.exp2(score - larger[:, None]), 0.0)
         shrink = tl.exp2(most - larger)
@@ -174,4 +203,4 @@ def prefill_attention_kernel(
         acc = tl.dot(operand(weight, query.dtype.element_ty), v, acc)
         most = larger
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out + place[:, None] * DIM + lane[None, :], result.to(out.dtype.element_ty), mask=real[:, None])
+    tl.store(out + place[:, None] * DIM + lane[None, :], result.to(out.dtype.element_ty), mask=inside)

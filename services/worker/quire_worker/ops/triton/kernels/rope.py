@@ -32,6 +32,7 @@ def qk_norm_rope_write_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     NORM: tl.constexpr,
+    LANES: tl.constexpr,
     PARTS: tl.constexpr,
     TOGETHER: tl.constexpr,
     KEPT: tl.constexpr,
@@ -41,6 +42,7 @@ def qk_norm_rope_write_kernel(
 
     qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative: a padding row, which is
     written nowhere; sequence [R] row of page_table; pages as elements. PARTS: power of two above heads per KV head + 1.
+    NORM: 1 before the rotation, 2 after it, 0 none. LANES: half of DIM up to a power of two.
     KEPT: turned keys are also written back to qkv, for an attention that knows no pages; keys and values of padding
     rows as 0, since such an attention multiplies what lies behind a prompt by 0, and there may be NaN.
     """
@@ -49,16 +51,19 @@ def qk_norm_rope_write_kernel(
     HALF: tl.constexpr = DIM // 2
     row = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
     part = tl.arange(0, PARTS)
-    lane = tl.arange(0, HALF)
+    lane = tl.arange(0, LANES)
+    inside = lane < HALF
     is_query, is_key, is_value = part < GROUP, part == GROUP, part == GROUP + 1
     head = tl.where(is_query, kv * GROUP + part, tl.where(is_key, HEADS + kv, HEADS + KV_HEADS + kv))
     there = row < rows
     real = there[:, None, None] & (part < GROUP + 2)[None, :, None]
+    if LANES != HALF:
+        real = real & inside[None, None, :]
     if NORM:
-        q1 = tl.load(query_norm_weight + lane).to(tl.float32)
-        q2 = tl.load(query_norm_weight + HALF + lane).to(tl.float32)
-        k1 = tl.load(key_norm_weight + lane).to(tl.float32)
-        k2 = tl.load(key_norm_weight + HALF + lane).to(tl.float32)
+        q1 = tl.load(query_norm_weight + lane, mask=inside, other=0.0).to(tl.float32)
+        q2 = tl.load(query_norm_weight + HALF + lane, mask=inside, other=0.0).to(tl.float32)
+        k1 = tl.load(key_norm_weight + lane, mask=inside, other=0.0).to(tl.float32)
+        k2 = tl.load(key_norm_weight + HALF + lane, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     let_next_start(PDL)
     at = tl.load(position + row, mask=there, other=-1)
@@ -69,16 +74,21 @@ def qk_norm_rope_write_kernel(
     second = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
     query_part, turned = is_query[None, :, None], (is_query | is_key)[None, :, None]
     if NORM:
-        inverse = tl.rsqrt((tl.sum(first * first, axis=2) + tl.sum(second * second, axis=2)) / DIM + eps)[:, :, None]
         norm1 = tl.where(query_part, q1[None, None, :], k1[None, None, :])
         norm2 = tl.where(query_part, q2[None, None, :], k2[None, None, :])
+    if NORM == 1:
+        inverse = tl.rsqrt((tl.sum(first * first, axis=2) + tl.sum(second * second, axis=2)) / DIM + eps)[:, :, None]
         first = tl.where(turned, first * inverse * norm1, first)
         second = tl.where(turned, second * inverse * norm2, second)
     angle = (place.to(tl.int64) * HALF)[:, None] + lane[None, :]
-    c = tl.load(cos + angle).to(tl.float32)[:, None, :]
-    s = tl.load(sin + angle).to(tl.float32)[:, None, :]
+    c = tl.load(cos + angle, mask=inside[None, :], other=0.0).to(tl.float32)[:, None, :]
+    s = tl.load(sin + angle, mask=inside[None, :], other=0.0).to(tl.float32)[:, None, :]
     low = tl.where(turned, first * c - second * s, first)
     high = tl.where(turned, second * c + first * s, second)
+    if NORM == 2:
+        inverse = tl.rsqrt((tl.sum(low * low, axis=2) + tl.sum(high * high, axis=2)) / DIM + eps)[:, :, None]
+        low = tl.where(turned, low * inverse * norm1, low)
+        high = tl.where(turned, high * inverse * norm2, high)
     wanted = query_part & real
     target = (row * (HEADS * DIM))[:, None] + (head * DIM)[None, :]
     target = query + target[:, :, None] + lane[None, None, :]

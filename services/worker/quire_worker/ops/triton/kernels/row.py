@@ -1,4 +1,5 @@
-"""What a row is drawn from: its logits without the ids that may not be drawn, or what its controls made of them."""
+"""What a row is drawn from: its logits without the ids that may not be drawn, or what its controls made of them, and of
+these what its grammar allows."""
 
 from __future__ import annotations
 
@@ -20,11 +21,15 @@ TOP_P_LEFT: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED: tl.constexpr):
+def row_logits(
+    logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip  # passed on as they are
     """Logits of some tokens in float32; -inf past the end, and for blocked ids.
 
     blocked [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. CONTROLLED: a row whose control
-    [rows] is not 0 is drawn from changed [rows, vocab] instead, as it is."""
+    [rows] is not 0 is drawn from changed [rows, vocab] instead, as it is. MASKED: of all these only tokens whose bit in
+    allowed [rows, words] is 1; NaN and infinity, which say that the row is damaged, show through."""
     inside = token < vocab
     blocks = tl.load(blocked + row) != 0
     if CONTROLLED:
@@ -39,7 +44,24 @@ def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, st
     if blocks:
         for index in range(stops):
             x = tl.where(token == tl.load(stop_id + row * stops + index), float("-inf"), x)
+    if MASKED:
+        x = tl.where(is_allowed(allowed, row, token, vocab) | (not_below_infinity(x) & inside), x, float("-inf"))
     return x
+
+
+@triton.jit
+def is_allowed(allowed, row, token, vocab):
+    """Whether a row's grammar allows each of some tokens. allowed [rows, words] int32: a bit for every token of the
+    vocabulary, the lowest of a word first."""
+    words = (vocab + 31) // 32
+    bits = tl.load(allowed + row * words + token // 32, mask=token < vocab, other=0)
+    return ((bits >> (token % 32)) & 1) != 0
+
+
+@triton.jit
+def not_below_infinity(x):
+    """Whether each number is NaN or infinity."""
+    return (x < float("inf")) == 0
 
 
 @triton.jit

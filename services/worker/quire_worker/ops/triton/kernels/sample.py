@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire_worker import step
 from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
+from quire_worker.ops.triton.kernels.mask import HAS_MASK, HELD
 from quire_worker.ops.triton.kernels.row import (
     DRAW,
     GREEDY_BELOW,
@@ -26,6 +28,9 @@ _SLACK: tl.constexpr = tl.constexpr(1e-3)
 _SLACK_OF_SCORE: tl.constexpr = tl.constexpr(1e-6)
 # So many kept tokens of a block are scored exactly as they are.
 _IN_TURN: tl.constexpr = tl.constexpr(4)
+_DAMAGED: tl.constexpr = tl.constexpr(step.DAMAGED)
+_NOTHING_LEFT: tl.constexpr = tl.constexpr(step.NOTHING_LEFT)
+_HELD_TOKEN: tl.constexpr = tl.constexpr(step.HELD)
 _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -42,6 +47,7 @@ def sample_kernel(
     part_token,
     control,
     changed,
+    allowed,
     vocab,
     stops,
     groups,
@@ -50,6 +56,7 @@ def sample_kernel(
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
@@ -71,7 +78,7 @@ def sample_kernel(
             tl.store(part_token + row * PARTS + part, _NO_TOKEN)
             return
     token = part * BLOCK + tl.arange(0, BLOCK)
-    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    x = row_logits(logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED)
     heat = draw_number(draws, row, DRAW.temperature)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
@@ -179,35 +186,61 @@ def finish_kernel(
     out_token,
     out_finish,
     control,
+    mask_kind,
+    fed_token,
+    last_row,
+    row_position,
+    known,
+    held,
     stops,
     FINISH_STOP: tl.constexpr,
     FINISH_LENGTH: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows]: the best of all parts becomes the row's token, is fed back by slot and checked for stops.
 
     wanted [rows] 0: nothing is drawn (out_token -1); last [rows] not 0: ends by length whatever is drawn; slot [rows],
-    negative: a padding row. out_token -1 also where a logit was NaN, -2 where a row's control [rows] left nothing."""
+    negative: a padding row. out_token -1 also where a logit was NaN, NOTHING_LEFT (see step.py) where a row's control
+    [rows] left nothing.
+
+    MASKED: a row whose mask_kind [rows] is HELD is as if it had not run: out_token is step.HELD, and the token
+    that it computed is fed back once more. fed_token and row_position [tokens] are of the step's tokens, of which a
+    row's last is last_row [rows]. known [slots] takes the position of the token that is fed back, held [slots] whether
+    it was computed before. Where the grammar left nothing, out_token is NOTHING_LEFT."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
     most, best = winner(part_score, part_token, row, PARTS, BLOCK)
     good = (most > float("-inf")) & (most < float("inf"))
     sampled = tl.load(wanted + row) != 0
-    nothing = -1
+    nothing = _DAMAGED
     if CONTROLLED:
         left = (most > float("-inf")) | (tl.load(control + row) == 0)
-        nothing = tl.where(left | (not sampled), -1, -2)
+        nothing = tl.where(left | (not sampled), _DAMAGED, _NOTHING_LEFT)
+    if MASKED:
+        kind = tl.load(mask_kind + row)
+        nothing = tl.where((kind == HAS_MASK) & (most == float("-inf")) & sampled, _NOTHING_LEFT, nothing)
     best = tl.where(good & sampled, best, nothing)
     finish = tl.where(tl.load(last + row) != 0, FINISH_LENGTH, 0)
     stopped = False
     for index in range(stops):
         stopped = stopped | (tl.load(stop_id + row * stops + index) == best)
     finish = tl.where(stopped & (best >= 0), FINISH_STOP, finish)
+    next_token = tl.maximum(best, 0)
+    at = tl.load(slot + row).to(tl.int64)
+    real = (at >= 0) & sampled
+    if MASKED:
+        is_held = (kind == HELD) & sampled
+        computed = tl.load(last_row + row)
+        best = tl.where(is_held, _HELD_TOKEN, best)
+        finish = tl.where(is_held, 0, finish)
+        next_token = tl.where(is_held, tl.load(fed_token + computed), next_token)
+        tl.store(known + at, tl.load(row_position + computed) + tl.where(is_held, 0, 1), mask=real)
+        tl.store(held + at, is_held.to(tl.int32), mask=real)
     tl.store(out_token + row, best)
     tl.store(out_finish + row, finish)
-    at = tl.load(slot + row).to(tl.int64)
-    tl.store(last_token + at, tl.maximum(best, 0), mask=(at >= 0) & sampled)
+    tl.store(last_token + at, next_token, mask=real)

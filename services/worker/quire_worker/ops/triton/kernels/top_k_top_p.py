@@ -22,7 +22,6 @@ from quire_worker.ops.triton.kernels.row import (
     row_logits,
     store_range,
 )
-from quire_worker.ops.triton.kernels.search import heavy_key
 from quire_worker.ops.triton.kernels.typical_p import typical_range
 
 # ordered(-inf)
@@ -38,12 +37,14 @@ def group_maxima_kernel(
     maximum,
     control,
     changed,
+    allowed,
     vocab,
     stops,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, PARTS]: maximum [rows, PARTS * GROUPS], the largest of each GROUP neighbours in rows that ask; NaN
@@ -54,7 +55,9 @@ def group_maxima_kernel(
     if has_filters(draws, row):
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        x = row_logits(
+            logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+        )
         spoiled = tl.max((x != x).to(tl.int32), axis=1) > 0
         most = tl.where(spoiled, float("nan"), tl.max(x, axis=1))
         tl.store(maximum + row * (PARTS * GROUPS) + group, most)
@@ -72,6 +75,7 @@ def top_k_top_p_kernel(
     ranges,
     control,
     changed,
+    allowed,
     vocab,
     stops,
     groups,
@@ -81,6 +85,7 @@ def top_k_top_p_kernel(
     FEW: tl.constexpr,
     CANDIDATES: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows]: ranges [rows, RANGE], what a row keeps; all where nothing is asked. logits [rows, vocab]; blocked
@@ -121,7 +126,9 @@ def top_k_top_p_kernel(
             index = start + place // GROUP
             group = tl.load(counted + index, mask=index < many, other=groups)
             token = tl.where(index < many, group * GROUP + place % GROUP, vocab)
-            x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+            )
             mine = (x >= floor) & (token < vocab)
             at = found + tl.cumsum(mine.to(tl.int32), axis=0) - 1
             tl.store(kept + at, x, mask=mine & (at < CANDIDATES))
@@ -136,10 +143,27 @@ def top_k_top_p_kernel(
     typical = draw_number(draws, row, DRAW.typical_p)
     by_typical = (typical < 1.0) & (tl.abs(most) < float("inf"))
     if (few == 0) & by_k:
-        cut = _top_k_cut(logits, row, blocked, stop_id, control, changed, k, cut, vocab, stops, BLOCK, CONTROLLED)
+        cut = _top_k_cut(
+            logits, row, blocked, stop_id, control, changed, allowed, k, cut, vocab, stops, BLOCK, CONTROLLED, MASKED
+        )
     if (few == 0) & (p < 1.0) & (by_k | by_typical):
         cut = _top_p_cut(
-            logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK, CONTROLLED
+            logits,
+            row,
+            blocked,
+            stop_id,
+            control,
+            changed,
+            allowed,
+            heat,
+            p,
+            most,
+            cut,
+            vocab,
+            stops,
+            BLOCK,
+            CONTROLLED,
+            MASKED,
         )
     # The largest itself is kept by all but typical_p.
     cut = tl.minimum(cut, most)
@@ -147,7 +171,22 @@ def top_k_top_p_kernel(
         # A whole block of its three masses takes more registers than there are.
         HALF: tl.constexpr = BLOCK // 2
         cut, most = typical_range(
-            logits, row, blocked, stop_id, control, changed, heat, typical, most, cut, vocab, stops, HALF, CONTROLLED
+            logits,
+            row,
+            blocked,
+            stop_id,
+            control,
+            changed,
+            allowed,
+            heat,
+            typical,
+            most,
+            cut,
+            vocab,
+            stops,
+            HALF,
+            CONTROLLED,
+            MASKED,
         )
     # top_p.py sees to the others' top_p.
     store_range(ranges, row, cut, most, tl.where(by_k | by_typical, 1.0, p))
@@ -169,8 +208,9 @@ def _among(candidate, found, cut, most, heat, k, p, BITS: tl.constexpr, LANES: t
 
 @triton.jit
 def _top_k_cut(
-    logits, row, blocked, stop_id, control, changed, k, cut, vocab, stops, BLOCK: tl.constexpr,
+    logits, row, blocked, stop_id, control, changed, allowed, k, cut, vocab, stops, BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
     """A threshold by passes over the whole vocabulary, of which k keeps less: a turn of the search is a pass."""
     lane = tl.arange(0, BLOCK)
@@ -181,7 +221,9 @@ def _top_k_cut(
         counts = tl.zeros([BLOCK], tl.int64)
         for start in range(0, vocab, BLOCK):
             token = start + lane
-            x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+            )
             key = ordered(x).to(tl.int64)
             real = token < vocab
             counts += (real & (key >= one)).to(tl.int64)
@@ -200,14 +242,17 @@ def _top_k_cut(
 
 @triton.jit
 def _top_p_cut(
-    logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
+    logits, row, blocked, stop_id, control, changed, allowed, heat, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
     """The threshold of top_p over what the cut leaves, likewise."""
     mass = tl.zeros([BLOCK], tl.float32)
     lane = tl.arange(0, BLOCK)
     for start in range(0, vocab, BLOCK):
-        x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        x = row_logits(
+            logits, row, start + lane, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+        )
         mass += tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
     wanted = p * tl.sum(mass, axis=0)
     low = tl.full([], -2147483649, tl.int64)
@@ -218,7 +263,9 @@ def _top_p_cut(
         mass2 = tl.zeros([BLOCK], tl.float32)
         mass3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
-            x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits, row, start + lane, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+            )
             key = ordered(x).to(tl.int64)
             weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
             mass1 += tl.where(key > one, weight, 0.0)
@@ -232,3 +279,21 @@ def _top_p_cut(
             low = one
         width = width // 4
     return tl.maximum(cut, from_ordered(tl.minimum((low + 1).to(tl.int32), ordered(most))))
+
+
+@triton.jit
+def heavy_key(key, weight, wanted, BITS: tl.constexpr, TURNS: tl.constexpr):
+    """The largest bound that has keys of at least `wanted` weight at or above it; the k-th largest key, for weights of
+    1. key: ordered int32; only the upper BITS * TURNS bits of the bound are sought, the others are 0.
+
+    A turn finds BITS of them, by as many sums as these have values; the sums are one reduction."""
+    step = tl.arange(0, 1 << BITS)
+    low = tl.full([], -2147483648, tl.int32)
+    width = tl.full([], 1, tl.int32) << (32 - BITS)
+    for _ in range(TURNS):
+        bound = low + step * width
+        above = tl.sum(tl.where(key[None, :] >= bound[:, None], weight[None, :], 0.0), axis=1)
+        # The first is what the turn before found.
+        low += tl.sum(((above >= wanted) & (step > 0)).to(tl.int32), axis=0) * width
+        width = width >> BITS
+    return low

@@ -37,6 +37,7 @@ def top_p_mass_kernel(
     part_mass,
     control,
     changed,
+    allowed,
     vocab,
     stops,
     PARTS: tl.constexpr,
@@ -44,6 +45,7 @@ def top_p_mass_kernel(
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] of BLOCK of the vocabulary: what is strictly larger than the
@@ -55,13 +57,15 @@ def top_p_mass_kernel(
     if p >= 1.0:
         return
     token = share * BLOCK + tl.arange(0, BLOCK)
-    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    x = row_logits(logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED)
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
     heat = draw_number(draws, row, DRAW.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
-    bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    bound = row_logits(
+        logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+    )
     weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
     out = part_mass + row * (2 * SHARES) + share
     tl.store(out, tl.sum(tl.where(x > bound, weight, 0.0), axis=0))
@@ -81,6 +85,7 @@ def top_p_kernel(
     part_mass,
     control,
     changed,
+    allowed,
     vocab,
     stops,
     PARTS: tl.constexpr,
@@ -89,6 +94,7 @@ def top_p_kernel(
     SHARE_LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows]: the best of all parts in rows to which top_p is still to be applied, replaced where that drops it.
@@ -110,7 +116,9 @@ def top_p_kernel(
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
     every = tl.load(part_mass + row * (2 * SHARES) + SHARES + share, mask=share < SHARES, other=0.0)
     wanted = p * tl.sum(every, axis=0)
-    bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    bound = row_logits(
+        logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+    )
     # The largest itself is always kept.
     outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
     if not outside:
@@ -122,15 +130,32 @@ def top_p_kernel(
         best = tl.full([], float("-inf"), tl.float32)
         for start in range(0, vocab, BLOCK):
             token = start + place
-            x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+            )
             x = tl.where(x > bound, x, float("-inf"))
             score, its_token = best_of(x, token, 1.0 / heat, cut, key, at, sample, True)
             if score > best:
                 best, chosen = score, its_token
-        bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        bound = row_logits(
+            logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+        )
         mass = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
-            x = row_logits(logits, row, start + place, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits,
+                row,
+                start + place,
+                blocked,
+                stop_id,
+                control,
+                changed,
+                allowed,
+                vocab,
+                stops,
+                CONTROLLED,
+                MASKED,
+            )
             mass += tl.where((x > bound) & (x >= cut), tl.exp((x - most) / heat), 0.0)
         outside = (tl.sum(mass, axis=0) >= wanted) & (bound < most)
     lane = tl.arange(0, LANES)

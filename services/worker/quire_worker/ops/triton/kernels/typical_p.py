@@ -15,8 +15,9 @@ from quire_worker.ops.triton.kernels.row import row_logits
 
 @triton.jit
 def typical_range(
-    logits, row, blocked, stop_id, control, changed, heat, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
+    logits, row, blocked, stop_id, control, changed, allowed, heat, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
     """The least and the largest logit that are kept of those that reach the cut. A turn of the search is a pass over
     the whole vocabulary."""
@@ -24,7 +25,9 @@ def typical_range(
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        x = row_logits(
+            logits, row, start + lane, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+        )
         z, weight = _weighed(x, heat, most, cut)
         mass += weight
         moment += tl.where(weight > 0.0, weight * z, 0.0)
@@ -40,7 +43,9 @@ def typical_range(
         mass2 = tl.zeros([BLOCK], tl.float32)
         mass3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
-            x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = row_logits(
+                logits, row, start + lane, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+            )
             z, weight = _weighed(x, heat, most, cut)
             key = _distance_key(z, mean)
             mass1 += tl.where(key <= one, weight, 0.0)
@@ -56,7 +61,9 @@ def typical_range(
     least = tl.full([BLOCK], float("inf"), tl.float32)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = row_logits(logits, row, start + lane, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        x = row_logits(
+            logits, row, start + lane, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
+        )
         z, weight = _weighed(x, heat, most, cut)
         kept = (weight > 0.0) & (_distance_key(z, mean) <= low + 1)
         least = tl.minimum(least, tl.where(kept, x, float("inf")))

@@ -1,0 +1,113 @@
+"""Computes a model's sizes from its config.json: parameters, bytes of weights, bytes of KV cache per token.
+
+This module knows the layout of the families that Quire serves. It knows nothing about speed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidArgument
+
+_WEIGHT_BYTES = 2
+"""A GPU worker computes in bf16."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Dimensions of a decoder with gated MLPs. `tied`: input and output
+    embeddings are one matrix."""
+
+    name: str
+    hidden_size: int
+    layers: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    context: int
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of one embedding matrix."""
+        return self.vocabulary * self.hidden_size
+
+    @property
+    def gemm_parameters(self) -> int:
+        """Parameters in the GEMMs of each token: all but an untied input embedding."""
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size) + self.embedding
+
+    @property
+    def parameters(self) -> int:
+        """All parameters except norms and biases, which are few."""
+        return self.gemm_parameters + (0 if self.tied else self.embedding)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return self.parameters * _WEIGHT_BYTES
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the weights that a step reads."""
+        return self.gemm_parameters * _WEIGHT_BYTES
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's keys and values, in bf16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * _WEIGHT_BYTES
+
+
+def read_sizes(model: Path) -> ModelSizes:
+    """Read the sizes of the model in a folder. Raises InvalidArgument if config.json does not describe such a
+    decoder."""
+    path = model / "config.json" if model.is_dir() else model
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, type(error).__name__) from error
+    if not isinstance(fields, dict):
+        raise _unreadable(path, "no JSON object")
+    heads = _size(fields, "num_attention_heads", path)
+    hidden_size = _size(fields, "hidden_size", path)
+    return ModelSizes(
+        name=model.name if model.is_dir() else model.parent.name,
+        hidden_size=hidden_size,
+        layers=_size(fields, "num_hidden_layers", path),
+        intermediate_size=_size(fields, "intermediate_size", path),
+        heads=heads,
+        kv_heads=_size(fields, "num_key_value_heads", path, heads),
+        head_dim=_size(fields, "head_dim", path, max(1, hidden_size // heads)),
+        vocabulary=_size(fields, "vocab_size", path),
+        tied=fields.get("tie_word_embeddings") is True,
+        context=_size(fields, "max_position_embeddings", path),
+    )
+
+
+def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    value = fields.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+        raise InvalidArgument(
+            "BAD_MODEL_SIZES",
+            f"{path}: `{name}` is {value!r:.80}, not a number of at least 1.",
+            "Give the folder of a Llama or Qwen model, with its own config.json.",
+            param="model",
+        )
+    return value
+
+
+def _unreadable(path: Path, cause: str) -> InvalidArgument:
+    return InvalidArgument(
+        "BAD_MODEL_SIZES",
+        f"{path} cannot be read ({cause}).",
+        "Give the folder of a Hugging Face model, which has a config.json.",
+        param="model",
+    )

@@ -1,0 +1,111 @@
+"""Content, reasoning and tool calls of a chat answer as OpenAI's JSON, with vLLM's fields for reasoning."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from quire_common.finish import PartKind
+from quire_router.sequences.delta import STOP, TextPart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_router.sequences.delta import Delta
+    from quire_router.sequences.job import Wants
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ID_CHARS = 9
+
+
+def call_id(request_id: str, choice: int, call: int) -> str:
+    """Return the id of a tool call: nine letters and digits, as Mistral's chat templates require. The id is the same
+    each time, so a resumed stream has the same ids."""
+    digest = hashlib.blake2b(f"{request_id}:{choice}:{call}".encode(), digest_size=_ID_CHARS).digest()
+    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in digest)
+
+
+def shown_parts(delta: Delta, wants: Wants) -> list[TextPart]:
+    """Return a delta's parts, without reasoning or without calls after the first one if the client does not want
+    them."""
+    parts = delta.parts
+    if parts is None:
+        return [TextPart(PartKind.CONTENT, -1, delta.text)] if delta.text else []
+    if wants.reasoning and wants.parallel_calls:
+        return parts
+    return [
+        part
+        for part in parts
+        if (wants.reasoning or part.kind != PartKind.REASONING) and (wants.parallel_calls or part.call < 1)
+    ]
+
+
+def whole_blocks(parts: Iterable[TextPart]) -> list[tuple[TextPart, str]]:
+    """Join the parts of a whole answer by block. Returns the first part of each block and its text, which for a call is
+    its arguments: the first part has the name."""
+    blocks = []
+    for _, same in groupby(parts, key=lambda part: part.block):
+        first, *rest = same
+        text = "".join(part.text for part in rest)
+        blocks.append((first, text if first.kind == PartKind.TOOL_NAME else first.text + text))
+    return blocks
+
+
+class MessageParts:
+    """Converts the answers of one generation. Remembers which choices have called a tool."""
+
+    def __init__(self, request_id: str, wants: Wants) -> None:
+        self._request_id = request_id
+        self._wants = wants
+        self._called: set[int] = set()
+
+    def deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the `delta` objects of a delta's parts, in order: each has content, reasoning or a piece of one tool
+        call. Empty if no part is shown."""
+        shown: list[dict[str, Any]] = []
+        for part in self._shown(delta):
+            if part.kind == PartKind.CONTENT:
+                shown.append({"content": part.text})
+            elif part.kind == PartKind.REASONING:
+                shown.append({"reasoning": part.text, "reasoning_content": part.text})
+            elif part.kind == PartKind.TOOL_NAME:
+                function = {"name": part.text, "arguments": ""}
+                shown.append({"tool_calls": [{"index": part.call, **self._call(delta.index, part.call, function)}]})
+            elif shown and shown[-1].get("tool_calls", [{}])[0].get("index") == part.call:
+                shown[-1]["tool_calls"][0]["function"]["arguments"] += part.text
+            else:
+                shown.append({"tool_calls": [{"index": part.call, "function": {"arguments": part.text}}]})
+        return shown
+
+    def message(self, delta: Delta) -> dict[str, Any]:
+        """Return the fields of the `message` of a whole answer: content, and reasoning and tool calls if there are any.
+        Content is null if the answer has only calls."""
+        blocks = whole_blocks(self._shown(delta))
+        content = "".join(text for part, text in blocks if part.kind == PartKind.CONTENT)
+        reasoning = "".join(text for part, text in blocks if part.kind == PartKind.REASONING)
+        calls = [
+            self._call(delta.index, part.call, {"name": part.text, "arguments": text})
+            for part, text in blocks
+            if part.kind == PartKind.TOOL_NAME
+        ]
+        message: dict[str, Any] = {"content": content or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def finish(self, delta: Delta, name: str | None) -> str | None:
+        """Return the finish reason: `tool_calls` if the model stopped after a tool call, else `name`."""
+        return "tool_calls" if delta.finish == STOP and delta.index in self._called else name
+
+    def _shown(self, delta: Delta) -> list[TextPart]:
+        """Return the parts that the client wants, and note whether a tool was called."""
+        parts = shown_parts(delta, self._wants)
+        if any(part.kind == PartKind.TOOL_NAME for part in parts):
+            self._called.add(delta.index)
+        return parts
+
+    def _call(self, choice: int, call: int, function: dict[str, str]) -> dict[str, Any]:
+        return {"id": call_id(self._request_id, choice, call), "type": "function", "function": function}

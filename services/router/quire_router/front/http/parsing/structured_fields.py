@@ -1,0 +1,181 @@
+"""Structured output over HTTP: OpenAI's response_format, vLLM's structured_outputs and guided_*, Anthropic's and the
+Responses API's formats. A request may have one of all these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_common.errors import InvalidArgument
+from quire_router.front.http.parsing.prompts import json_text
+from quire_router.front.parameters.fields import bad_type, check_fields
+from quire_router.front.parameters.tables import JSON_SCHEMA, OUTPUT_FORMAT, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from quire_router.sequences.structured import PROMPT_ENDS, StructuredOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_router.sequences.structured import AnswerStructure
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> AnswerStructure | None:
+    """Return what the answer must match, of checked fields and of what other fields demand; None where it is free.
+    Raises InvalidArgument."""
+    asked: list[AnswerStructure] = [
+        *(each for each in others if each is not None),
+        *_of_guided(values),
+        *_of_structured_outputs(values.get("structured_outputs")),
+        *_of_response_format(values.get("response_format")),
+    ]
+    if len(asked) > 1:
+        names = " and ".join(each.param for each in asked)
+        raise InvalidArgument(
+            "CONTRADICTION", f"{names} say what the answer must match.", "Send one of them.", param=asked[1].param
+        )
+    if asked and values.get("ignore_eos"):
+        raise InvalidArgument(
+            "CONTRADICTION",
+            f"{asked[0].param} says where the answer ends, and ignore_eos that it does not end there.",
+            "Leave ignore_eos out.",
+            param="ignore_eos",
+        )
+    return asked[0] if asked else None
+
+
+def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOutput | None:
+    """Return what a flat format says, of Anthropic's or of the Responses API: its `schema`, `name` and `strict` stand
+    beside its `type`. `param` is the client's field. Raises InvalidArgument."""
+    if form is None:
+        return None
+    values = check_fields(form, OUTPUT_FORMAT)
+    kind = _type_of(values["type"], ("text", "json_object", "json_schema"), param)
+    if kind == "json_schema":
+        return _of_schema({name: value for name, value in values.items() if name != "type"}, param)
+    return StructuredOutput(kind, param=param) if kind == "json_object" else None
+
+
+def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
+    """Return vLLM's object that means the same, with fields of ours where vLLM has none."""
+    kind = "json" if structure.kind == "json_schema" else structure.kind
+    value: Any = structure.text
+    if kind == "json_object":
+        value = True
+    elif kind == "choice":
+        value = orjson.loads(structure.text)
+    options = {
+        "disable_any_whitespace": structure.disable_any_whitespace,
+        "disable_additional_properties": structure.disable_additional_properties,
+        "whitespace_pattern": structure.whitespace_pattern,
+        "strict": structure.strict,
+        "prompt_end": structure.prompt_end,
+    }
+    return {kind: value, **{name: option for name, option in options.items() if option}}
+
+
+def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
+    """Return what vLLM's older fields say."""
+    pattern = values.get("guided_whitespace_pattern") or ""
+    return [
+        _made(kind, values[name], name, {"whitespace_pattern": pattern})
+        for name, kind in _GUIDED.items()
+        if values.get(name) is not None
+    ]
+
+
+def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
+    if given is None:
+        return []
+    values = check_fields(given, STRUCTURED_OUTPUTS)
+    kinds = [kind for kind in _KINDS if values[kind] not in (None, False)]
+    if len(kinds) != 1:
+        said = " and ".join(kinds) or "nothing"
+        raise InvalidArgument(
+            "CONTRADICTION",
+            f"structured_outputs has {said}.",
+            f"Send one of {', '.join(_KINDS)}.",
+            param="structured_outputs",
+        )
+    if values["prompt_end"]:
+        _one_of(values["prompt_end"], PROMPT_ENDS, "structured_outputs.prompt_end")
+    return [_made(kinds[0], values[kinds[0]], f"structured_outputs.{kinds[0]}", values)]
+
+
+def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
+    if given is None:
+        return []
+    values = check_fields(given, RESPONSE_FORMAT)
+    param = "response_format"
+    kind = _type_of(values["type"], ("text", "json_object", "json_schema", "structural_tag"), param)
+    if kind == "text":
+        return []
+    if kind == "structural_tag":
+        return [StructuredOutput(kind, json_text(param, given), param=param)]
+    if kind == "json_object":
+        return [StructuredOutput(kind, param=param)]
+    if values["json_schema"] is None:
+        raise InvalidArgument(
+            "MISSING_FIELD",
+            "response_format has no json_schema.",
+            'Send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}.',
+            param="response_format.json_schema",
+        )
+    return [_of_schema(check_fields(values["json_schema"], JSON_SCHEMA), "response_format.json_schema")]
+
+
+def _of_schema(values: Mapping[str, Any], param: str) -> StructuredOutput:
+    """Return what the `schema` in a field says, of checked values. Raises InvalidArgument."""
+    schema, param = values["schema"], f"{param}.schema"
+    if not isinstance(schema, dict | bool):
+        raise bad_type(param, schema, "an object")
+    return StructuredOutput("json_schema", json_text(param, schema), strict=values["strict"], param=param)
+
+
+def _made(kind: str, value: Any, param: str, options: Mapping[str, Any]) -> StructuredOutput:
+    """Make the structure of one of vLLM's fields. Raises InvalidArgument for a value of a wrong type."""
+    return StructuredOutput(
+        "json_schema" if kind == "json" else kind,
+        _text_of(kind, value, param),
+        disable_any_whitespace=bool(options.get("disable_any_whitespace")),
+        disable_additional_properties=bool(options.get("disable_additional_properties")),
+        whitespace_pattern=options.get("whitespace_pattern") or "",
+        strict=bool(options.get("strict")),
+        prompt_end=options.get("prompt_end") or "",
+        param=param,
+    )
+
+
+def _text_of(kind: str, value: Any, param: str) -> str:
+    """Return a value as the text of a constraint. JSON may come as text, as vLLM has it."""
+    if kind == "json_object":
+        return ""
+    if kind == "choice":
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise bad_type(param, value, "a list of strings")
+        return json_text(param, value)
+    if isinstance(value, str):
+        return value
+    if kind in ("json", "structural_tag") and isinstance(value, dict):
+        return json_text(param, value)
+    raise bad_type(param, value, "a string" if kind in ("regex", "grammar") else "an object or a string")
+
+
+def _type_of(kind: Any, known: tuple[str, ...], param: str) -> str:
+    return _one_of(kind, known, f"{param}.type")
+
+
+def _one_of(value: Any, known: tuple[str, ...], param: str) -> str:
+    if value not in known:
+        raise InvalidArgument(
+            "BAD_VALUE", f"{param} is {str(value)[:50]!r}.", f"Choose one of {', '.join(known)}.", param=param
+        )
+    return str(value)

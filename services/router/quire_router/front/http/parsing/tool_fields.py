@@ -1,0 +1,123 @@
+"""Checks `tools` and `tool_choice` of a chat, in OpenAI's form, and says what they demand of the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import unsupported
+from quire_router.front.http.parsing.prompts import json_text
+from quire_router.front.parameters.fields import MAX_NAME_CHARS, bad_type
+from quire_router.sequences.job import Parsing
+from quire_router.sequences.structured import RequiredTools
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MODES = ("none", "auto", "required")
+_TYPES: tuple[tuple[str, type, str], ...] = (
+    ("parameters", dict, "an object"),
+    ("description", str, "a string"),
+    ("strict", bool, "a boolean"),
+)
+
+
+def tools_of(values: Mapping[str, Any]) -> str:
+    """Return the tools as JSON, for the chat template and the parser; "" if there are none or tool_choice is `none`.
+    Raises InvalidArgument, and Unsupported for choices among some of the tools."""
+    tools = values["tools"] or []
+    names = [_check_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgument("DUPLICATE_TOOL", f"Two tools have the name {twice}.", "Rename one.", param="tools")
+    mode, name = _choice(values.get("tool_choice"))
+    if mode == "required" and not names:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            "tool_choice demands a call, and there are no tools.",
+            "Send tools, or leave tool_choice out.",
+            param="tool_choice",
+        )
+    if name and name not in names:
+        raise InvalidArgument(
+            "UNKNOWN_TOOL",
+            f"tool_choice names {name[:MAX_NAME_CHARS]!r}, which is none of the tools.",
+            f"Name one of: {', '.join(names)}.",
+            param="tool_choice",
+        )
+    return json_text("tools", tools) if tools and mode != "none" else ""
+
+
+def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools | None:
+    """Return what the tools demand of the answer: calls, or arguments that follow their schemas; None where it is free.
+    `tools_json`: as `tools_of` returns them for these values."""
+    if not tools_json:
+        return None
+    mode, name = _choice(values.get("tool_choice"))
+    strict = any(tool["function"].get("strict") for tool in values["tools"])
+    if mode != "required" and not strict:
+        return None
+    return RequiredTools(
+        tools_json,
+        required=mode == "required",
+        name=name,
+        parallel=not name and values.get("parallel_tool_calls", True),
+        param="tool_choice" if mode == "required" else "tools",
+    )
+
+
+def parsing_of(tools_json: str) -> Parsing:
+    """Return which parts the tokenizer finds in a chat's answer."""
+    return Parsing(tool_calls=bool(tools_json), reasoning=True, tools_json=tools_json)
+
+
+def _check_tool(tool: Any, name: str) -> str:
+    """Check one tool and return its name. Raises InvalidArgument."""
+    if not isinstance(tool, dict):
+        raise bad_type(name, tool, "an object")
+    if tool.get("type") != "function":
+        raise InvalidArgument(
+            "BAD_TOOL", f"{name}.type is {str(tool.get('type'))[:50]!r}.", 'Send "function".', param=name
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise bad_type(f"{name}.function", function, "an object")
+    called = function.get("name")
+    if not isinstance(called, str) or not called or len(called) > MAX_NAME_CHARS:
+        raise InvalidArgument(
+            "BAD_TOOL",
+            f"{name}.function.name is not a valid name.",
+            f"Send a string of 1 to {MAX_NAME_CHARS} characters.",
+            param=name,
+        )
+    for key, kind, wanted in _TYPES:
+        value = function.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise bad_type(f"{name}.function.{key}", value, wanted)
+    return called
+
+
+def _choice(choice: Any) -> tuple[str, str]:
+    """Return the mode, none, auto or required, and the one tool that must be called, if any. Raises
+    InvalidArgument, Unsupported."""
+    if choice is None:
+        return "auto", ""
+    if isinstance(choice, str) and choice in _MODES:
+        return choice, ""
+    if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            raise unsupported("tool_choice", " of the type allowed_tools")
+        # The Responses API has the name beside the type.
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") == "function" and isinstance(name, str) and name:
+            return "required", name
+    shown = orjson.dumps(choice).decode()[:50]
+    raise InvalidArgument(
+        "BAD_TOOL_CHOICE",
+        f"tool_choice is {shown}.",
+        'Send auto, none, required, or {"type": "function", "function": {"name": ...}}.',
+        param="tool_choice",
+    )

@@ -1,0 +1,42 @@
+"""The deadline of a request: what stands before its generation's own timer waits no longer either."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_router.sequences.job import Caller
+
+
+def time_left_s(caller: Caller, arrived_ns: int) -> float | None:
+    """Return the time that a request of this arrival has left, below 0 where it is over; None where it has no bound."""
+    return caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s > 0 else None
+
+
+def request_timeout(timeout_s: float) -> DeadlineExceeded:
+    """Make the error of a request that has used up its time."""
+    return DeadlineExceeded(
+        "REQUEST_TIMEOUT",
+        f"The request did not end within {timeout_s:g} s.",
+        "Ask for fewer tokens, or raise --request-timeout-s.",
+    )
+
+
+@contextlib.asynccontextmanager
+async def within_deadline(caller: Caller, arrived_ns: int) -> AsyncIterator[None]:
+    """Cancel what the `with` block awaits when the request's time is over. Raises DeadlineExceeded then."""
+    timer = asyncio.timeout(time_left_s(caller, arrived_ns))
+    try:
+        async with timer:
+            yield
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        raise request_timeout(caller.timeout_s) from None

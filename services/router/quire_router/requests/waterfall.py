@@ -1,0 +1,75 @@
+"""Lays the timings of a request out on its time line: when each phase began, and how long it took.
+
+Services report how long a phase took, and not when it began. A phase is drawn from the earliest moment at which it can
+begin. Phases of several steps, such as the decode steps, are drawn as one bar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quire_router.sequences.delta import HopTiming
+
+# These follow on one another.
+_FIRST = (("router", "parse"), ("router", "tokenize"), ("router", "place"))
+# Phases that begin with the first token. All others begin when the request has been placed.
+_AFTER_FIRST_TOKEN = (("worker", "decode"), ("tokenizer", "detokenize"), ("router", "migrate"))
+_ENCODE, _QUEUE, _PREFILL, _TOTAL = (
+    ("tokenizer", "encode"),
+    ("scheduler", "queue"),
+    ("worker", "prefill"),
+    ("router", "total"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One bar of the waterfall. `instance` is empty where it is not known."""
+
+    service: str
+    phase: str
+    instance: str
+    start_ms: float
+    ms: float
+    count: int
+
+
+def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: float) -> list[Hop]:
+    """Return a bar for each timing, in the order of their begin. `first_token_ms`: 0 if there was none. No bar ends
+    after `total_ms`."""
+    starts: dict[tuple[str, str], float] = {}
+    placed_ms = 0.0
+    for key in _FIRST:
+        starts[key] = placed_ms
+        placed_ms += _sum_ms(timings, key)
+    starts[_ENCODE] = starts[_FIRST[1]]
+    starts[_PREFILL] = placed_ms + _sum_ms(timings, _QUEUE)
+    decoding_ms = first_token_ms or starts[_PREFILL] + _sum_ms(timings, _PREFILL)
+    starts |= dict.fromkeys(_AFTER_FIRST_TOKEN, decoding_ms)
+    hops = []
+    for timing in timings:
+        key = timing.service, timing.phase
+        if key != _TOTAL:
+            start_ms = min(starts.get(key, placed_ms), total_ms)
+            ms = min(timing.us / 1000, total_ms - start_ms)
+            hops.append(Hop(timing.service, timing.phase, timing.instance, start_ms, ms, timing.count))
+    return sorted(hops, key=lambda hop: hop.start_ms)
+
+
+def unfinished(timings: Sequence[HopTiming], first_token_ms: float, now_ms: float, instance: str) -> list[Hop]:
+    """Return the bars of a request that runs: the router's own phases, the wait for the first token, and decoding until
+    now. The replica `instance` reports its own timings only at the end."""
+    hops = waterfall(timings, first_token_ms, now_ms)
+    placed_ms = min(now_ms, sum(_sum_ms(timings, key) for key in _FIRST))
+    hops.append(Hop("scheduler", "to first token", instance, placed_ms, (first_token_ms or now_ms) - placed_ms, 1))
+    if first_token_ms:
+        hops.append(Hop("worker", "decode", instance, first_token_ms, now_ms - first_token_ms, 1))
+    return hops
+
+
+def _sum_ms(timings: Iterable[HopTiming], key: tuple[str, str]) -> float:
+    return sum(timing.us for timing in timings if (timing.service, timing.phase) == key) / 1000

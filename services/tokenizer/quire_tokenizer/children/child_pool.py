@@ -1,0 +1,94 @@
+"""Children of one program: started when needed, killed when too slow, replaced when dead. A failure is that of one job.
+
+Knows nothing of what the jobs are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire_common.errors import Overloaded
+from quire_tokenizer.children.child_process import ChildProcess
+
+if TYPE_CHECKING:
+    from quire_tokenizer.children.child_process import ChildProgram
+
+# Signals of the timers by which a child ends itself.
+_TIMERS = (signal.SIGALRM, signal.SIGPROF)
+
+
+class ChildFailed(Exception):
+    """A job took too long, or its process died or broke the protocol. `out_of_cpu`: it took too much processor time,
+    as it would again, however busy the machine is."""
+
+    def __init__(self, how: Literal["timeout", "crashed"], *, out_of_cpu: bool = False) -> None:
+        super().__init__(how)
+        self.how = how
+        self.out_of_cpu = out_of_cpu
+
+
+class ChildPool:
+    """Used from one event loop. `what`: the jobs, in words."""
+
+    def __init__(self, program: ChildProgram, processes: int, max_waiting: int, timeout_s: float, what: str) -> None:
+        self._program = program
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._what = what
+        self._waiting = 0
+        self._slots = asyncio.Semaphore(processes)
+        self._idle: list[ChildProcess] = []
+
+    async def run(self, job: bytes) -> dict[str, Any]:
+        """Have a free child do a framed job, waiting for one, and return its answer. Raises Overloaded where too many
+        jobs wait, and ChildFailed."""
+        if self._waiting >= self._max_waiting:
+            raise Overloaded(
+                "TOKENIZER_OVERLOADED",
+                f"{self._waiting} {self._what}.",
+                "Retry, or run more tokenizers.",
+                retry_after_s=1.0,
+            )
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await self._ask(job)
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        """End all processes that are idle; those at work are ended by their cancelled requests."""
+        while self._idle:
+            await self._idle.pop().kill()
+
+    def _idle_child(self) -> ChildProcess | None:
+        """Take an idle child. One that has died meanwhile, by no job's fault, is passed over."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.alive:
+                return child
+        return None
+
+    async def _ask(self, job: bytes) -> dict[str, Any]:
+        """Have an idle child, or a new one, do the job. If it is too slow or dies, or the caller leaves, the child is
+        killed and the error raised. An idle child that somebody has killed is not the job's fault: the next one does
+        it."""
+        idle = self._idle_child()
+        child = idle or await ChildProcess.start(self._program)
+        try:
+            answer = await asyncio.wait_for(child.ask(job), self._timeout_s)
+        except BaseException as error:
+            # Also when the caller has gone away: the child is in the middle of an answer that nobody will read.
+            status = await asyncio.shield(child.kill())
+            if isinstance(error, TimeoutError):
+                raise ChildFailed("timeout") from error
+            if idle is not None and isinstance(error, OSError | EOFError) and -status == signal.SIGKILL:
+                return await self._ask(job)
+            if isinstance(error, OSError | EOFError | ValueError):
+                how: Literal["timeout", "crashed"] = "timeout" if -status in _TIMERS else "crashed"
+                raise ChildFailed(how, out_of_cpu=-status == signal.SIGPROF) from error
+            raise
+        self._idle.append(child)
+        return answer

@@ -1,0 +1,115 @@
+"""One child process, seen from the service: started with a bare environment, asked job by job, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire_tokenizer.children.frames import LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.errors import QuireError
+
+_START_S = 30.0
+# A process whose pipes have ended is about to end itself.
+_ENDING_S = 1.0
+
+
+@dataclass(frozen=True)
+class ChildProgram:
+    """A program to run. `first_frame`: sent before the child says that it is ready; `not_started` makes the error for a
+    child that never says so."""
+
+    module: str
+    arguments: tuple[str, ...]
+    max_answer: int
+    not_started: Callable[[], QuireError]
+    first_frame: bytes = b""
+
+
+class ChildProcess:
+    """A started child. After an error of `ask`, only `kill` is of use."""
+
+    def __init__(self, process: asyncio.subprocess.Process, max_answer: int) -> None:
+        self._process = process
+        self._max_answer = max_answer
+
+    @classmethod
+    async def start(cls, program: ChildProgram) -> ChildProcess:
+        """Start a child and wait until it is ready. Raises the program's error."""
+        # The child gets only those variables that Python needs: no keys, no addresses.
+        environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", program.module, *program.arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        child = cls(process, program.max_answer)
+        try:
+            await asyncio.wait_for(child._begin(program.first_frame), _START_S)
+        except BaseException as error:
+            await asyncio.shield(child.kill())
+            if isinstance(error, TimeoutError | OSError | EOFError | ValueError):
+                raise program.not_started() from error
+            raise
+        return child
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.returncode is None
+
+    async def ask(self, job: bytes) -> dict[str, Any]:
+        """Send a framed job and wait for its answer. Raises OSError or EOFError where the process has died, ValueError
+        for an answer that is too long."""
+        await self._write(job)
+        return await self._read()
+
+    async def kill(self) -> int:
+        """End the process. Returns its exit status, negative for the signal that ended it."""
+        if self._is_ending:
+            # Popen looks for the end of a process before it signals it. The event loop, which waits for that end too,
+            # then finds no process, and reports the status 255.
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._process.wait(), _ENDING_S)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        return await self._process.wait()
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether a pipe to the process has ended at its side."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        return (stdin is not None and stdin.is_closing()) or (stdout is not None and stdout.at_eof())
+
+    async def _begin(self, first_frame: bytes) -> None:
+        if first_frame:
+            await self._write(first_frame)
+        await self._read()
+
+    async def _write(self, frame: bytes) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            raise EOFError
+        stdin.write(frame)
+        await stdin.drain()
+
+    async def _read(self) -> dict[str, Any]:
+        """Read one message from the process. Raises EOFError where it has ended, ValueError for a message that is too
+        long."""
+        stdout = self._process.stdout
+        if stdout is None:
+            raise EOFError
+        (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
+        if length > self._max_answer:
+            raise ValueError("the answer is too long")
+        loaded: dict[str, Any] = json.loads(await stdout.readexactly(length))
+        return loaded

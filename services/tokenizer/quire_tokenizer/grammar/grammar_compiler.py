@@ -1,0 +1,275 @@
+"""GrammarCompiler: compiled grammars, seen from the service. Equal sources are compiled once, in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+from quire_common.errors import Overloaded, QuireError, Unsupported
+from quire_common.structured.constraint import CONSTRAINT_PARAM, MAX_GRAMMAR_BYTES, Constraint
+from quire_common.telemetry.logs import get_logger
+from quire_tokenizer import statistics
+from quire_tokenizer.children.child_pool import ChildFailed, ChildPool
+from quire_tokenizer.children.child_process import ChildProgram
+from quire_tokenizer.children.frames import framed
+from quire_tokenizer.grammar.source import KINDS, TOOLS, GrammarRefused, GrammarSource, bad_grammar, too_large
+from quire_tokenizer.output_parsing import families
+
+if TYPE_CHECKING:
+    from quire_tokenizer.vocabulary import Vocabulary
+
+log = get_logger(__name__)
+# Whitespace of JSON is not part of canonical text.
+MAX_SOURCE_BYTES: Final = 2 * MAX_GRAMMAR_BYTES
+# A child that waits for a processor gets so many times its processor time.
+_WALL_FACTOR: Final = 5.0
+_ESCAPED_BYTES_PER_CHAR: Final = 12
+# A source that took all of its processor time is not tried again for so long.
+_TIMEOUT_KEPT_S: Final = 60.0
+# The bytes of an outcome that is kept, beside its texts.
+_ENTRY_BYTES: Final = 1024
+
+
+@dataclass(frozen=True)
+class GrammarLimits:
+    """The bounds of compiling. `cpu_s`: of one grammar; `cached_bytes`: of all texts that are kept."""
+
+    processes: int
+    max_waiting: int
+    cpu_s: float
+    memory_bytes: int
+    cached: int
+    cached_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """`warnings`: what of the source is not enforced."""
+
+    constraint: Constraint
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An outcome, its bytes, and the moment until which it holds."""
+
+    outcome: CompiledGrammar | GrammarRefused
+    size: int
+    until_s: float
+
+
+class _Compiling:
+    """One source that is being compiled, for all that wait for it."""
+
+    def __init__(self, task: asyncio.Task[CompiledGrammar]) -> None:
+        self.task = task
+        self._waiters = 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the last that waited has left."""
+        return self.task.cancelling() > 0
+
+    async def wait(self) -> CompiledGrammar:
+        """Return the grammar. The compilation is cancelled when its last waiter is cancelled, not before."""
+        self._waiters += 1
+        try:
+            await asyncio.wait({self.task})
+        finally:
+            self._waiters -= 1
+            if not self._waiters:
+                self.task.cancel()
+        return self.task.result()
+
+
+class GrammarCompiler:
+    """Used from one event loop. Grammars and refusals of recent sources are kept."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
+        program = ChildProgram(
+            "quire_tokenizer.grammar.compile_child",
+            (str(limits.memory_bytes), str(limits.cpu_s)),
+            MAX_GRAMMAR_BYTES * _ESCAPED_BYTES_PER_CHAR + 64 * 1024,
+            _not_started,
+            first_frame=framed(_model(vocabulary)),
+        )
+        what = "grammars are waiting to be compiled"
+        self._children = ChildPool(program, limits.processes, limits.max_waiting, limits.cpu_s * _WALL_FACTOR, what)
+        self._limits = limits
+        self._version = metadata.version("llguidance")
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._running: dict[bytes, _Compiling] = {}
+        # Those of `_running`, and those that end since nobody waits for them.
+        self._tasks: set[asyncio.Task[CompiledGrammar]] = set()
+
+    async def compile(self, source: GrammarSource) -> CompiledGrammar:
+        """Return the grammar of a source. Raises GrammarRefused for a source that is wrong or too large, Overloaded
+        where too many wait or the process does not start, and Unsupported for a vocabulary that has no grammars."""
+        digest = source.digest()
+        kept = self._kept.get(digest)
+        if kept is not None and time.monotonic() < kept.until_s:
+            self._kept.move_to_end(digest)
+            statistics.grammar_found()
+            if isinstance(kept.outcome, GrammarRefused):
+                raise _refused_again(kept.outcome)
+            return kept.outcome
+        compiling = self._running.get(digest)
+        if compiling is None or compiling.abandoned:
+            task = asyncio.create_task(self._compile(source, digest))
+            compiling = self._running[digest] = _Compiling(task)
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._ended, digest))
+        return await compiling.wait()
+
+    async def close(self) -> None:
+        """End what runs, and the idle processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._children.close()
+
+    def _ended(self, digest: bytes, task: asyncio.Task[CompiledGrammar]) -> None:
+        """Forget a task that is done. Its error is read, since all that waited may have left."""
+        self._tasks.discard(task)
+        compiling = self._running.get(digest)
+        if compiling is not None and compiling.task is task:
+            del self._running[digest]
+        if not task.cancelled():
+            task.exception()
+
+    async def _compile(self, source: GrammarSource, digest: bytes) -> CompiledGrammar:
+        """Compile a source, and keep the outcome, unless it depends on how busy the machine is."""
+        try:
+            with statistics.compiling():
+                compiled = await self._ask(source)
+        except GrammarRefused as error:
+            statistics.grammar_refused(error.reason)
+            self._keep(digest, _refused_again(error), _kept_for_s(error))
+            raise
+        self._keep(digest, compiled, math.inf)
+        if compiled.warnings:
+            statistics.grammar_warned(len(compiled.warnings))
+            log.info("a grammar enforces less than its source says", kind=source.kind, warnings=len(compiled.warnings))
+        return compiled
+
+    async def _ask(self, source: GrammarSource) -> CompiledGrammar:
+        """Have a child compile the source."""
+        _check(source)
+        try:
+            answer = await self._children.run(framed(source.job()))
+        except ChildFailed as error:
+            statistics.grammar_process_ended()
+            log.warning("a compiling process ended", how=error.how, kind=source.kind)
+            raise _failure(error.how, source) from error
+        if "unreadable" in answer:
+            log.warning("the vocabulary has no grammars", reason=answer["unreadable"])
+            raise _unreadable(answer["unreadable"])
+        if "refused" in answer:
+            code, message, fix = answer["refused"]
+            raise GrammarRefused(code, message, fix, param=answer["param"], reason=answer["reason"])
+        if "text" not in answer:
+            log.warning("a grammar could not be compiled", kind=source.kind, reason=answer.get("failed"))
+            raise _failure("crashed", source)
+        return CompiledGrammar(Constraint.of(answer["text"], self._version), tuple(answer["warnings"]))
+
+    def _keep(self, digest: bytes, outcome: CompiledGrammar | GrammarRefused, kept_s: float) -> None:
+        """Keep an outcome for so long; the least recently used go."""
+        before = self._kept.pop(digest, None)
+        if before is not None:
+            self._kept_bytes -= before.size
+        if not kept_s:
+            return
+        kept = self._kept[digest] = _Kept(outcome, _size_of(outcome), time.monotonic() + kept_s)
+        self._kept_bytes += kept.size
+        while len(self._kept) > self._limits.cached or self._kept_bytes > self._limits.cached_bytes:
+            _, gone = self._kept.popitem(last=False)
+            self._kept_bytes -= gone.size
+
+
+def _model(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the first frame of a compiling process."""
+    return {
+        "tokenizer": vocabulary.tokenizer.to_str(),
+        "eos": sorted(vocabulary.eos_ids),
+        "added": vocabulary.added,
+        "tool_parser": vocabulary.parsers.tool_parser,
+        "reasoning_parser": _reasoning_parser(vocabulary),
+    }
+
+
+def _reasoning_parser(vocabulary: Vocabulary) -> str:
+    """Return the name of the model's parser of reasoning, if the chat template shows that the model reasons. Markers in
+    the vocabulary alone do not: where only a form and a marker are possible, such a model may well choose the
+    marker, and never end."""
+    name = vocabulary.parsers.reasoning_parser
+    family = families.REASONING_FAMILIES.get(name)
+    templates = "".join(vocabulary.templates.values())
+    return name if family is None or family.markers.start in templates or family.markers.end in templates else ""
+
+
+def _check(source: GrammarSource) -> None:
+    """Raise GrammarRefused for a source that no child need see."""
+    if source.kind not in (*KINDS, TOOLS):
+        raise bad_grammar(
+            f"There is no constraint of the kind {source.kind[:50]!r}.", f"Use one of {', '.join(KINDS)}."
+        )
+    size = len(source.text.encode(errors="surrogatepass"))
+    if size > MAX_SOURCE_BYTES:
+        raise too_large(f"The {source.kind} has {size} bytes, at most {MAX_SOURCE_BYTES} are possible.", "Shorten it.")
+
+
+def _failure(how: str, source: GrammarSource) -> GrammarRefused:
+    if how == "timeout":
+        message, fix = f"The {source.kind} takes too long to compile.", "Simplify it: fewer repeats and alternatives."
+        return GrammarRefused("GRAMMAR_TIMEOUT", message, fix, reason="timeout")
+    message, fix = f"The {source.kind} broke the process that compiled it.", "Simplify it: it may need too much memory."
+    return GrammarRefused("GRAMMAR_CRASHED", message, fix, reason="crashed")
+
+
+def _kept_for_s(error: GrammarRefused) -> float:
+    """Return how long a refusal is kept: 0 where another try may do better, since the machine was busy."""
+    if error.reason not in ("timeout", "crashed"):
+        return math.inf
+    cause = error.__cause__
+    return _TIMEOUT_KEPT_S if isinstance(cause, ChildFailed) and cause.out_of_cpu else 0.0
+
+
+def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
+    """Return the bytes of an outcome."""
+    texts = (
+        (outcome.message, outcome.fix)
+        if isinstance(outcome, GrammarRefused)
+        else (outcome.constraint.text, *outcome.warnings)
+    )
+    return _ENTRY_BYTES + sum(len(text.encode()) for text in texts)
+
+
+def _refused_again(kept: GrammarRefused) -> GrammarRefused:
+    """Return a copy: an exception that is raised twice would collect tracebacks."""
+    return GrammarRefused(kept.code, kept.message, kept.fix, param=kept.param, reason=kept.reason)
+
+
+def _unreadable(reason: str) -> Unsupported:
+    return Unsupported(
+        "STRUCTURED_OUTPUT_UNSUPPORTED",
+        f"Structured output does not know vocabularies like this model's: {reason}.",
+        "Leave the constraint out, or use a model with a byte-level vocabulary.",
+        param=CONSTRAINT_PARAM,
+    )
+
+
+def _not_started() -> QuireError:
+    return Overloaded(
+        "COMPILE_PROCESS_FAILED",
+        "The process that compiles grammars did not start.",
+        "Retry; if it stays, see the tokenizer's log.",
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,52 @@
+"""JSON of a request: parsed within bounds, measured, and written in the one way that canonical text has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from quire_tokenizer.grammar.source import MAX_DEPTH, bad_grammar, too_large
+
+
+def parse(text: str, what: str) -> Any:
+    """Parse JSON. Raises GrammarRefused for what is no JSON, or nested too deeply."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise _too_deep(what) from error
+    except ValueError as error:
+        raise bad_grammar(f"The {what} is no JSON: {error}.", "Send JSON.") from error
+    check_depth(value, what)
+    return value
+
+
+def check_depth(value: Any, what: str) -> None:
+    """Raise GrammarRefused for lists and objects within one another, more of them than MAX_DEPTH."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise _too_deep(what)
+        level = [inner for each in level for inner in children(each)]
+        depth += 1
+
+
+def children(value: Any) -> Iterator[Any]:
+    """The values right within a list or an object."""
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def canonical(value: Any) -> str:
+    """Write JSON: no whitespace, characters as they are. The order of members stays: it is that of properties."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _too_deep(what: str) -> Exception:
+    return too_large(f"The {what} has more than {MAX_DEPTH} lists and objects within one another.", "Flatten it.")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no value of JSON")

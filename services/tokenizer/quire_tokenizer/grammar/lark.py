@@ -1,0 +1,116 @@
+"""LarkGrammar: a grammar in llguidance's form of Lark, written rule by rule, with schemas and other grammars beside it.
+
+Its text is canonical: the same calls make the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+
+from quire_tokenizer.grammar.json_text import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TEXT = "TEXT"
+"""A terminal for text of any length, without special tokens."""
+_TOP = "answer"
+
+
+class LarkGrammar:
+    """`added`: ids of the tokens that were added to the vocabulary, by their text. In llguidance, text never matches
+    such a token, so that literals name it by its id."""
+
+    def __init__(self, added: Mapping[str, int]) -> None:
+        self._added = added
+        self._split = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
+        self._rules: list[str] = []
+        self._others: list[dict[str, Any]] = []
+
+    def rule(self, name: str, expression: str, options: str = "") -> str:
+        """Add a rule; its name is made unique. Returns what refers to it."""
+        unique = f"{name}_{len(self._rules)}"
+        self._rules.append(f"{unique}{options}: {expression}")
+        return unique
+
+    def literal(self, text: str) -> str:
+        """Return the expression of a text, in which added tokens are tokens."""
+        if not text:
+            return '""'
+        if self._split is None:
+            return quoted(text)
+        parts, at = list[str](), 0
+        for found in self._split.finditer(text):
+            if found.start() > at:
+                parts.append(quoted(text[at : found.start()]))
+            parts.append(token(self._added[found[0]]))
+            at = found.end()
+        if at < len(text):
+            parts.append(quoted(text[at:]))
+        return " ".join(parts)
+
+    def is_token(self, text: str) -> bool:
+        """Whether a text is one added token."""
+        return text in self._added
+
+    def until(self, end: str) -> str:
+        """Return the expression of the shortest text that ends with `end`, the end included."""
+        first = self._split.search(end) if self._split is not None else None
+        if first is not None and first.start() == 0:
+            return f"{TEXT} {self.literal(end)}"
+        stop = end if first is None else end[: first.start()]
+        lazy = self.rule("until", f"/(?s:.*){_escaped(stop)}/", "[lazy]")
+        rest = end[len(stop) :]
+        return f"{lazy} {self.literal(rest)}" if rest else lazy
+
+    def schema(self, schema: dict[str, Any]) -> str:
+        """Add a JSON schema. Returns what refers to it."""
+        return self._other("schema", {"json_schema": schema})
+
+    def lark(self, text: str) -> str:
+        """Add a grammar of its own, whose first rule is `start`. Returns what refers to it."""
+        return self._other("lark", {"lark_grammar": text})
+
+    def regex(self, pattern: str) -> str:
+        """Add a regular expression. Returns what refers to it."""
+        return self.lark(lark_of_regex(pattern))
+
+    def text(self, start: str) -> str:
+        """Return the canonical text of the grammar whose answer is the expression `start`."""
+        rules = "\n".join([f"start: {start}", *self._rules])
+        if TEXT in rules:
+            rules += f"\n{TEXT}: /(?s:.*)/"
+        return canonical({"grammars": [{"name": _TOP, "lark_grammar": rules}, *self._others]})
+
+    def _other(self, kind: str, body: dict[str, Any]) -> str:
+        for known in self._others:
+            if {**known, "name": ""} == {"name": "", **body}:
+                return f"@{known['name']}"
+        name = f"{kind}_{len(self._others)}"
+        self._others.append({"name": name, **body})
+        return f"@{name}"
+
+
+def quoted(text: str) -> str:
+    """A string of Lark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def token(number: int) -> str:
+    """The expression of one token, by its id."""
+    return f"<[{number}]>"
+
+
+def lark_of_regex(pattern: str) -> str:
+    """Return the grammar of a regular expression."""
+    text: str = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
+    return text
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a regular expression within `/.../`."""
+    return re.sub(r"([/\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text).replace("\n", "\\n").replace("\r", "\\r")

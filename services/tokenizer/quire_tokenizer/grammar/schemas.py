@@ -1,0 +1,122 @@
+"""A JSON schema, made ready for llguidance: options applied, and what it cannot enforce left out, with a warning.
+
+llguidance itself passes over unknown keywords and formats when lenient, and says so. It refuses patterns that its
+regular expressions lack, and patterns of properties that overlap: these are taken out here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from llguidance import LLMatcher
+
+from quire_tokenizer.grammar.json_text import canonical, children
+from quire_tokenizer.grammar.source import MAX_CHOICES, bad_grammar, too_large
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire_tokenizer.grammar.source import GrammarSource
+
+# Keywords whose value is an object of schemas, and those whose value is a schema or a list of schemas.
+_SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_SUBSCHEMAS: Final = (
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "additionalItems"),
+    *("unevaluatedItems", "not", "if", "then", "else", "contentSchema", "items", "prefixItems", "allOf", "anyOf"),
+    "oneOf",
+)
+# Say nothing of what is valid. Canonical text does without.
+_ANNOTATIONS: Final = frozenset(
+    {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
+)
+_OPTIONS: Final = "x-guidance"
+# Between values: some spaces, or a new line and its indentation. Without a bound, a small model writes nothing else.
+_WHITESPACE: Final = r"[ \t]{1,4}|\r?\n[ \t]{0,32}"
+
+
+def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> dict[str, Any]:
+    """Return the schema with llguidance's options, a new object. Adds to `warnings` what is left out. Raises
+    GrammarRefused for what is no schema, or has too many values to choose from."""
+    if value is True:
+        value = {}
+    if not isinstance(value, dict):
+        raise bad_grammar("The schema is no object.", 'Send an object, such as {"type": "object"}.')
+    schema: dict[str, Any] = _copied(value)
+    for part in _parts(schema):
+        for key in _ANNOTATIONS & part.keys():
+            del part[key]
+        values = part.get("enum")
+        if isinstance(values, list) and len(values) > MAX_CHOICES:
+            raise too_large(
+                f"An enum has {len(values)} values, at most {MAX_CHOICES} are possible.", "Shorten enum.", "enum"
+            )
+        if source.disable_additional_properties:
+            _close(part)
+        if not source.strict:
+            _drop_patterns(part, warnings)
+    schema[_OPTIONS] = _options(source)
+    return schema
+
+
+def _options(source: GrammarSource) -> dict[str, Any]:
+    options: dict[str, Any] = {"coerce_one_of": True, "lenient": not source.strict}
+    if source.disable_any_whitespace:
+        return {"whitespace_flexible": False, **options}
+    return {"whitespace_pattern": source.whitespace_pattern or _WHITESPACE, **options}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schema and all schemas within it, but nothing of values such as those of an enum."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting.extend(part)
+        elif isinstance(part, dict):
+            yield part
+            for key in _SCHEMA_MAPS:
+                waiting.extend(children(part.get(key)))
+            waiting.extend(part[key] for key in _SUBSCHEMAS if key in part)
+
+
+def _close(part: dict[str, Any]) -> None:
+    """Let an object have no properties but those that the schema names, as vLLM does."""
+    names = isinstance(part.get("properties"), dict) or isinstance(part.get("patternProperties"), dict)
+    if names and "additionalProperties" not in part:
+        part["additionalProperties"] = False
+
+
+def _drop_patterns(part: dict[str, Any], warnings: list[str]) -> None:
+    """Take out patterns that cannot be enforced, of strings and of properties' names."""
+    pattern = part.get("pattern")
+    if isinstance(pattern, str) and (fault := _fault_of({"type": "string", "pattern": pattern})):
+        del part["pattern"]
+        warnings.append(f"pattern is not enforced: {fault}")
+    named = part.get("patternProperties")
+    if isinstance(named, dict):
+        open_patterns = {"patternProperties": dict.fromkeys(named, True)}
+        if fault := _fault_of(open_patterns):
+            del part["patternProperties"]
+            # Names that the patterns would have allowed are allowed still, whatever their values.
+            if part.get("additionalProperties") is False:
+                part["additionalProperties"] = {"anyOf": list(named.values())} if named else False
+            warnings.append(f"patternProperties is not enforced: {fault}")
+
+
+def _fault_of(schema: dict[str, Any]) -> str:
+    """Return why a small schema cannot be enforced; empty where it can."""
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(canonical({"grammars": [{"json_schema": schema}]}))
+    return last_line(messages[0]) if wrong and messages else ""
+
+
+def last_line(message: str) -> str:
+    """Return what a message of llguidance says of the fault, without the drawing of its place."""
+    lines = [line.strip() for line in message.strip().splitlines()]
+    said = [line for line in lines if line.startswith("error:")]
+    return (said[-1].removeprefix("error:").strip() if said else lines[0] if lines else "")[:300]

@@ -1,0 +1,177 @@
+"""Structural tags: free text with constrained parts between given markers, in xgrammar's formats, as in vLLM.
+
+{"type": "structural_tag", "format": {"type": "tag", "begin": ..., "content": ..., "end": ...}}
+{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from quire_tokenizer.grammar.lark import TEXT, LarkGrammar
+from quire_tokenizer.grammar.schemas import prepare_schema
+from quire_tokenizer.grammar.source import MAX_CHOICES, bad_grammar, too_large
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_tokenizer.grammar.source import GrammarSource
+
+    Format = dict[str, Any]
+
+_MISSING: Final = object()
+
+
+class StructuralTags:
+    """Turns the formats of one structural tag into expressions of a grammar."""
+
+    def __init__(self, grammar: LarkGrammar, source: GrammarSource, warnings: list[str]) -> None:
+        self._grammar = grammar
+        self._source = source
+        self._warnings = warnings
+        self._writers: dict[str, Callable[[Format], str]] = {
+            "const_string": lambda each: self._grammar.literal(_text(each, "value")),
+            "json_schema": lambda each: self._schema(_field(each, "json_schema")),
+            "regex": lambda each: self._grammar.regex(_text(each, "pattern")),
+            "grammar": lambda each: self._grammar.lark(lark_of_grammar(_text(each, "grammar"))),
+            "any_text": lambda _: TEXT,
+            "sequence": self._sequence,
+            "or": lambda each: self._any_of([self.expression(one) for one in _list(each, "elements")]),
+            "tag": self._tag,
+            "triggered_tags": self._triggered,
+            "tags_with_separator": self._separated,
+        }
+
+    def answer(self, value: Any) -> str:
+        """Return the expression of a whole structural tag. Raises GrammarRefused."""
+        if isinstance(value, dict) and "structures" in value:
+            tags = [
+                {"begin": _text(each, "begin"), "content": _of_schema(each), "end": _text(each, "end")}
+                for each in _list(value, "structures")
+            ]
+            return self._triggered({"triggers": _list(value, "triggers"), "tags": tags})
+        if not isinstance(value, dict) or "format" not in value:
+            raise bad_grammar("The structural tag has no format.", 'Send {"type": "structural_tag", "format": ...}.')
+        return self.expression(value["format"])
+
+    def expression(self, form: Any) -> str:
+        """Return the expression of one format. Raises GrammarRefused."""
+        kind = form.get("type") if isinstance(form, dict) else None
+        writer = self._writers.get(kind) if isinstance(kind, str) else None
+        if writer is None:
+            known = ", ".join(sorted(self._writers))
+            raise bad_grammar(
+                f"The structural tag has a format of the type {str(kind)[:50]!r}.", f"Use one of {known}.", "type"
+            )
+        return writer(form)
+
+    def _schema(self, value: Any) -> str:
+        return self._grammar.schema(prepare_schema(value, self._source, self._warnings))
+
+    def _sequence(self, form: Format) -> str:
+        elements = _list(form, "elements")
+        if any(isinstance(each, dict) and each.get("type") == "any_text" for each in elements[:-1]):
+            raise bad_grammar(
+                "any_text stands before the end of a sequence: nothing would end it.",
+                "Put it last, or into a tag, whose end then ends it.",
+                "sequence",
+            )
+        return " ".join(self.expression(each) for each in elements) or '""'
+
+    def _tag(self, form: Format) -> str:
+        begin = _text(form, "begin")
+        return self._grammar.rule("tag", f"{self._grammar.literal(begin)} {self._rest(form)}")
+
+    def _rest(self, form: Format) -> str:
+        """Return the expression of a tag behind its beginning."""
+        ends = form.get("end")
+        if isinstance(ends, str):
+            ends = [ends]
+        if not isinstance(ends, list) or not ends or not all(isinstance(each, str) for each in ends):
+            raise bad_grammar("A tag has no end.", "Give it a text, or a list of texts, as end.", "end")
+        content = _field(form, "content")
+        free = isinstance(content, dict) and content.get("type") == "any_text"
+        if free and any(ends):
+            return self._any_of([self._grammar.until(end) for end in ends if end])
+        inner = self.expression(content)
+        return f"{inner} {self._any_of([self._grammar.literal(end) for end in ends])}"
+
+    def _triggered(self, form: Format) -> str:
+        """Text with tags in it, each of which a trigger begins."""
+        triggers, tags = _list(form, "triggers"), _list(form, "tags")
+        if not tags:
+            raise bad_grammar("triggered_tags has no tags.", "Name at least one.", "tags")
+        rests = dict[str, list[str]]()
+        for tag in tags:
+            begin = _text(tag, "begin")
+            trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
+            if trigger is None:
+                raise bad_grammar(f"No trigger begins the tag {begin[:100]!r}.", "Add one to triggers.", "triggers")
+            beyond = begin[len(trigger) :]
+            before = f"{self._grammar.literal(beyond)} " if beyond else ""
+            rests.setdefault(trigger, []).append(f"{before}{self._rest(tag)}")
+        calls = [
+            self._grammar.rule("triggered", f"{self._grammar.until(trigger)} {self._any_of(each)}")
+            for trigger, each in rests.items()
+        ]
+        any_call, least = self._any_of(calls), bool(form.get("at_least_one"))
+        if form.get("stop_after_first"):
+            return any_call if least else f"({any_call} | {TEXT})"
+        return f"{any_call}{'+' if least else '*'} {TEXT}"
+
+    def _separated(self, form: Format) -> str:
+        """Tags with a text between each two, and nothing else."""
+        tags = self._any_of([self._tag(each) for each in _list(form, "tags")])
+        if form.get("stop_after_first"):
+            return tags if form.get("at_least_one") else f"{tags}?"
+        between = _text(form, "separator")
+        more = f"({self._grammar.literal(between)} {tags})*" if between else f"{tags}*"
+        whole = f"{tags} {more}"
+        return whole if form.get("at_least_one") else f"({whole})?"
+
+    def _any_of(self, expressions: Sequence[str]) -> str:
+        if not expressions:
+            raise bad_grammar("The structural tag has a list without elements.", "Name at least one.", "elements")
+        if len(expressions) > MAX_CHOICES:
+            raise too_large(
+                f"The structural tag has {len(expressions)} alternatives, at most {MAX_CHOICES} are possible.",
+                "Shorten the list.",
+            )
+        return expressions[0] if len(expressions) == 1 else self._grammar.rule("any_of", " | ".join(expressions))
+
+
+def lark_of_grammar(text: str) -> str:
+    """Return a user's grammar as Lark; EBNF (GBNF) is translated. Raises GrammarRefused."""
+    # Imported here: compiling a schema does not need it.
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark: str = any_to_lark(text)
+    except Exception as error:  # the library raises bare Exception too, for example for rules that are not there
+        raise bad_grammar(f"The grammar is no EBNF: {str(error)[:300]}.", "Correct it, or send Lark.") from error
+    return lark
+
+
+def _of_schema(structure: Format) -> Format:
+    return {"type": "json_schema", "json_schema": _field(structure, "schema")}
+
+
+def _field(form: Any, name: str) -> Any:
+    found = form.get(name, _MISSING) if isinstance(form, dict) else _MISSING
+    if found is _MISSING:
+        raise bad_grammar(f"A part of the structural tag has no {name}.", f"Add {name}.", name)
+    return found
+
+
+def _text(form: Any, name: str) -> str:
+    found = _field(form, name)
+    if not isinstance(found, str):
+        raise bad_grammar(f"{name} of a structural tag is no text.", "Send a text.", name)
+    return found
+
+
+def _list(form: Any, name: str) -> list[Any]:
+    found = _field(form, name)
+    if not isinstance(found, list):
+        raise bad_grammar(f"{name} of a structural tag is no list.", "Send a list.", name)
+    return found

@@ -1,0 +1,70 @@
+"""Grammars of answers with tool calls: calls that are required, and optional calls whose arguments follow a schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from quire_tokenizer.grammar.json_text import parse
+from quire_tokenizer.grammar.lark import TEXT
+from quire_tokenizer.grammar.reasoning_prefix import harmony_reasoning
+from quire_tokenizer.grammar.schemas import prepare_schema
+from quire_tokenizer.grammar.source import bad_grammar
+from quire_tokenizer.output_parsing import families, harmony
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, ToolFunction, WantedCalls
+
+if TYPE_CHECKING:
+    from quire_tokenizer.grammar.lark import LarkGrammar
+    from quire_tokenizer.grammar.source import GrammarSource
+
+_ANY_ARGUMENTS: Final = {"type": "object"}
+# An answer that is no call, of a family whose calls have no marker.
+_NO_CALL: Final = r"/([^{\[ \n](?s:.*))?/"
+
+
+def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, warnings: list[str]) -> str:
+    """Return the expression of the answer, behind its reasoning. `parser`: the model's. Raises GrammarRefused."""
+    family = families.TOOL_FAMILIES.get(parser)
+    if family is None and parser != families.HARMONY:
+        raise bad_grammar(
+            "No form is known in which this model calls tools.", "Start the tokenizer with --tool-call-parser.", "tools"
+        )
+    wanted = WantedCalls(_tools(source, warnings), source.parallel)
+    if family is None:
+        return _harmony(harmony.write_calls(grammar, wanted), grammar, required=source.required)
+    calls = family.write_calls(grammar, wanted)
+    between = calls.between if source.parallel else None
+    if source.required or not calls.begin:
+        call = grammar.rule("call", f"{grammar.literal(calls.begin)} {calls.rest}" if calls.begin else calls.rest)
+        whole = call if between is None else f"{call} ({grammar.literal(between)} {call})*"
+        return whole if source.required else f"({whole} | {_NO_CALL})"
+    lazy = grammar.rule("triggered", f"{grammar.until(calls.begin)} {calls.rest}")
+    return f"({lazy} | {TEXT})" if between is None else f"{lazy}* {TEXT}"
+
+
+def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
+    """Return the one tool that `source` names, or all, each with its prepared schema: its own where it is strict or a
+    call is required, any object elsewhere. Adds to `warnings` what is not enforced. Raises GrammarRefused where no tool
+    is left or a schema is bad."""
+    given = parse(source.text, "list of tools")
+    found: list[ToolFunction] = []
+    for tool in given if isinstance(given, list) else []:
+        function: dict[str, Any] = tool.get("function", tool) if isinstance(tool, dict) else {}
+        name = function.get("name")
+        if not isinstance(name, str) or (source.tool and name != source.tool):
+            continue
+        strict = bool(function.get("strict"))
+        schema = (function.get("parameters") if strict or source.required else None) or _ANY_ARGUMENTS
+        said = list[str]()
+        prepared = prepare_schema(schema, source.for_tool(strict=strict), said)
+        prepared.setdefault("type", "object")
+        found.append(ToolFunction(name, prepared))
+        warnings += [f"{name}: {each}" for each in said]
+    if not found:
+        raise bad_grammar("There is no tool to call.", "Send tools, and name one of them.", "tools")
+    return found
+
+
+def _harmony(calls: CallGrammar, grammar: LarkGrammar, *, required: bool) -> str:
+    call = f"{grammar.literal(calls.begin)} {calls.rest}"
+    answer = call if required else f"({call} | {grammar.literal('<|channel|>final<|message|>')} {TEXT})"
+    return f"{harmony_reasoning(grammar)} {answer}"

@@ -1,0 +1,1 @@
+"""Parsers that split an answer into reasoning, content and tool calls. See docs/tools.md."""

@@ -1,0 +1,91 @@
+"""OpenAI's harmony format of gpt-oss: messages with a channel each, for reasoning, text and tool calls."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of
+from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, WantedCalls
+    from quire_tokenizer.output_parsing.parts import PartWriter
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+ENDS = frozenset({"<|end|>", "<|return|>", "<|call|>"})
+MARKERS = frozenset({START, CHANNEL, MESSAGE, CONSTRAIN}) | ENDS
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
+    """Write the grammar of one call. The call's end ends the answer too, so that there is no second."""
+    heads = (
+        f"{writer.literal(f'{tool.name} {CONSTRAIN}json{MESSAGE}')} {writer.schema(tool.parameters)}"
+        for tool in wanted.tools
+    )
+    return CallGrammar(f"{CHANNEL}commentary to=functions.", any_of(writer, heads))
+
+
+class HarmonyParser:
+    """Parses messages. The prompt ends with `<|start|>assistant`, so an answer begins with the rest of a header."""
+
+    __slots__ = ("_before", "_calls", "_header", "_reasoned", "_write", "_writer", "thinking")
+
+    def __init__(self, writer: PartWriter, *, calls: bool) -> None:
+        """`calls`: whether the request has tools; if not, a message that calls a tool is content."""
+        self._writer = writer
+        self._calls = calls
+        self._header = ""
+        self._write: Callable[[str], None] | None = None
+        self._reasoned = False
+        self._before = True
+        self.thinking = False
+
+    def parse_text(self, text: str) -> None:
+        if self._write is not None:
+            self._write(text)
+        else:
+            self._header += text
+
+    def parse_marker(self, marker: str) -> None:
+        if self._write is None and marker == MESSAGE:
+            self._begin()
+        elif self._write is None and marker not in ENDS and marker != START:
+            self._header += marker
+        elif marker in ENDS or marker == START:
+            self._end_message()
+        else:
+            self.parse_text(marker)
+
+    def end(self) -> None:
+        """End the answer. A header without a message is dropped; if the answer has no message at all, the header is
+        content."""
+        header, before = self._header, self._before
+        self._end_message()
+        if before and header:
+            self._writer.write_content(header)
+
+    def _begin(self) -> None:
+        """Begin the message that the header describes."""
+        channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
+        self._header, self._before = "", False
+        if recipient is not None and self._calls:
+            self._writer.write_call(recipient[1])
+            self._write = TrimmedWriter(self._writer.write_arguments).write
+        elif channel is not None and channel[1] == "analysis":
+            self.thinking = True
+            if self._reasoned:
+                self._writer.write_reasoning("\n")
+            self._reasoned = True
+            self._write = TrimmedWriter(self._writer.write_reasoning).write
+        else:
+            self._write = self._writer.write_content
+
+    def _end_message(self) -> None:
+        if self._calls and _RECIPIENT.search(self._header):
+            self._writer.note_no_call()
+        self._write, self._header, self.thinking = None, "", False

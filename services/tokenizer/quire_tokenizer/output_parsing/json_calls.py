@@ -1,0 +1,405 @@
+"""Tool calls that are JSON objects with a name and arguments, alone or in a list.
+
+Arguments are slices of the model's text. The parser writes nothing of a call before it knows the name. Text that turns
+out not to be a call becomes content.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of
+from quire_tokenizer.output_parsing.json_values import WHITESPACE, ValueScanner
+from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
+from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, WantedCalls
+    from quire_tokenizer.output_parsing.parts import PartWriter
+
+_SEPARATORS = WHITESPACE + "[],;"
+_NO_VALUE = ValueScanner("0")
+_NAME_KEYS = frozenset({"name"})
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+# An object without markers that has another key before its name is not a call.
+_KEYS = _NAME_KEYS | _ARGUMENT_KEYS | {"type", "id"}
+
+
+class JsonCall:
+    """Parses one JSON object. Call `feed` until the object is `done` or `failed`."""
+
+    __slots__ = (
+        "_accept",
+        "_alone",
+        "_arguments",
+        "_key",
+        "_parts",
+        "_raw",
+        "_scanner",
+        "_state",
+        "_writer",
+        "done",
+        "failed",
+        "named",
+    )
+
+    def __init__(self, writer: PartWriter, accept: Collection[str] | None = None) -> None:
+        """`accept`: the valid names, if no marker says that the object is a call; None: any name."""
+        self._writer = writer
+        self._accept = accept
+        self._alone = False
+        self._state: Callable[[str, int], int] = self._open
+        self._scanner = _NO_VALUE
+        self._key = ""
+        self._parts: list[str] = []  # of a value that is buffered until its end
+        self._arguments: str | None = None  # arguments before the name; "" once written
+        self._raw: list[str] = []
+        self.done = self.failed = self.named = False
+
+    @classmethod
+    def of_arguments(cls, writer: PartWriter, name: str) -> JsonCall:
+        """A call whose name is known; the object is its arguments."""
+        call = cls(writer)
+        call._key, call._alone, call._state = "arguments", True, call._before_value
+        call._name(name)
+        return call
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the next character is within a string, where markers are text."""
+        return self._scanner.in_string
+
+    @property
+    def raw(self) -> str:
+        """The text so far of a call that has no name yet."""
+        return "".join(self._raw)
+
+    def feed(self, text: str, at: int) -> int:
+        """Read text from `at` on. Return the index after the text that was read: its end, unless the object ended or
+        failed before."""
+        start = at
+        while at < len(text) and not (self.done or self.failed):
+            at = self._state(text, at)
+        if not self.named:
+            self._raw.append(text[start:at])
+        return at
+
+    def _open(self, text: str, at: int) -> int:
+        return self._next(text, at, {"{": self._before_key})
+
+    def _before_key(self, text: str, at: int) -> int:
+        at = _skip(text, at)
+        if at == len(text):
+            return at
+        if text[at] == "}":
+            return self._close(at + 1)
+        if text[at] == ",":
+            return at + 1
+        if text[at] != '"':
+            return self._fail(at)
+        self._scanner, self._parts, self._state = ValueScanner('"'), ['"'], self._in_key
+        return at + 1
+
+    def _in_key(self, text: str, at: int) -> int:
+        end = self._collect(text, at)
+        if self._scanner is _NO_VALUE:
+            self._key = _string("".join(self._parts)) or ""
+            if self._accept is not None and not self.named and self._key not in _KEYS:
+                return self._fail(end)
+            self._state = self._colon
+        return end
+
+    def _colon(self, text: str, at: int) -> int:
+        return self._next(text, at, {":": self._before_value})
+
+    def _before_value(self, text: str, at: int) -> int:
+        at = _skip(text, at)
+        if at == len(text):
+            return at
+        first = text[at]
+        if first in ",:]}":
+            return self._fail(at)
+        self._scanner = ValueScanner(first)
+        streams = self.named and self._key in _ARGUMENT_KEYS and self._arguments is None and first != '"'
+        if streams:
+            self._arguments = ""
+            self._writer.write_arguments(first)
+        self._parts = [first]
+        self._state = self._in_arguments if streams else self._in_value
+        return at + 1
+
+    def _in_arguments(self, text: str, at: int) -> int:
+        """Write arguments as they come."""
+        end = self._scanner.feed(text, at)
+        self._writer.write_arguments(text[at : end if end >= 0 else len(text)])
+        if end < 0:
+            return len(text)
+        self._scanner, self._state = _NO_VALUE, self._before_key
+        self.done = self._alone
+        return end
+
+    def _in_value(self, text: str, at: int) -> int:
+        end = self._collect(text, at)
+        if self._scanner is not _NO_VALUE:
+            return end
+        self._state = self._before_key
+        value = "".join(self._parts)
+        if self._key in _NAME_KEYS and not self.named:
+            name = _string(value)
+            if not name or (self._accept is not None and name not in self._accept):
+                return self._fail(end)
+            self._name(name)
+        elif self._key in _ARGUMENT_KEYS and self._arguments is None:
+            # Some models write the arguments as a string that holds JSON, as OpenAI's API does.
+            value = value if value[0] != '"' else _string(value) or "{}"
+            if self.named:
+                self._writer.write_arguments(value)
+                self._arguments = ""
+            else:
+                self._arguments = value
+        return end
+
+    def _name(self, name: str) -> None:
+        self.named = True
+        self._raw.clear()
+        self._writer.write_call(name)
+        if self._arguments:
+            self._writer.write_arguments(self._arguments)
+            self._arguments = ""
+
+    def _close(self, end: int) -> int:
+        if not self.named:
+            return self._fail(end)
+        if self._arguments is None:
+            self._writer.write_arguments("{}")
+        self.done = True
+        return end
+
+    def _collect(self, text: str, at: int) -> int:
+        """Read more of a buffered value. The end of the value resets the scanner."""
+        end = self._scanner.feed(text, at)
+        self._parts.append(text[at : end if end >= 0 else len(text)])
+        if end < 0:
+            return len(text)
+        self._scanner = _NO_VALUE
+        return end
+
+    def _next(self, text: str, at: int, states: dict[str, Callable[[str, int], int]]) -> int:
+        """Skip white space, and read one of these characters."""
+        at = _skip(text, at)
+        if at == len(text):
+            return at
+        state = states.get(text[at])
+        if state is None:
+            return self._fail(at)
+        self._state = state
+        return at + 1
+
+    def _fail(self, at: int) -> int:
+        self.failed = True
+        return at
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCallFormat:
+    """A family's form of calls. `begins`: markers before a call; `ends`: markers after it. `bare`: an answer that
+    is only a call needs no marker, but the name must be one of the request's tools."""
+
+    begins: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
+    bare: bool = False
+    named: bool = False
+    """A call may also be a name with arguments after it: `name{...}` or `name[ARGS]{...}`."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers."""
+        return self.begins | self.ends | (frozenset({"[ARGS]", "[CALL_ID]"}) if self.named else frozenset())
+
+    def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
+        """Write the grammar of calls: in the form of their markers that the vocabulary has."""
+        tools = wanted.tools
+        if self.bare:
+            return CallGrammar("", self._objects(writer, wanted, "parameters"), "; ")
+        if self.named and writer.is_token("[ARGS]"):
+            (begin,) = self.begins
+            heads = (f"{writer.literal(f'{tool.name}[ARGS]')} {writer.schema(tool.parameters)}" for tool in tools)
+            return CallGrammar(begin, any_of(writer, heads), "")
+        # A marker without an end stands before a list; one with an end is of one call.
+        lists = [begin for begin in sorted(self.begins) if f"</{begin[1:]}" not in self.ends]
+        call = self._objects(writer, wanted, "arguments")
+        if lists and (not self.ends or writer.is_token(lists[0])):
+            calls = list_of(writer, call, ", ", parallel=wanted.parallel)
+            opening = writer.literal(" [" if self.named else "[")
+            return CallGrammar(lists[0], f"{opening} {calls} {writer.literal(']')}")
+        (end,) = self.ends
+        closing = writer.literal(f"\n{end}")
+        return CallGrammar(f"<{end[2:]}", f"{writer.literal(chr(10))} {call} {closing}", "\n")
+
+    def _objects(self, writer: GrammarWriter, wanted: WantedCalls, key: str) -> str:
+        """Write the grammar of one call as an object."""
+        heads = [f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": ' for tool in wanted.tools]
+        schemas = [writer.schema(tool.parameters) for tool in wanted.tools]
+        ends = writer.literal("}")
+        pairs = zip(heads, schemas, strict=True)
+        return any_of(writer, [f"{writer.literal(head)} {schema} {ends}" for head, schema in pairs])
+
+
+class JsonToolParser:
+    """Parses content, and calls between markers. Calls are objects or lists of objects, with separators between
+    them."""
+
+    __slots__ = ("_body", "_call", "_content", "_format", "_header", "_marked", "_names", "_started", "_writer")
+    thinking = False
+
+    def __init__(self, call_format: JsonCallFormat, names: Collection[str], writer: PartWriter) -> None:
+        self._format = call_format
+        self._names = names
+        self._writer = writer
+        self._content = TrimmedWriter(writer.write_content, strip_start=False)
+        # Within markers: the marker and the text after it, until a call has its name.
+        self._body: str | None = None
+        self._call: JsonCall | None = None
+        self._header: str | None = None
+        self._started = self._marked = False
+
+    def parse_text(self, text: str) -> None:
+        if self._body is None and self._format.bare and not self._started:
+            if text.isspace():
+                self._content.write(text)
+                return
+            if text.lstrip()[0] == "{":
+                self._begin("")
+        self._started = True
+        if self._body is None:
+            self._content.write(text)
+        else:
+            self._in_body(text)
+
+    def parse_marker(self, marker: str) -> None:
+        self._started = True
+        if self._call is not None and self._call.in_string:
+            self._in_body(marker)
+        elif marker in self._format.begins:
+            self._give_up()
+            self._begin(marker)
+            self._marked = True
+        elif self._body is not None and marker in self._format.ends:
+            self._give_up(marker)
+            self._body = None
+        elif self._body is not None and self._header is not None and marker in ("[ARGS]", "[CALL_ID]"):
+            self._header += marker
+        elif self._body is not None and self._call is not None:
+            self._in_body(marker)
+        else:
+            self._content.write(marker)
+
+    def end(self) -> None:
+        self._give_up()
+        self._content.release()
+
+    def _begin(self, marker: str) -> None:
+        self._body = marker
+        self._call = self._header = None
+
+    def _in_body(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            if self._call is None:
+                at = self._between(text, at)
+                if self._call is None:
+                    return
+            call = self._call
+            at = call.feed(text, at)
+            if call.named:
+                self._content.drop()
+            if call.done:
+                self._call, self._body = None, ""
+            elif call.failed:
+                if call.named:
+                    # Broken JSON: the arguments are the model's text up to the end marker.
+                    self._writer.write_arguments(text[at:])
+                    return
+                self._give_up()
+                self._started, self._body = True, None
+                if at < len(text):
+                    self._content.write(text[at:])
+                return
+
+    def _between(self, text: str, at: int) -> int:
+        """Skip separators before a call, and begin the call. If no call can begin here, the text is content."""
+        start, body = at, self._body or ""
+        if self._header is not None:
+            return self._in_header(text, at)
+        while at < len(text) and text[at] in _SEPARATORS:
+            at += 1
+        if at < len(text) and text[at] == "{":
+            self._body = body + text[start:at]
+            self._call = JsonCall(self._writer, self._names if self._format.bare and not self._marked else None)
+        elif at < len(text) and self._format.named and (body + text[start:at]).rstrip() in self._format.begins:
+            self._body = body + text[start:at]
+            self._header = ""
+            return self._in_header(text, at)
+        elif at < len(text):
+            self._body = None
+            if body.strip(_SEPARATORS):
+                self._writer.note_no_call()
+            self._content.write(body + text[start:])
+        else:
+            self._body = body + text[start:]
+        return at
+
+    def _in_header(self, text: str, at: int) -> int:
+        """Read a call's name, up to its arguments."""
+        end = text.find("{", at)
+        header = self._header = (self._header or "") + text[at : end if end >= 0 else len(text)]
+        if end < 0:
+            if len(header) > MAX_NAME_CHARS:
+                self._give_up()
+                self._body = None
+            return len(text)
+        name = header.partition("[CALL_ID]")[0].partition("[ARGS]")[0].strip()
+        if name:
+            self._header = None
+            self._call = JsonCall.of_arguments(self._writer, name)
+            return end
+        self._writer.note_no_call()
+        rest, self._body, self._header = f"{self._body}{header}{text[end:]}", None, None
+        self._content.write(rest)
+        return len(text)
+
+    def _give_up(self, end_marker: str = "") -> None:
+        """Write the text of a call without a name as content. White space and separators are dropped."""
+        header, call, body = self._header, self._call, self._body
+        self._header = self._call = None
+        if header is not None:
+            text = f"{body}{header}{end_marker}"
+        elif call is not None and not call.named:
+            text = f"{body}{call.raw}{end_marker}"
+        elif call is None and body is not None and body.strip(_SEPARATORS) and end_marker:
+            text = body + end_marker
+        else:
+            return
+        # Without a marker, an object that is no call is an answer.
+        if self._marked or not self._format.bare:
+            self._writer.note_no_call()
+        self._content.write(text)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in WHITESPACE:
+        at += 1
+    return at
+
+
+def _string(value: str) -> str | None:
+    """Return the text of a JSON string; None for anything else."""
+    try:
+        found = json.loads(value, strict=False)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,125 @@
+"""The grammar of tool calls as a list of Python calls; pythonic_calls.py reads them.
+
+Values are Python's: True, False and None, and texts in either kind of quotes. Numbers, and texts of which the schema
+says more than their type, are JSON of that schema, which Python reads alike. The grammar keeps, of lists and objects,
+the types of items and properties.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, ToolFunction, WantedCalls
+
+_MAX_LEVELS: Final = 16
+_QUOTED: Final = r"{0}([^{0}\\\x00-\x1f\x7f]|\\[{0}\\nrt])*{0}"
+_STRING: Final = f"/{_QUOTED.format(chr(34))}|{_QUOTED.format(chr(39))}/"
+_CONSTANTS: Final = {"boolean": '("True" | "False")', "null": '"None"'}
+_TYPES: Final = ("string", "integer", "number", *_CONSTANTS)
+_OF_TEXTS: Final = frozenset({"pattern", "minLength", "maxLength", "format"})
+# Of JSON, those that mean the same in Python.
+_ESCAPES: Final = 'nrtbf\\"'
+
+
+def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
+    """Write the grammar of a list of calls."""
+    calls = list_of(
+        writer, any_of(writer, [_call(writer, tool) for tool in wanted.tools]), ", ", parallel=wanted.parallel
+    )
+    return CallGrammar("", f"{writer.literal('[')} {calls} {writer.literal(']')}")
+
+
+def _call(writer: GrammarWriter, tool: ToolFunction) -> str:
+    """Write a call whose arguments come in the order of the schema."""
+    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
+    needed = set(required) if isinstance(required, list) else set()
+    arguments = [
+        (f"{writer.literal(f'{key}=')} {_value(writer, schema, tool.parameters, 0)}", key in needed)
+        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+    ]
+    return f"{writer.literal(f'{tool.name}(')} {_sequence(writer, arguments)} {writer.literal(')')}"
+
+
+def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
+    """Write parts with commas between them; each says whether it must be there."""
+    comma, rest, empty = writer.literal(", "), "", True
+    # From the last to the first: `rest` is what may follow a part, comma included.
+    heads = list[str]()
+    for part, needed in reversed(parts):
+        whole = f"{part} {rest}".strip()
+        if needed:
+            heads, empty = [whole], False
+            rest = writer.rule("more", f"{comma} {whole}")
+        else:
+            heads.insert(0, whole)
+            rest = writer.rule("more", f"({comma} {whole}{f' | {rest}' if rest else ''}){'?' if empty else ''}")
+    if not heads:
+        return '""'
+    return writer.rule("arguments", " | ".join(heads)) + ("?" if empty else "")
+
+
+def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
+    """Write a literal of Python that follows a schema, as far as this grammar goes."""
+    schema = _resolved(schema, root)
+    values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
+    if "const" in schema:
+        values = [schema["const"]]
+    if values:
+        return any_of(writer, [writer.literal(each) for value in values for each in _written(value)])
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and schema[key] and level < _MAX_LEVELS:
+            return any_of(writer, [_value(writer, each, root, level + 1) for each in schema[key]])
+    types = schema.get("type")
+    if isinstance(types, str):
+        types = [types]
+    if not isinstance(types, list) or not types:
+        types = [*_TYPES]
+    return any_of(writer, [_typed(writer, str(each), schema, root, level) for each in types])
+
+
+def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
+    if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
+        alone = part_of(root, {**schema, "type": kind})
+        return writer.schema({**alone, "x-guidance": {**alone.get("x-guidance", {}), "json_allowed_escapes": _ESCAPES}})
+    if kind not in ("array", "object"):
+        return _CONSTANTS.get(kind, _STRING)
+    if level >= _MAX_LEVELS:
+        return '"[]"' if kind == "array" else '"{}"'
+    if kind == "array":
+        item, comma = _value(writer, schema.get("items"), root, level + 1), writer.literal(", ")
+        return writer.rule("array", f'"[" ({item} ({comma} {item})*)? "]"')
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict) or not properties:
+        pair, comma = f'{_STRING} ": " {_value(writer, {}, root, level + 1)}', writer.literal(", ")
+        return writer.rule("object", f'"{{" ({pair} ({comma} {pair})*)? "}}"')
+    needed, colon = set(required) if isinstance(required, list) else set(), writer.literal(": ")
+    parts = []
+    for key, each in properties.items():
+        keys = any_of(writer, [writer.literal(form) for form in _written(key)])
+        parts.append((f"{keys} {colon} {_value(writer, each, root, level + 1)}", key in needed))
+    return writer.rule("object", f'"{{" {_sequence(writer, parts)} "}}"')
+
+
+def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema to which references lead; an empty one where they lead nowhere."""
+    for _ in range(_MAX_LEVELS):
+        if not isinstance(schema, dict):
+            return {}
+        found = schema.get("$ref")
+        if not isinstance(found, str):
+            return schema
+        schema = root
+        for step in found.removeprefix("#/").split("/"):
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return {}
+
+
+def _written(value: Any) -> list[str]:
+    """Return the literals of Python that a value may have."""
+    return list({json.dumps(value, ensure_ascii=False): 0, repr(value): 0}) if isinstance(value, str) else [repr(value)]

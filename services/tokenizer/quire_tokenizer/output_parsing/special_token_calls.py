@@ -1,0 +1,179 @@
+"""Tool calls between special tokens, with one more between name and arguments, as DeepSeek and Kimi write them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of
+from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
+from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, ToolFunction, WantedCalls
+    from quire_tokenizer.output_parsing.parts import PartWriter
+
+_FENCE = "```"
+_FENCE_BEGIN = re.compile(r"\s*```(?:json)?[ \t]*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokenFormat:
+    """Markers of a family. `separator` stands between a call's header and its arguments. `name`: a pattern that finds
+    the name in the header. `fenced`: the name is the first line after the separator, and a block of code has the
+    arguments."""
+
+    section_begin: str
+    section_end: str
+    call_begin: str
+    separator: str
+    call_end: str
+    name: re.Pattern[str]
+    fenced: bool = False
+    header: tuple[str, str, str] = ("", "", "")
+    """The header around a call's name: a text before the name, a text behind it, and an expression."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers."""
+        return frozenset({self.section_begin, self.section_end, self.call_begin, self.separator, self.call_end})
+
+    def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
+        """Write the grammar of a section of calls."""
+        call = any_of(writer, [self._call(writer, tool) for tool in wanted.tools])
+        calls = list_of(writer, call, "\n" if self.fenced else "", parallel=wanted.parallel)
+        return CallGrammar(self.section_begin, f"{calls} {writer.literal(self.section_end)}")
+
+    def _call(self, writer: GrammarWriter, tool: ToolFunction) -> str:
+        arguments = writer.schema(tool.parameters)
+        if self.fenced:
+            head = f"{self.call_begin}function{self.separator}{tool.name}\n```json\n"
+            closing = writer.literal(f"\n{_FENCE}{self.call_end}")
+            return f"{writer.literal(head)} {arguments} {closing}"
+        before, behind, more = self.header
+        head = f"{writer.literal(f'{self.call_begin}{before}{tool.name}{behind}')} {more}"
+        return f"{head} {writer.literal(self.separator)} {arguments} {writer.literal(self.call_end)}"
+
+
+class SpecialTokenToolParser:
+    """Parses content, and calls in a section between two markers."""
+
+    __slots__ = ("_arguments", "_content", "_format", "_header", "_raw", "_state", "_tail", "_writer", "_written")
+    thinking = False
+
+    def __init__(self, call_format: SpecialTokenFormat, writer: PartWriter) -> None:
+        self._format = call_format
+        self._writer = writer
+        self._content = TrimmedWriter(writer.write_content, strip_start=False)
+        self._arguments = TrimmedWriter(writer.write_arguments)
+        self._state: Callable[[str], None] = self._in_content
+        self._header = self._raw = self._tail = ""
+        self._written = False
+
+    def parse_text(self, text: str) -> None:
+        self._state(text)
+
+    def parse_marker(self, marker: str) -> None:
+        call_format = self._format
+        if marker == call_format.call_begin:
+            self._end_call()
+            self._header, self._raw, self._state = "", marker, self._in_header
+        elif marker == call_format.separator and self._state == self._in_header:
+            self._raw += marker
+            if call_format.fenced:
+                self._state = self._in_first_line
+            else:
+                self._begin_call()
+        elif marker in (call_format.call_end, call_format.section_end) and self._state != self._in_content:
+            self._end_call()
+            self._state = self._in_section if marker == call_format.call_end else self._in_content
+        elif marker == call_format.section_begin and self._state == self._in_content:
+            self._state = self._in_section
+        else:
+            self._state(marker)
+
+    def end(self) -> None:
+        self._end_call()
+        self._content.release()
+
+    def _in_content(self, text: str) -> None:
+        self._content.write(text)
+
+    def _in_section(self, text: str) -> None:
+        """Skip white space between calls. Any other text ends the section."""
+        text = text.lstrip()
+        if text:
+            self._content.write(text)
+            self._state = self._in_content
+
+    def _in_header(self, text: str) -> None:
+        self._header += text
+        self._raw += text
+        if len(self._header) > MAX_NAME_CHARS:
+            self._end_call()
+            self._state = self._in_content
+
+    def _in_first_line(self, text: str) -> None:
+        """Read the line with the name and the line that opens the block."""
+        self._raw += text
+        self._tail += text
+        name, newline, rest = self._tail.partition("\n")
+        fence = _FENCE_BEGIN.match(rest)
+        if not newline or not (fence or rest.lstrip()[:1] in ("{", "[")):
+            if len(self._tail) > MAX_NAME_CHARS:
+                self._end_call()
+                self._state = self._in_content
+            return
+        self._header = name
+        self._tail = ""
+        if self._begin_call():
+            self._in_arguments(rest[fence.end() :] if fence else rest)
+
+    def _in_arguments(self, text: str) -> None:
+        """Write arguments, but hold back characters that may close the block of code."""
+        if not text:
+            return
+        if not self._format.fenced:
+            self._write(text)
+            return
+        text = self._tail + text
+        kept = text.rstrip("` \n")
+        self._tail = text[len(kept) :]
+        if kept:
+            self._write(kept)
+
+    def _write(self, text: str) -> None:
+        self._written = self._written or not text.isspace()
+        self._arguments.write(text)
+
+    def _begin_call(self) -> bool:
+        """Begin the call that the header names. If the header has no name, it is content."""
+        found = self._format.name.fullmatch(self._header.strip())
+        if found is None:
+            self._writer.note_no_call()
+            self._content.write(self._raw)
+            self._raw, self._state = "", self._in_content
+            return False
+        self._content.drop()
+        self._writer.write_call(found["name"])
+        self._raw, self._written, self._state = "", False, self._in_arguments
+        return True
+
+    def _end_call(self) -> None:
+        """End a call. A call without a name is content."""
+        if self._state == self._in_arguments:
+            tail, self._tail = self._tail, ""
+            rest = tail.rstrip().removesuffix(_FENCE).rstrip()
+            if rest:
+                self._write(rest)
+            if not self._written:
+                self._writer.write_arguments("{}")
+        elif self._raw:
+            self._writer.note_no_call()
+            self._content.write(self._raw)
+        self._arguments.drop()
+        self._raw = self._tail = ""
+        self._state = self._in_section

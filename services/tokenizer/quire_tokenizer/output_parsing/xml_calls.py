@@ -1,0 +1,268 @@
+"""Tool calls whose parameters stand between tags: Qwen3-Coder, MiniMax, GLM. Values get their types from the schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of, part_of
+from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
+from quire_tokenizer.output_parsing.schemas import ToolSchemas
+from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, ToolFunction, WantedCalls
+    from quire_tokenizer.output_parsing.parts import PartWriter
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCallFormat:
+    """Markers of a family. The name stands between `name` and `name_end`; with an empty `name`, it follows
+    `begin`. A parameter's key stands between `key` and `key_end`, its value between `value` and `value_end`. With an
+    empty `value`, the value follows `key_end`."""
+
+    begin: str
+    end: str
+    name: str
+    name_end: str
+    call_end: str
+    key: str
+    key_end: str
+    value: str
+    value_end: str
+    lines: bool = False
+    """Whether values stand on lines of their own."""
+    section: bool = False
+    """Whether a section holds all calls."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers. The end of a name or key within a tag, such as `>`, is not a marker."""
+        tags = {self.begin, self.end, self.name, self.call_end, self.key, self.value, self.value_end}
+        return frozenset(tags - {""}) | ({self.key_end} if self.key_end.startswith("</") else frozenset())
+
+    def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
+        """Write the grammar of a section of calls. Parameters come in the order of the schema; strings are free
+        text, unless the schema lists them."""
+        schemas = ToolSchemas([{"name": tool.name, "parameters": tool.parameters} for tool in wanted.tools])
+        call = any_of(writer, [self._call(writer, tool, schemas) for tool in wanted.tools])
+        if self.section:
+            call = list_of(writer, call, "", parallel=wanted.parallel)
+        opening = f"{writer.literal(chr(10))} " if self.name else ""
+        return CallGrammar(self.begin, f"{opening}{call} {writer.literal(self.end)}", None if self.section else "\n")
+
+    def _call(self, writer: GrammarWriter, tool: ToolFunction, schemas: ToolSchemas) -> str:
+        head = writer.literal(f"{self.name}{tool.name}{self.name_end}{chr(10) if self.name else ''}")
+        properties = tool.parameters.get("properties")
+        required = tool.parameters.get("required")
+        parts = [head]
+        for key, schema in (properties if isinstance(properties, dict) else {}).items():
+            value = self._value(writer, tool, key, schema, schemas)
+            needed = isinstance(required, list) and key in required
+            parts.append(value if needed else f"({value})?")
+        if self.call_end:
+            parts.append(writer.literal(f"{self.call_end}\n"))
+        return writer.rule("call", " ".join(parts))
+
+    def _value(self, writer: GrammarWriter, tool: ToolFunction, key: str, schema: Any, schemas: ToolSchemas) -> str:
+        line = "\n" if self.lines else ""
+        between = f"\n{self.value}" if self.value else ""
+        head, end = writer.literal(f"{self.key}{key}{self.key_end}{between}{line}"), f"{line}{self.value_end}\n"
+        texts = schema.get("enum") if isinstance(schema, dict) else None
+        if isinstance(texts, list) and texts and all(isinstance(each, str) for each in texts):
+            return f"{head} {any_of(writer, map(writer.literal, texts))} {writer.literal(end)}"
+        if "string" in schemas.types(tool.name, key) or schemas.is_text(tool.name, key):
+            return f"{head} {writer.until(end)}"
+        return f"{head} {writer.schema(part_of(tool.parameters, schema))} {writer.literal(end)}"
+
+
+class XmlToolParser:
+    """Parses content, and calls. Writes each parameter as JSON when it comes."""
+
+    __slots__ = (
+        "_body",
+        "_content",
+        "_count",
+        "_format",
+        "_fresh",
+        "_held",
+        "_key",
+        "_name",
+        "_schemas",
+        "_state",
+        "_value",
+        "_writer",
+    )
+    thinking = False
+
+    def __init__(self, call_format: XmlCallFormat, schemas: ToolSchemas, writer: PartWriter) -> None:
+        self._format = call_format
+        self._schemas = schemas
+        self._writer = writer
+        self._content = TrimmedWriter(writer.write_content, strip_start=False)
+        # Parses text from an index on, and returns the index after what it has parsed.
+        self._state: Callable[[str, int], int] = self._in_content
+        self._body = self._name = self._key = self._held = ""
+        self._value: list[str] | None = None  # of a value that is buffered until its end
+        self._fresh = False  # a string value has begun: skip one line break
+        self._count = 0
+
+    def parse_text(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            at = self._state(text, at)
+
+    def parse_marker(self, marker: str) -> None:
+        call_format, state = self._format, self._state
+        if state == self._in_value and marker != call_format.value_end:
+            self._write_value(marker)
+        elif state == self._in_value:
+            self._end_value()
+        elif marker == call_format.begin and state == self._in_content:
+            self._body, self._name, self._state = marker, "", self._between if call_format.name else self._in_name
+        elif marker == call_format.name and state == self._between and not self._name:
+            self._body += marker
+            self._state = self._in_name
+        elif marker == call_format.key and (
+            state == self._between or (state == self._in_name and not call_format.name)
+        ):
+            if state == self._in_name:
+                self._begin_call()
+            if self._name:
+                self._key, self._state = "", self._in_key
+            else:
+                self._give_up(marker)
+        elif marker == call_format.key_end and state == self._in_key:
+            self._state = self._before_value
+        elif marker == call_format.value and state == self._before_value:
+            self._begin_value()
+        elif marker == call_format.call_end and self._name:
+            self._end_call()
+        elif marker == call_format.end and state != self._in_content:
+            self._end_section()
+        elif state != self._in_content and not self._name:
+            self._give_up(marker)
+        elif state == self._in_content:
+            self._content.write(marker)
+
+    def end(self) -> None:
+        """End the answer. The arguments of an unfinished call stay incomplete. A call without a name is content."""
+        if self._state != self._in_content and not self._name and self._body:
+            self._give_up("")
+        self._content.release()
+
+    def _in_content(self, text: str, at: int) -> int:
+        self._content.write(text[at:])
+        return len(text)
+
+    def _between(self, text: str, at: int) -> int:
+        """Skip text between the parts of a call. Before the name, only white space may come."""
+        if not self._name:
+            if text[at:].isspace():
+                self._body += text[at:]
+            else:
+                self._give_up(text[at:])
+        return len(text)
+
+    def _before_value(self, text: str, at: int) -> int:
+        """Skip text between a key and its value."""
+        return len(text)
+
+    def _in_value(self, text: str, at: int) -> int:
+        self._write_value(text[at:])
+        return len(text)
+
+    def _in_name(self, text: str, at: int) -> int:
+        before = len(self._held)
+        self._held += text[at:]
+        name, found, _ = self._held.partition(self._format.name_end)
+        if not found:
+            self._body += text[at:]
+            if len(self._held) > MAX_NAME_CHARS:
+                self._give_up("")
+            return len(text)
+        # `name_end` may have begun in an earlier piece.
+        at += len(name) + len(found) - before
+        self._held = name
+        if name.strip() or self._format.name:
+            self._begin_call()
+        return at
+
+    def _in_key(self, text: str, at: int) -> int:
+        self._key += text[at:]
+        if self._format.value:
+            return len(text)
+        key, found, rest = self._key.partition(self._format.key_end)
+        if found:
+            self._key = key
+            self._begin_value()
+            if rest:
+                self._write_value(rest)
+        elif len(self._key) > MAX_NAME_CHARS:
+            self._end_call()
+            self._give_up(self._key)
+        return len(text)
+
+    def _begin_call(self) -> None:
+        name, self._held = self._held.strip(), ""
+        if not name:
+            self._give_up("")
+            return
+        self._content.drop()
+        self._writer.write_call(name)
+        self._name, self._count, self._state = name, 0, self._between
+
+    def _begin_value(self) -> None:
+        key = self._key.strip()
+        self._writer.write_arguments(f"{', ' if self._count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._count += 1
+        self._key, self._state, self._held = key, self._in_value, ""
+        self._value = [] if not self._schemas.is_text(self._name, key) else None
+        if self._value is None:
+            self._writer.write_arguments('"')
+            self._fresh = True
+
+    def _write_value(self, text: str) -> None:
+        """Write a string as it comes; buffer a value of another type. One line break at its start and end is
+        dropped."""
+        if self._value is not None:
+            self._value.append(text)
+            return
+        if self._fresh and text:
+            text, self._fresh = text.removeprefix("\n"), False
+        text = self._held + text
+        kept = text.removesuffix("\n")
+        self._held = text[len(kept) :]
+        self._writer.write_arguments(json.dumps(kept, ensure_ascii=False)[1:-1])
+
+    def _end_value(self) -> None:
+        if self._value is None:
+            self._writer.write_arguments('"')
+        else:
+            text = "".join(self._value).removeprefix("\n").removesuffix("\n")
+            self._writer.write_arguments(self._schemas.value(self._name, self._key, text))
+        self._value, self._held, self._state = None, "", self._between
+
+    def _end_call(self) -> None:
+        self._writer.write_arguments("}" if self._count else "{}")
+        self._name, self._body, self._state = "", "", self._between
+
+    def _end_section(self) -> None:
+        """End the section. A call without an end marker ends here; a call without a name is content."""
+        if self._state == self._in_name and not self._format.name:
+            self._begin_call()
+        if self._name:
+            self._end_call()
+        elif self._body.strip():
+            self._give_up(self._format.end)
+        self._body, self._state = "", self._in_content
+
+    def _give_up(self, text: str) -> None:
+        body, self._body, self._held, self._state = self._body, "", "", self._in_content
+        if body:
+            self._writer.note_no_call()
+        if body + text:
+            self._content.write(body + text)

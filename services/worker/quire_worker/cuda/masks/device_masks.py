@@ -1,0 +1,59 @@
+"""DeviceMasks: what a device keeps for rows with grammars, whose positions it alone knows.
+
+The host launches a step before it knows whether rows of the step before were held. It packs the greatest position that
+is possible. The device has the right one by slot, and puts it in its place before the model runs. All rows with
+grammars run in steps whose size has the flag `masked`, which bring these columns up to date.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_worker.cuda.masks.ring_mapping import RingMapping
+from quire_worker.ops.triton.masks import RowMasks, fetch_masks, place_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.matcher.mask_ring import MaskRing
+
+
+class DeviceMasks:
+    """For steps of up to so many `sequences`, on the current stream. Raises ConfigError where the ring cannot be
+    mapped."""
+
+    def __init__(self, ring: MaskRing, device: torch.device, slots: int, sequences: int) -> None:
+        self._mapping = RingMapping(ring, device)
+        self._known = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._held = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._allowed = torch.zeros((sequences, ring.words), dtype=torch.int32, device=device)
+        self._kind = torch.zeros(sequences, dtype=torch.int32, device=device)
+
+    def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
+        """Put the right positions into the columns of a step, which are uploaded; returns what the draw needs."""
+        sequences = len(views["seat"])
+        masks = RowMasks(
+            seat=views["seat"],
+            generation=views["generation"],
+            allowed=self._allowed[:sequences],
+            kind=self._kind[:sequences],
+            bound=views["bound"],
+            min_len=views["min_len"],
+            blocked=views["blocked"],
+            last_row=views["last_row"],
+            row_position=views["row_position"],
+            known=self._known,
+            held=self._held,
+        )
+        place_rows(masks, views, splits)
+        return masks
+
+    def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
+        """Read the step's masks, just before it draws."""
+        fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+
+    def close(self) -> None:
+        """Give the ring back; no step may be in flight. Idempotent."""
+        self._mapping.close()

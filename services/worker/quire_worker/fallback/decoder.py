@@ -1,0 +1,87 @@
+"""TransformersDecoder: runs the rows of a step through transformers' modelling code, with Quire's pages and attention.
+
+All rows of a step are one sequence of tokens to the model, [1, R], with the position of each row in its own sequence.
+Only attention mixes rows, and that is Quire's; `check_rows` has shown that nothing else of the model does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from quire_worker.fallback.attention import AttentionCall, running
+from quire_worker.fallback.split_model import SplitModel
+from quire_worker.model.arch_spec import TransformersSpec
+from quire_worker.model.mixers import Attend
+from quire_worker.model.rope import rope_tables
+from quire_worker.ops.interface import AttentionRules, HeadShape, Ops, P, RopeTables
+
+
+class TransformersDecoder(Generic[P]):
+    """Implements `StepDecoder`. `pages` hold keys as the model gives them, so rotated already."""
+
+    def __init__(self, spec: TransformersSpec, model: SplitModel, ops: Ops[P], device: torch.device) -> None:
+        self.spec = spec
+        self.ops = ops
+        self.head_shape = HeadShape.of(spec)
+        self._model = model
+        self._rules = [AttentionRules(each.window, each.chunk) for each in spec.attention]
+        # The model rotates by itself: these tables rotate nothing.
+        self._rope = RopeTables(*(each.to(device) for each in rope_tables(None, spec.head_dim, spec.max_positions)))
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See `StepDecoder`: transformers' code promises nothing of the kind."""
+        return False
+
+    @property
+    def can_be_cut(self) -> bool:
+        """See `StepDecoder`: never, since the model's code may look at values."""
+        return False
+
+    @property
+    def ops_compute_layers(self) -> bool:
+        """See `StepDecoder`: all but attention is torch's, whose bits depend on the number of threads."""
+        return False
+
+    def few_layers(self) -> TransformersDecoder[P]:
+        """The decoder itself: its layers are the model's."""
+        return self
+
+    def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
+        """See `StepDecoder.forward`. Raises TypeError for `attend`: what follows attention is the model's."""
+        if attend is not None:
+            raise TypeError("the layers of a model of transformers cannot be cut at attention")
+        with running(_PagedRows(self, pages, plan, self._rules, self._rope)):
+            return self._model.hidden(token, self.ops.positions(plan))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `StepDecoder.logits`."""
+        return self._model.logits(hidden)
+
+
+class _PagedRows(Generic[P]):
+    """The attention of one step."""
+
+    def __init__(
+        self, decoder: TransformersDecoder[P], pages: Tensor, plan: P, rules: list[AttentionRules], rope: RopeTables
+    ) -> None:
+        self._ops, self._shape, self._rope = decoder.ops, decoder.head_shape, rope
+        self._pages, self._plan, self._rules = pages, plan, rules
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Write the rows' keys and values to the layer's place in the pages, and attend to what their sequences have
+        there."""
+        shape, rules = self._shape, self._rules[call.layer]
+        rows = call.query.shape[2]
+        query = call.query if call.scale == shape.score_scale else call.query * (call.scale / shape.score_scale)
+        parts = (each.transpose(1, 2).reshape(rows, -1) for each in (query, call.key, call.value))
+        qkv = torch.cat([each.to(call.value.dtype) for each in parts], dim=1)
+        if call.sinks is not None:
+            rules = replace(rules, sinks=call.sinks.float().contiguous())
+        heads = self._ops.qk_norm_rope_write(qkv, self._pages, call.layer, self._plan, shape, self._rope, None)
+        attended = self._ops.paged_attention(heads, self._pages, call.layer, self._plan, shape, rules)
+        return attended.view(1, rows, shape.heads, shape.head_dim).to(call.query.dtype)

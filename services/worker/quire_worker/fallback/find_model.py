@@ -1,0 +1,184 @@
+"""Finds the class of transformers that a config.json names, and refuses the models that the fallback cannot run.
+
+It reads the config and the class; the probe finds out what only the modules know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from quire_common.errors import ConfigError, QuireError, Unsupported
+from quire_worker.model.config_facts import CONTEXT
+from quire_worker.model.config_file import ConfigFile
+
+RELEASES: Final = "transformers>=5.23,<5.24"
+"""The releases that the fallback was written for."""
+# Fields by which a config.json would choose code or another way to load.
+_DROPPED: Final = (
+    "auto_map", "attn_implementation", "distributed_config", "dtype", "experts_implementation", "fusion_config",
+    "quantization_config", "torch_dtype", "transformers_weights",
+)  # fmt: skip  # a list of names
+_ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+_FIX: Final = "Serve another model."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A causal model of transformers: its class, and the config that the class is made with."""
+
+    architecture: str
+    model_class: Any
+    config: Any
+    version: str
+    """The release of transformers."""
+
+    def build(self, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        """Make the model with random weights, on the current device. `experts`: how transformers computes a mixture of
+        experts; None: as it likes."""
+        config = copy.deepcopy(self.config)
+        choice = {} if experts is None else {"experts_implementation": experts}
+        return self.model_class._from_config(config, attn_implementation=attention, dtype=dtype, **choice).eval()
+
+    def with_context(self, file: ConfigFile) -> ConfigFile:
+        """The config.json with the model's context under its usual name, if transformers knows it."""
+        positions = getattr(self.config, CONTEXT, None)
+        return file if positions is None else file.overridden({CONTEXT: positions})
+
+
+def find_model(file: ConfigFile) -> FoundModel:
+    """Return the model that a config.json names. Raises Unsupported where transformers has no such causal model, or
+    where Quire's pages cannot hold what it keeps of a sequence; ConfigError where its config is invalid, and where
+    transformers is not installed."""
+    transformers = _import()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    wanted = file.texts("architectures")
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    architecture = next((name for name in wanted if name in known), None)
+    if architecture is None:
+        raise _unknown(file, wanted, transformers.__version__)
+    model_class = getattr(transformers, architecture)
+    config = _make_config(file, model_class.config_class)
+    _check_kept_state(architecture, model_class, config)
+    return FoundModel(architecture, model_class, config, transformers.__version__)
+
+
+def _import() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "TRANSFORMERS_MISSING",
+            "This model needs the package transformers, which is not installed.",
+            f"Run `pip install '{RELEASES}'`.",
+            param="model_impl",
+        ) from error
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers'
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
+    return transformers
+
+
+def _unknown(file: ConfigFile, wanted: tuple[str, ...], version: str) -> QuireError:
+    asked = ", ".join(wanted) if wanted else f"none (model_type {file.text('model_type', 'absent')})"
+    if file.has("auto_map"):
+        return Unsupported(
+            "REMOTE_CODE",
+            f"{file.source} names the architecture {asked}, whose code is in the model's folder (`auto_map`). Quire "
+            "never runs code of a folder.",
+            "Serve a model whose architecture transformers itself has.",
+            param="model",
+        )
+    return Unsupported(
+        "UNSUPPORTED_ARCHITECTURE",
+        f"{file.source} names the architecture {asked}, which is no causal model of Quire or "
+        f"of transformers {version}.",
+        _FIX,
+        param="model",
+    )
+
+
+def _make_config(file: ConfigFile, config_class: Any) -> Any:
+    if file.text("model_type", config_class.model_type) != config_class.model_type:
+        raise file.bad("model_type", f"{config_class.model_type}, as `architectures` implies")
+    fields = {name: value for name, value in file.fields.items() if name not in _DROPPED and not name.startswith("_")}
+    try:
+        return config_class.from_dict(fields)
+    except Exception as error:  # transformers checks fields by errors of many types
+        raise ConfigError(
+            "BAD_CONFIG",
+            f"transformers refuses {file.source}: {str(error)[:300]}",
+            "Use the config.json of the model's own revision.",
+        ) from error
+
+
+def _check_kept_state(architecture: str, model_class: Any, config: Any) -> None:
+    """Raise Unsupported for a model that keeps more of a sequence, or something else, than keys and values."""
+    if config.is_encoder_decoder:
+        raise refused("UNSUPPORTED_ARCHITECTURE", architecture, "it has an encoder, whose states Quire does not keep")
+    parts = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
+    if parts:
+        raise refused("UNSUPPORTED_ARCHITECTURE", architecture, f"its config has `{parts[0]}`: Quire serves text only")
+    own = _own_caches(sys.modules[model_class.__module__])
+    if own:
+        raise refused("UNSUPPORTED_CACHE", architecture, f"it brings its own cache class, {own[0]}")
+    layers = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENTION_LAYERS)
+    if layers or model_class._is_stateful:
+        kind = f"layers of the type {layers[0]}" if layers else "recurrent layers"
+        raise refused("UNSUPPORTED_LAYER_TYPE", architecture, f"it has {kind}, whose state is no key or value")
+
+
+def check_rope(found: FoundModel, max_model_len: int) -> None:
+    """Raise Unsupported for sequences so long that the rotary embedding depends on the longest of a step, as that of
+    the type longrope does beyond the model's original context."""
+    ropes = getattr(found.config, "rope_parameters", None) or {}
+    for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
+        original = rope.get("original_max_position_embeddings") or max_model_len
+        if rope.get("rope_type") == "longrope" and max_model_len > original:
+            raise refused(
+                "UNSUPPORTED_ROPE",
+                found.architecture,
+                f"keys of its rotary embedding (longrope) change where a sequence exceeds {original} tokens",
+                f"Give --max-model-len {original}.",
+            )
+
+
+def _own_caches(module: Any) -> list[str]:
+    """Names of the cache classes that a file of modelling code defines."""
+    from transformers.cache_utils import Cache, CacheLayerMixin
+
+    return [
+        name
+        for name, found in vars(module).items()
+        if inspect.isclass(found) and issubclass(found, Cache | CacheLayerMixin) and found.__module__ == module.__name__
+    ]
+
+
+def refused(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsupported:
+    """The error for a model that transformers has and the fallback cannot run."""
+    return Unsupported(
+        code,
+        f"{architecture} cannot run through transformers' code: {reason}.",
+        fix,
+        param="model",
+    )
+
+
+@contextlib.contextmanager
+def refusing_failures(code: str, architecture: str) -> Iterator[None]:
+    """Inside, whatever a model's code raises where it meets what it does not expect becomes that error. That memory
+    is short says nothing about the code."""
+    try:
+        yield
+    except (QuireError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        cause = f"its code does not run with Quire's attention ({type(error).__name__}: {str(error)[:200]})"
+        raise refused(code, architecture, cause) from error

@@ -1,0 +1,137 @@
+"""Reads what the worker must know of a model out of its modules: runs passes of a few rows on the meta device, which
+has shapes and no values, and looks at each layer's call of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire_worker.fallback.attention import PROBE, AttentionCall, MaskRule, register, running
+from quire_worker.fallback.find_model import FoundModel, refused, refusing_failures
+from quire_worker.fallback.split_model import SplitModel
+from quire_worker.model.arch_spec import Attention, TransformersSpec
+
+# A number that no model's sizes have.
+_ROWS: Final = 7
+_OWN_ATTENTION: Final = "UNSUPPORTED_ATTENTION"
+
+
+def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
+    """Return the model's sizes and the attention of its layers. Raises Unsupported where a layer attends in a way that
+    Quire's pages and kernels do not have."""
+    register()
+    calls = _Calls()
+    with refusing_failures(_OWN_ATTENTION, found.architecture), torch.device("meta"), torch.inference_mode():
+        model = found.build(PROBE, "batched_mm")
+        wide = max(_widths(model), default=1)
+        split = SplitModel(model)
+        rows = torch.zeros(_ROWS, dtype=torch.int64), torch.arange(_ROWS), torch.ones(1, _ROWS, dtype=torch.int64)
+        with running(calls):
+            hidden = split.hidden(*rows)
+        logits = split.logits(hidden)
+        with running(_Calls()), _RowCounts(call.module for call in calls.found) as counts:
+            split.hidden(*rows)
+    _check_layers(found, calls.found)
+    if counts.found:
+        reason = "a layer counts the rows of a step, where it should read their positions"
+        raise refused(_OWN_ATTENTION, found.architecture, reason)
+    return TransformersSpec(
+        found.architecture,
+        logits.shape[-1],
+        hidden.shape[-1],
+        max_positions,
+        wide,
+        tuple(_mixer(found, call, calls.found[0]) for call in calls.found),
+    )
+
+
+class _Calls:
+    """Notes the calls of a pass."""
+
+    def __init__(self) -> None:
+        self.found: list[AttentionCall] = []
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Note a call; its result has a shape and no values."""
+        self.found.append(call)
+        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
+
+
+class _RowCounts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Notices modules that number the rows of a pass by themselves, which `position_ids` should tell them."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.found = False
+        self._inside = 0
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self._step(1))
+            module.register_forward_hook(lambda *_: self._step(-1))
+
+    def _step(self, into: int) -> None:
+        self._inside += into
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._inside and func.overloadpacket is torch.ops.aten.arange and result.numel() == _ROWS:
+            self.found = True
+        return result
+
+
+def _widths(model: nn.Module) -> list[int]:
+    """Outputs of the linear layers, but of the head."""
+    linear = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    return [each.out_features for name, each in linear if "head" not in name]
+
+
+def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:
+    """Raise Unsupported unless each layer of the model attends once, in order."""
+    if not calls:
+        reason = "its layers do not use transformers' AttentionInterface"
+        raise refused(_OWN_ATTENTION, found.architecture, reason)
+    layers = [call.layer for call in calls]
+    wanted = getattr(found.config, "num_hidden_layers", len(calls))
+    if layers != list(range(wanted)):
+        shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+        reason = f"its {wanted} layers do not attend once each, in order, but those of the indices {shown}"
+        raise refused(_OWN_ATTENTION, found.architecture, reason)
+
+
+def _mixer(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Attention:
+    """The attention of one layer. Raises Unsupported for what pages or kernels do not have."""
+    _, heads, _, head_dim = call.query.shape
+    kv_heads, rule = call.key.shape[1], call.mask
+    reason = ""
+    if call.value.shape != call.key.shape:
+        sizes = f"keys of {call.key.shape[-1]} numbers and values of {call.value.shape[-1]}"
+        reason = f"its heads have {sizes} (latent attention): pages hold keys and values of one size"
+    elif call.key.shape != (1, kv_heads, _ROWS, head_dim) or heads % kv_heads:
+        reason = "a layer attends to other rows than those of its tokens"
+    elif (call.query.shape, call.key.shape, call.softcap) != (first.query.shape, first.key.shape, first.softcap):
+        reason = "its layers have heads of several shapes, where pages have one"
+    elif head_dim % 2:
+        reason = f"its heads have {head_dim} numbers, which is odd"
+    elif not call.is_causal:
+        reason = "a layer attends to later positions too"
+    elif not isinstance(rule, MaskRule) or rule.unknown:
+        told = f" ({rule.unknown})" if isinstance(rule, MaskRule) else ""
+        reason = f"a layer has a mask of another kind than causal, sliding window or chunks{told}"
+    elif call.unknown:
+        reason = f"a layer attends with `{call.unknown[0]}`, which Quire's kernels do not know"
+    else:
+        return Attention(
+            heads,
+            kv_heads,
+            head_dim,
+            rope=None,
+            window=rule.window,
+            chunk=rule.chunk,
+            sinks=call.sinks is not None,
+            softcap=call.softcap,
+            scale=first.scale,
+        )
+    raise refused(_OWN_ATTENTION, found.architecture, reason)

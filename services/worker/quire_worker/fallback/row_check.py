@@ -1,0 +1,79 @@
+"""Shows that a loaded model computes each row of a step by itself, but for attention, and at the position it is told.
+
+A step holds rows of many sequences. A model that shifts tokens, keeps a state, or scales rotary embeddings by the
+longest row of a pass would mix them. So a few rows are computed together and one by one, with an attention in which no
+row sees another; their results must agree. A step also tells positions, from 0. A model of the RoBERTa kind begins at
+another position where it is told none, as transformers runs it. So a pass without positions must agree too.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from quire_worker.fallback.attention import AttentionCall, running
+from quire_worker.fallback.find_model import refused, refusing_failures
+from quire_worker.model.arch_spec import TransformersSpec
+
+_TOKENS: Final = 5
+_OTHERS: Final = 0.1
+_SAME_SHAPE: Final = 0.3
+"""Part of the tolerance for two passes of the same shape, which sum in the same order."""
+
+
+class Layers(Protocol):
+    """Computes hidden rows: a SplitModel."""
+
+    def hidden(self, token: Tensor, position: Tensor | None) -> Tensor:
+        """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence from its start."""
+        ...
+
+
+def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> None:
+    """Raise Unsupported if a row's result depends on the other rows of the pass, if the model does not count positions
+    from 0, or if its code fails."""
+    token = torch.arange(1, 1 + _TOKENS, device=device) % spec.vocab_size
+    last = spec.max_positions - 1
+    position = torch.tensor([0, last // 2, 1 % (last + 1), last, last // 3], device=device)
+    start = torch.arange(min(_TOKENS, spec.max_positions), device=device)
+    with torch.inference_mode(), running(_LonelyRows()), refusing_failures("UNSUPPORTED_ATTENTION", spec.architecture):
+        together = model.hidden(token, position)
+        alone = torch.cat([model.hidden(token[row : row + 1], position[row : row + 1]) for row in range(_TOKENS)])
+        told, untold = (model.hidden(token[: len(start)], each) for each in (start, None))
+    if not _difference(together, alone) <= _tolerance(alone):  # NaN is no agreement either
+        raise refused(
+            "UNSUPPORTED_ATTENTION",
+            spec.architecture,
+            "a row of a step depends on rows of other sequences (a shift of tokens, a state, positions that are "
+            "counted by row, or a rotary embedding that depends on the longest sequence)",
+        )
+    if not _difference(told, untold) <= _SAME_SHAPE * _tolerance(untold):
+        raise refused(
+            "UNSUPPORTED_ATTENTION",
+            spec.architecture,
+            "its first position is not 0 (models of the RoBERTa kind begin behind `pad_token_id`)",
+        )
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, as a part of the largest number."""
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+
+
+def _tolerance(hidden: Tensor) -> float:
+    """Return the difference that float32 has if it sums in another order; bfloat16 also rounds in other places."""
+    return 1e-3 if hidden.dtype == torch.float32 else 0.1
+
+
+class _LonelyRows:
+    """An attention in which a row sees itself alone. Queries and keys take part, so that rotations count."""
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Return [1, R, Q, D]: each head's value, and a little of its query and key."""
+        each = call.query.shape[1] // call.key.shape[1]
+        key, value = (part.repeat_interleave(each, dim=1) for part in (call.key, call.value))
+        mixed = value + _OTHERS * (call.query + key)
+        # Contiguous, as the attention of transformers is: models take views of it.
+        return mixed.transpose(1, 2).to(call.query.dtype).contiguous()

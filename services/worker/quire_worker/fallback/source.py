@@ -1,0 +1,106 @@
+"""Models that transformers' own code computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire_common.errors import ConfigError, Unsupported
+from quire_worker.fallback.decoder import TransformersDecoder
+from quire_worker.fallback.find_model import FoundModel, check_rope, find_model
+from quire_worker.fallback.probe import read_spec
+from quire_worker.fallback.row_check import check_rows
+from quire_worker.fallback.weights import LoadedWeights, load_weights, make_dummy
+from quire_worker.model.arch_spec import TransformersSpec
+from quire_worker.model.config_facts import context_length
+from quire_worker.ops.interface import Ops
+from quire_worker.sources.model_files import ModelFiles
+from quire_worker.sources.options import LoadOptions, Progress
+from quire_worker.sources.source import ModelSource, model_digest
+from quire_worker.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersWeights:
+    """Implements `Weights` for the fallback."""
+
+    source: TransformersSource
+    loaded: LoadedWeights
+    digest: bytes
+    device: torch.device
+
+    @property
+    def parameters(self) -> int:
+        """See `Weights`."""
+        return self.loaded.parameters
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Weights`."""
+        return self.loaded.num_bytes
+
+    def decoder(self, ops: Ops[Any]) -> TransformersDecoder[Any]:
+        """See `Weights`."""
+        return TransformersDecoder(self.source.spec, self.loaded.model, ops, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSource(ModelSource):
+    """A model that transformers' own code computes."""
+
+    spec: TransformersSpec
+    found: FoundModel
+
+    def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> TransformersWeights:
+        """See `ModelSource.load`. Raises Unsupported where the options ask for weights that transformers' modules do
+        not compute with, and where rows of a step would depend on each other."""
+        place = torch.device("cpu") if device is None else device
+        dtype = torch.float32 if device is None else torch.bfloat16
+        if device is None:
+            self._check_plain(options)
+        if options.load_format == "dummy":
+            loaded = make_dummy(self.found, dtype, place, options.seed)
+        else:
+            with Checkpoint(self.path) as checkpoint:
+                loaded = load_weights(
+                    self.found, checkpoint, dtype, place, lambda done, total: progress("weights", done, total)
+                )
+        check_rows(self.spec, loaded.model, place)
+        return TransformersWeights(self, loaded, model_digest(self.config, loaded.digest), place)
+
+    def page_kind(self) -> bytes:
+        """See `ModelSource.page_kind`: which code computed the keys and values. A family's have other bits."""
+        return f"transformers {self.found.version}".encode()
+
+    def _check_plain(self, options: LoadOptions) -> None:
+        """Raise Unsupported for options by which the CPU's weights would be of another type than float32."""
+        for code, option, given, plain in (
+            ("UNSUPPORTED_DTYPE", "dtype", options.dtype, ("auto", "float32")),
+            ("UNSUPPORTED_QUANTIZATION", "quantize", options.quantize, ("none",)),
+        ):
+            if given not in plain:
+                raise Unsupported(
+                    code,
+                    f"--{option} {given} is not supported for a model that transformers' code computes: on the CPU it "
+                    "computes in float32.",
+                    "Leave it out.",
+                    param=option,
+                )
+
+
+def transformers_source(opened: ModelFiles, options: LoadOptions) -> TransformersSource:
+    """Understand a model through transformers' code. Raises ConfigError or Unsupported."""
+    path, config, gguf = opened
+    if gguf is not None:
+        raise ConfigError(
+            "LOAD_FORMAT_MISMATCH",
+            f"--model-impl transformers was given, and {path} is a GGUF file.",
+            "Name a folder with safetensors, or leave --model-impl out.",
+            param="model_impl",
+        )
+    found = find_model(config)
+    max_model_len = context_length(found.with_context(config), options.max_model_len)
+    check_rope(found, max_model_len)
+    return TransformersSource(path, config, read_spec(found, max_model_len), max_model_len, found)

@@ -1,0 +1,55 @@
+"""A causal model of transformers in two parts, as steps need it: the layers for all rows, the head for some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class SplitModel:
+    """`layers` computes hidden rows from tokens. `head` is the model with another module in the layers' place, which
+    hands on hidden rows: so what the model does to its logits (scales, caps) is the model's own code."""
+
+    def __init__(self, model: Any) -> None:
+        found = model.get_decoder()
+        self.layers: Any = model.model if found is model else found
+        (name,) = (name for name, module in model.named_modules() if module is self.layers)
+        self._handed = _HandedRows()
+        model.set_submodule(name, self._handed)
+        self._head = model
+
+    def hidden(self, token: Tensor, position: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence from its start, as
+        the model counts. `mask`: [1, R], for a pass that shall make masks."""
+        output = self.layers(
+            input_ids=token[None],
+            position_ids=None if position is None else position[None],
+            attention_mask=mask,
+            use_cache=False,
+            return_dict=True,
+        )
+        self._handed.note_kind(type(output))
+        rows: Tensor = output.last_hidden_state[0]
+        return rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> logits [N, V]."""
+        logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
+        return logits
+
+
+class _HandedRows(nn.Module):
+    """Stands where the layers were: its output is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kind: Any = None
+
+    def note_kind(self, kind: Any) -> None:
+        """Note the type of the layers' output, which the head expects."""
+        self._kind = kind
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> Any:
+        """Return the output of layers whose hidden rows are these."""
+        return self._kind(last_hidden_state=inputs_embeds)

@@ -1,0 +1,143 @@
+"""Loads a model of transformers: its tensors are read by Quire's own reader of safetensors, and transformers puts them
+into the modules that it made on the meta device (and renames, splits or stacks them as its releases of the model need).
+
+No file is opened by transformers, so nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from quire_common.errors import ConfigError, QuireError
+from quire_worker.fallback.attention import STEP, register
+from quire_worker.fallback.find_model import FoundModel
+from quire_worker.fallback.split_model import SplitModel
+from quire_worker.weights.checkpoint import Checkpoint
+from quire_worker.weights.safetensors_file import DTYPES
+from quire_worker.weights.tensor_copier import STAGE_BYTES, TensorCopy, copy_tensors
+
+if TYPE_CHECKING:
+    from quire_worker.weights.loader import Progress
+    from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+
+_FIX = "Use config.json and weights of the same revision."
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model with its weights."""
+
+    model: SplitModel
+    digest: bytes
+    """Digest of the weights, however they are sharded."""
+    parameters: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, model: Any, digest: bytes, device: torch.device) -> LoadedWeights:
+        """A model that transformers made, on a device."""
+        model.to(device).requires_grad_(False)
+        parameters = list(model.parameters())  # each once, where several modules share it
+        size = sum(each.nbytes for each in (*parameters, *model.buffers()))
+        return cls(SplitModel(model), digest, sum(each.numel() for each in parameters), size)
+
+
+def load_weights(
+    found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> LoadedWeights:
+    """Fill the model from a checkpoint; weights of other types of floats become `dtype`. Raises ConfigError for tensors
+    that are missing, left over or of the wrong shape, and Unsupported for types of numbers that are not supported."""
+    register()
+    places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
+    reader = _Reader(sum(entry.num_bytes for _, entry in places.values()), progress)
+    tensors = {name: _LazyTensor(reader, *place) for name, place in places.items()}
+    try:
+        model, told = found.model_class.from_pretrained(
+            None,
+            config=found.config,
+            state_dict=tensors,
+            dtype=dtype,
+            attn_implementation=STEP,
+            ignore_mismatched_sizes=True,  # told apart below
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers reports what went wrong with a tensor by a RuntimeError
+        raise reader.error or ConfigError(
+            "BAD_WEIGHTS", f"transformers cannot load {checkpoint.folder}: {str(error)[:300]}", _FIX
+        ) from error
+    _check_told(checkpoint, told)
+    return LoadedWeights.of(model, reader.digest(), device)
+
+
+def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed: int) -> LoadedWeights:
+    """Make the model with random weights, as transformers initialises it."""
+    register()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = found.build(STEP, dtype=dtype)
+    return LoadedWeights.of(model, xxhash.xxh3_128(f"dummy/{seed}/{found.version}".encode()).digest(), device)
+
+
+class _Reader:
+    """Reads tensors on whatever thread asks, and hashes them."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total, self._done, self._progress = total, 0, progress
+        self._digests: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self.error: QuireError | None = None
+        """The first that came up: transformers tells of it by an error of its own."""
+        progress(0, total)
+
+    def read(self, file: SafetensorsFile, entry: TensorEntry) -> Tensor:
+        """The values of a tensor, in memory of their own."""
+        try:
+            file.tensor(entry)  # raises for kinds of numbers that are not supported
+            target = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+            stage = max(1, min(STAGE_BYTES, entry.num_bytes))
+            found = copy_tensors([TensorCopy(file.path, entry, target)], lambda _: None, threads=1, stage_bytes=stage)
+        except QuireError as error:
+            self.error = self.error or error
+            raise
+        with self._lock:
+            self._digests |= found
+            self._done += entry.num_bytes
+            self._progress(self._done, self._total)
+        return target
+
+    def digest(self) -> bytes:
+        """A digest of what was read."""
+        combined = xxhash.xxh3_128()
+        for name in sorted(self._digests):
+            combined.update(self._digests[name])
+        return combined.digest()
+
+
+class _LazyTensor:
+    """A tensor that is read when transformers takes all of it, `tensor[...]`, as it does of a slice of a file."""
+
+    def __init__(self, reader: _Reader, file: SafetensorsFile, entry: TensorEntry) -> None:
+        self._read: Callable[[], Tensor] = lambda: reader.read(file, entry)
+
+    def __getitem__(self, _: object) -> Tensor:
+        return self._read()
+
+
+def _check_told(checkpoint: Checkpoint, told: dict[str, Collection[Any]]) -> None:
+    """Raise ConfigError where the checkpoint and the model differ."""
+    for code, kind, what in (
+        ("MISSING_TENSOR", "missing_keys", "lacks {} tensors that its config.json implies"),
+        ("UNEXPECTED_TENSOR", "unexpected_keys", "holds {} tensors that its config.json does not imply"),
+        ("SHAPE_MISMATCH", "mismatched_keys", "holds {} tensors of other shapes than its config.json implies"),
+    ):
+        names = sorted(str(each[0] if isinstance(each, tuple) else each) for each in told[kind])
+        if names:
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ConfigError(code, f"{checkpoint.folder} {what.format(len(names))}: {shown}.", _FIX)

@@ -1,0 +1,63 @@
+"""ConstrainedSlots: the slots whose sequences have grammars. It opens and closes their seats at the matcher. A slot
+does not decode before the first mask of its sequence is there, nor after a step that found a mask missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.structured.capability import STRUCTURED_OUTPUT, check_capable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.errors import QuireError
+    from quire_common.sequence import Sequence
+    from quire_worker.engine.ports import GrammarMatcher
+    from quire_worker.engine.slots import SlotTable
+    from quire_worker.matcher.row_constraint import RowConstraint
+
+
+class ConstrainedSlots:
+    """Belongs to the model thread. Without a matcher no sequence has a grammar."""
+
+    def __init__(self, table: SlotTable, matcher: GrammarMatcher | None) -> None:
+        self._table = table
+        self._matcher = matcher
+        self._slots: dict[int, RowConstraint] = {}
+
+    def check(self, sequence: Sequence) -> None:
+        """Raise Unsupported for a sequence that has a grammar where there is no matcher, or one of another version."""
+        if sequence.constraint is not None:
+            check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
+
+    def start(self, slot: int, sequence: Sequence) -> None:
+        """Begin to apply the grammar of a sequence that was put into its slot, if it has one and draws tokens."""
+        if self._matcher is None or sequence.constraint is None or sequence.stop.max_tokens == 0:
+            return
+        constraint = self._matcher.open(sequence, sequence.constraint.text)
+        self._slots[slot] = constraint
+        self._table.constrain(slot, constraint)
+
+    def end(self, slot: int) -> None:
+        """Close the seat of a slot whose sequence leaves, if it has one."""
+        if self._matcher is not None and (constraint := self._slots.pop(slot, None)) is not None:
+            self._matcher.close_seat(constraint)
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """Keep slots whose rows were held for want of a mask out of further steps, until the mask is there."""
+        for slot in slots:
+            if self._matcher is not None and (constraint := self._slots.get(slot)) is not None:
+                self._matcher.hold(constraint)
+                self._table.set_awaits_mask(slot, True)
+
+    def take_failures(self) -> list[tuple[int, QuireError]]:
+        """Take in what the matcher has done: which slots await a mask. Returns the slots whose grammar cannot go on,
+        with their errors. Without slots too: a loss is none of the next sequence's."""
+        if self._matcher is None or not self._matcher.take_changes():
+            return []
+        failed = []
+        for slot, constraint in self._slots.items():
+            self._table.set_awaits_mask(slot, not constraint.is_ready)
+            if constraint.failure is not None:
+                failed.append((slot, constraint.failure))
+        return failed

@@ -1,0 +1,146 @@
+"""MaskRing: memory in which the matcher's process leaves masks for the engine, by seat and position.
+
+The mask of position p is in place p % places of its seat. There is no lock. A place begins with a stamp, which names
+the sequence and the position; it is 0 while the rest is written.
+
+The engine accepts a place only if stamp and hash match, in whatever order stores arrive. A GPU has no time for the
+hash. It reads the stamp, then the mask, then the stamp again, with fences between, and relies on the order of the
+writer's stores: stamp 0, mask, stamp. On x86-64 they become visible in this order, since each stamp is one aligned
+store apart from the copy of the mask. A mask that is half written, or of another position or sequence, counts as
+absent. The ring knows nothing of grammars.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import xxhash
+
+from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes
+
+if TYPE_CHECKING:
+    from quire_worker.arrays import Int64, UInt8
+
+LANES: Final = 3
+"""Threads of the process that work on seats."""
+_WORDS: Final = 3 * LANES
+# A place's head: its stamp, the hash over stamp and all that follows, kind and token. The mask's bits follow.
+_STAMP: Final = struct.Struct("<q")
+_HASH: Final = struct.Struct("<Q")
+_WHAT: Final = struct.Struct("<q")
+_HASHED_FROM: Final = _STAMP.size + _HASH.size
+WHAT_AT: Final = _HASHED_FROM
+"""Offset in a place, in bytes: kind, and from the ninth bit on the token, as int64."""
+BITS_AT: Final = 64
+"""Offset of the bits, as int32."""
+_LINE: Final = 64
+PLACES_AT: Final = 128
+"""Where the first place begins: a line of the processor's cache, as all do."""
+_KINDS: Final = {int(kind): kind for kind in MaskKind}
+
+
+class MaskRing:
+    """An anonymous file, mapped. The engine makes it, the process inherits its descriptor."""
+
+    def __init__(self, fd: int, seats: int, places: int, vocab_size: int) -> None:
+        self.fd = fd
+        self.seats = seats
+        self.places = places
+        self.words = mask_bytes(vocab_size) // 4
+        """Length of a mask, in int32."""
+        self.place_bytes = _place_bytes(vocab_size)
+        self._used = BITS_AT + mask_bytes(vocab_size)
+        self._map = mmap.mmap(fd, _size(seats, places, vocab_size))
+        self.memory: UInt8 = np.frombuffer(self._map, np.uint8)
+        """All of it. Places follow one another from PLACES_AT on, seat after seat."""
+        stamps = self.memory[PLACES_AT:].view(np.int64).reshape(seats * places, -1)
+        self._stamps: Int64 = stamps[:, 0]
+        state = np.frombuffer(self._map, np.int64, _WORDS)
+        self._busy: Int64 = state[:LANES]
+        self._counters: Int64 = state[LANES:].reshape(LANES, 2)
+
+    @classmethod
+    def create(cls, seats: int, places: int, vocab_size: int) -> MaskRing:
+        """Make a ring in a new anonymous file, for masks of so many tokens."""
+        fd = os.memfd_create("quire-masks", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _size(seats, places, vocab_size))
+            return cls(fd, seats, places, vocab_size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def put(self, seat: int, generation: int, position: int, mask: TokenMask) -> None:
+        """Leave the mask of the token at `position` of the sequence that has the seat as its `generation`."""
+        index, begin, stamp = *self._place_of(seat, position), stamp_of(generation, position)
+        what = _WHAT.pack(int(mask.kind) | mask.token << 8)
+        # A mask without bits leaves those of the one before in its place, and is hashed with them.
+        content = what.ljust(BITS_AT - WHAT_AT, b"\0") + (mask.bits or self._map[begin + BITS_AT : begin + self._used])
+        digest = _HASH.pack(xxhash.xxh3_64_intdigest(_STAMP.pack(stamp) + content))
+        self._stamps[index] = 0
+        self._map[begin + _STAMP.size : begin + self._used] = digest + content
+        self._stamps[index] = stamp
+
+    def mask_at(self, seat: int, generation: int, position: int) -> TokenMask | None:
+        """Read a mask; None: it is not there, or not whole."""
+        index, begin = self._place_of(seat, position)
+        stamp = stamp_of(generation, position)
+        if self._stamps[index] != stamp:
+            return None
+        place = self._map[begin : begin + self._used]
+        hashed = _STAMP.pack(stamp) + place[_HASHED_FROM:]
+        (what,) = _WHAT.unpack_from(place, WHAT_AT)
+        kind = _KINDS.get(what & 0xFF)
+        if kind is None or _HASH.unpack_from(place, _STAMP.size)[0] != xxhash.xxh3_64_intdigest(hashed):
+            return None
+        return TokenMask(kind, what >> 8, b"" if kind == MaskKind.ONE else place[BITS_AT:])
+
+    def set_busy(self, lane: int, generation: int) -> None:
+        """Note which sequence a thread of the process works on; 0: none. After a crash it says who was at fault."""
+        self._busy[lane] = generation
+
+    def take_busy(self) -> set[int]:
+        """The sequences that the last process worked on when it ended; forgets them."""
+        busy = {int(each) for each in self._busy if each}
+        self._busy[:] = 0
+        return busy
+
+    def count_mask(self, lane: int, elapsed_ns: int) -> None:
+        """Add to the number of masks that a thread of the process has made, and to their time."""
+        self._counters[lane] += 1, elapsed_ns
+
+    @property
+    def masks(self) -> tuple[int, int]:
+        """Return the number of masks that were made since the ring was, and the nanoseconds that they took."""
+        count, elapsed_ns = self._counters.sum(axis=0).tolist()
+        return count, elapsed_ns
+
+    def _place_of(self, seat: int, position: int) -> tuple[int, int]:
+        """The number of a position's place, and where it begins. Raises IndexError for a seat that is not there."""
+        if not 0 <= seat < self.seats:
+            raise IndexError(f"seat {seat} of {self.seats}")
+        index = seat * self.places + position % self.places
+        return index, PLACES_AT + index * self.place_bytes
+
+    def close(self) -> None:
+        """Close the descriptor. The memory goes with the last reader of it. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def stamp_of(generation: int, position: int) -> int:
+    """The stamp of a mask: no other mask has it that could be meant."""
+    return (generation & 0x7FFFFFFF) << 32 | position
+
+
+def _place_bytes(vocab_size: int) -> int:
+    return BITS_AT + -(-mask_bytes(vocab_size) // _LINE) * _LINE
+
+
+def _size(seats: int, places: int, vocab_size: int) -> int:
+    return PLACES_AT + seats * places * _place_bytes(vocab_size)

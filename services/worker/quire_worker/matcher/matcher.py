@@ -1,0 +1,309 @@
+"""Matcher: the seats of the matcher's process. It opens and closes them, feeds them tokens, and leaves their masks in
+the ring. Knows nothing of sockets or of how the process lives."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.matcher.cpu_budget import CpuBudget, GrammarTooSlow
+from quire_worker.matcher.grammars import GrammarError
+from quire_worker.matcher.lanes import SLOW_NS, VERY_SLOW_NS, Lane
+from quire_worker.matcher.wire import MatcherFrameKind, unpack_open, unpack_tokens
+from quire_worker.side_process.frames import Frame, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quire_worker.matcher.grammars import Grammars, TokenGrammar
+    from quire_worker.matcher.lanes import BusyLane
+    from quire_worker.matcher.mask_ring import MaskRing
+    from quire_worker.matcher.wire import OpenSeat
+    from quire_worker.sampling.token_mask import TokenMask
+
+log = get_logger(__name__)
+# A replay makes way for others after so much processor time.
+REPLAY_NS = 20_000_000
+_REPLAY_TOKENS = 64
+# Grammars of which it is known that they are very slow.
+_MOST_SLOW_TEXTS = 1024
+
+
+@dataclass
+class _Seat:
+    """A sequence at its seat. Only the thread of its lane works on it; a lane is left between two pieces of work."""
+
+    seat: int
+    generation: int
+    text_hash: int
+    """Digest of its grammar's text."""
+    position: int
+    """The position of the next token."""
+    lane: Lane = Lane.COMPILE
+    next_lane: Lane = Lane.QUICK
+    """The lane behind COMPILE."""
+    grammar: TokenGrammar | None = None
+    """None: not compiled yet, or failed."""
+    failed: bool = False
+    closed: bool = False
+    masked: int = -1
+    """The last position whose mask was left."""
+    awaited: int = -1
+    """The engine waits for the mask of this position; -1: for none."""
+    pending: list[int] = field(default_factory=list)
+    """Tokens that came while the sequence was replayed: sampled by a mask of the process before this one."""
+    budget: CpuBudget = field(default_factory=CpuBudget)
+
+    def resume(self, before: _Seat) -> None:
+        """It is the same sequence, which is to be replayed: what it has spent counts on, and a slow one stays slow."""
+        self.next_lane, self.budget = before.next_lane, copy.copy(before.budget)
+
+    def begin(self, grammar: TokenGrammar) -> None:
+        """Its grammar is compiled and replayed."""
+        self.grammar, self.lane = grammar, self.next_lane
+
+    def slow_down(self) -> None:
+        """Leave the quick lane for good."""
+        self.lane = self.next_lane = Lane.SLOW
+
+    def fail(self) -> None:
+        """Give up its grammar."""
+        self.grammar, self.failed = None, True
+
+    def close(self) -> None:
+        """Its sequence has left. Work that is still queued for it keeps no grammar."""
+        self.closed, self.grammar = True, None
+
+    def await_mask(self, position: int) -> None:
+        """Note that the engine waits for a mask."""
+        self.awaited = position
+
+    def take_masked(self, position: int) -> bool:
+        """Note that the mask of a position is there; returns whether the engine waited for it, and forgets that."""
+        self.masked = max(self.masked, position)
+        return self.take_awaited()
+
+    def take_awaited(self) -> bool:
+        """Return whether the mask is there for which the engine waits, and forget that it does."""
+        is_there = 0 <= self.awaited <= self.masked
+        if is_there:
+            self.awaited = -1
+        return is_there
+
+    def advance(self) -> None:
+        """One more token has been sampled."""
+        self.position += 1
+
+    def take_pending(self) -> list[int]:
+        """Return the tokens that came meanwhile, and forget them."""
+        pending, self.pending = self.pending, []
+        return pending
+
+
+class Matcher:
+    """`receive` belongs to the quick thread. `send` is called from any thread."""
+
+    def __init__(
+        self, grammars: Grammars, ring: MaskRing, send: Callable[[Frame], None], lanes: Mapping[Lane, BusyLane]
+    ) -> None:
+        self._grammars = grammars
+        self._ring = ring
+        self._send = send
+        self._seats: dict[int, _Seat] = {}
+        # Guards the end of a replay against tokens that come meanwhile, and the ring against masks of sequences that
+        # have left: their seat may have another sequence by now.
+        self._lock = threading.Lock()
+        self._lanes = lanes
+        self._slow_texts: dict[int, None] = {}
+
+    def receive(self, frame: Frame) -> None:
+        """Do what a frame of the engine says; raises WireError for one that the engine never sends."""
+        if frame.kind == MatcherFrameKind.TOKENS:
+            self._feed(unpack_tokens(frame).tolist())
+        elif frame.kind == MatcherFrameKind.OPEN:
+            self._open(unpack_open(frame))
+        elif frame.kind == MatcherFrameKind.CLOSE:
+            self._close(frame.subject, frame.generation)
+        elif frame.kind == MatcherFrameKind.AWAIT:
+            self._await(frame)
+        else:
+            raise WireError(f"{frame.kind.name} is none of the engine's")
+
+    def name_overdue(self) -> bool:
+        """Whether a lane has worked on one sequence for too long. The process is then to end: the ring names the
+        sequences of such lanes alone, since those of other lanes are not to blame, and nothing changes it any more."""
+        lanes = self._lanes.values()
+        if not any(lane.is_overdue for lane in lanes):
+            return False
+        for lane in lanes:
+            lane.name_last()
+        return True
+
+    def _open(self, opened: OpenSeat) -> None:
+        """Give the seat to a sequence, and have its grammar compiled."""
+        if not 0 <= opened.seat < self._ring.seats:
+            raise WireError(f"seat {opened.seat} of {self._ring.seats}")
+        before = self._seats.get(opened.seat)
+        self._close(opened.seat)
+        seat = _Seat(opened.seat, opened.generation, hash(opened.grammar), opened.position + len(opened.output_ids))
+        if before is not None and before.generation == opened.generation:
+            seat.resume(before)
+        self._seats[opened.seat] = seat
+        self._lanes[Lane.COMPILE].submit(opened.generation, lambda: self._compile_seat(seat, opened))
+
+    def _compile_seat(self, seat: _Seat, opened: OpenSeat) -> None:
+        """Compile a sequence's grammar, and begin its replay; on the compile lane."""
+        if seat.closed:
+            return
+        try:
+            grammar, elapsed_ns = self._grammars.start(opened.grammar)
+        except GrammarError as error:
+            self._fail(seat, error)
+            return
+        self._replay(seat, grammar, deque(opened.output_ids), elapsed_ns)
+
+    def _replay(self, seat: _Seat, grammar: TokenGrammar, left: deque[int], compile_ns: int) -> None:
+        """Feed a sequence the output that is left, and leave its first mask; on the compile lane, in turns with
+        others."""
+        if seat.closed:
+            return
+        until_ns = time.thread_time_ns() + REPLAY_NS
+        try:
+            while left:
+                grammar.consume([left.popleft() for _ in range(min(_REPLAY_TOKENS, len(left)))])
+                if time.thread_time_ns() > until_ns:
+                    self._lanes[Lane.COMPILE].submit(
+                        seat.generation, lambda: self._replay(seat, grammar, left, compile_ns)
+                    )
+                    return
+            mask = self._charged_mask(seat, grammar, [])
+            while not self._end_replay(seat, grammar, mask):
+                mask = self._charged_mask(seat, grammar, self._take_pending(seat))
+        except GrammarError as error:
+            self._fail(seat, error)
+            return
+        self._send(Frame.of(MatcherFrameKind.OPENED, seat.generation, seat.seat, [-(-compile_ns // 1000)]))
+
+    def _charged_mask(self, seat: _Seat, grammar: TokenGrammar, tokens: list[int]) -> TokenMask:
+        """Feed tokens, and return the mask behind them. Raises GrammarError, also for what takes too long."""
+        began_ns = time.thread_time_ns()
+        grammar.consume(tokens)
+        mask = grammar.mask()
+        seat.budget.charge(time.thread_time_ns() - began_ns, len(tokens))
+        return mask
+
+    def _end_replay(self, seat: _Seat, grammar: TokenGrammar, mask: TokenMask) -> bool:
+        """Leave a replayed sequence's mask, and pass it on to a lane; False: more tokens came meanwhile."""
+        with self._lock:
+            if seat.closed:
+                return True
+            if seat.pending:
+                return False
+            seat.begin(grammar)
+            awaited = self._put_locked(seat, seat.position, mask)
+        if awaited:
+            self._send_masked(seat)
+        return True
+
+    def _put_locked(self, seat: _Seat, position: int, mask: TokenMask) -> bool:
+        """Leave a mask in the ring, unless the sequence has left its seat meanwhile; a slow one moves it to the slow
+        lane. Returns whether the engine waits for it."""
+        if seat.budget.last_ns > SLOW_NS:
+            self._slow_down_locked(seat)
+        if seat.closed:
+            return False
+        self._ring.put(seat.seat, seat.generation, position, mask)
+        return seat.take_masked(position)
+
+    def _slow_down_locked(self, seat: _Seat) -> None:
+        """Move a sequence to the slow lane, and all of its grammar if that is very slow."""
+        seat.slow_down()
+        if seat.budget.last_ns > VERY_SLOW_NS:
+            self._slow_texts[seat.text_hash] = None
+            if len(self._slow_texts) > _MOST_SLOW_TEXTS:
+                del self._slow_texts[next(iter(self._slow_texts))]
+
+    def _await(self, frame: Frame) -> None:
+        """Say that the mask of a position is there, now or when it is made. Raises WireError."""
+        position = frame.number()
+        seat = self._seats.get(frame.subject)
+        if seat is None or seat.generation != frame.generation or seat.failed:
+            return
+        with self._lock:
+            seat.await_mask(position)
+            is_there = seat.take_awaited()
+        if is_there:
+            self._send_masked(seat)
+
+    def _send_masked(self, seat: _Seat) -> None:
+        self._send(Frame(MatcherFrameKind.MASKED, seat.generation, seat.seat))
+
+    def _take_pending(self, seat: _Seat) -> list[int]:
+        with self._lock:
+            return seat.take_pending()
+
+    def _feed(self, rows: Sequence[Sequence[int]]) -> None:
+        """Feed sampled tokens to their sequences, and leave the masks of the next ones. Tokens that were replayed
+        already are passed over. Raises WireError for a token that leaves a gap."""
+        fed: dict[int, list[int]] = {}
+        for number, generation, position, token in rows:
+            seat = self._seats.get(number)
+            if seat is None or seat.generation != generation or seat.failed or position < seat.position:
+                continue
+            if position != seat.position:
+                raise WireError(f"a token of position {position} where {seat.position} is next")
+            with self._lock:
+                seat.advance()
+                if seat.lane == Lane.COMPILE:
+                    seat.pending.append(token)
+                    continue
+            fed.setdefault(number, []).append(token)
+        for number, tokens in fed.items():
+            seat = self._seats[number]
+            if seat.text_hash in self._slow_texts:
+                seat.slow_down()
+            self._lanes[seat.lane].submit(seat.generation, self._step(seat, tokens), seat.budget.last_ns)
+
+    def _step(self, seat: _Seat, tokens: list[int]) -> Callable[[], None]:
+        """Return what advances a sequence by tokens and leaves its next mask, on the lane that it is on."""
+        position, lane = seat.position, seat.lane
+
+        def step() -> None:
+            grammar = seat.grammar
+            if seat.closed or grammar is None:
+                return
+            began = time.perf_counter_ns()
+            try:
+                mask = self._charged_mask(seat, grammar, tokens)
+            except GrammarError as error:
+                self._fail(seat, error)
+                return
+            elapsed_ns = time.perf_counter_ns() - began
+            with self._lock:
+                awaited = self._put_locked(seat, position, mask)
+            if awaited:
+                self._send_masked(seat)
+            self._ring.count_mask(lane, elapsed_ns)
+
+        return step
+
+    def _fail(self, seat: _Seat, error: GrammarError) -> None:
+        """Give up a sequence's grammar, and tell the engine why."""
+        seat.fail()
+        cause = str(error)
+        log.warning("a grammar failed", cause=cause)
+        kind = MatcherFrameKind.TOO_SLOW if isinstance(error, GrammarTooSlow) else MatcherFrameKind.FAILED
+        self._send(Frame(kind, seat.generation, seat.seat, cause.encode()))
+
+    def _close(self, number: int, generation: int = 0) -> None:
+        """Forget the sequence at a seat, if it is this one; 0: whichever."""
+        seat = self._seats.get(number)
+        if seat is not None and generation in (0, seat.generation):
+            with self._lock:
+                seat.close()
+            del self._seats[number]

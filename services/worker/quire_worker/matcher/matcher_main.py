@@ -1,0 +1,119 @@
+"""The life of the matcher's process, from its inherited descriptors to the end of its socket. It imports no torch.
+
+The main thread reads frames and answers pings at once; the quick thread takes in all others. So a step whose masks take
+seconds together is not taken for a process that hangs.
+
+It ends with its worker, as the KV transfer agent does; signals that a terminal sends to the whole group are the
+worker's affair. Where one sequence keeps a thread for too long (see lanes), the process ends itself: the ring says
+whose grammar it was, and the engine starts another process.
+"""
+
+from __future__ import annotations
+
+import queue
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from quire_common.telemetry.logs import get_logger, setup_logging
+from quire_worker.matcher.grammars import Grammars
+from quire_worker.matcher.lanes import make_lanes
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.matcher import Matcher
+from quire_worker.matcher.setup import MatcherSetup
+from quire_worker.matcher.vocabulary import load_vocabulary
+from quire_worker.matcher.wire import MatcherFrameKind
+from quire_worker.side_process.child import (
+    EXIT_FAILED,
+    FrameSender,
+    exit_now,
+    frames_of,
+    parse_descriptors,
+    read_setup,
+    run_logged,
+)
+from quire_worker.side_process.frames import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = get_logger(__name__)
+EXIT_OVERDUE = 4
+# Address space for grammars, beside what the process has mapped when it is ready.
+GRAMMAR_BYTES = 4 << 30
+_WATCH_S = 0.5
+# Python's default is 5 ms, for which a thread that replays would keep the others from each mask.
+_SWITCH_S = 0.0005
+
+
+def run_matcher(argv: Sequence[str]) -> NoReturn:
+    """Run the matcher's process: parse its flags, serve frames until the worker closes the socket, and exit. Does not
+    return."""
+    given = parse_descriptors(argv, "python -m quire_worker.matcher", __doc__)
+    exit_now(run_logged("matcher", lambda: _serve(socket.socket(fileno=given.socket), given.ring)))
+
+
+def _serve(sock: socket.socket, ring_fd: int) -> None:
+    """Read SETUP and the model's tokens, then serve frames until they end. Raises WireError if another frame comes
+    first, ConfigError for tokens that cannot be read."""
+    frames = frames_of(sock, MatcherFrameKind)
+    payload = read_setup(frames, MatcherFrameKind.SETUP)
+    if payload is None:
+        return
+    setup = MatcherSetup.from_json(payload)
+    setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
+    ring = MaskRing(ring_fd, setup.seats, setup.places, setup.vocab_size)
+    tokenizer = load_vocabulary(Path(setup.model), setup.vocab_size, setup.eos_token_ids)
+    grammars = Grammars(tokenizer, setup.vocab_size, setup.eos_token_ids)
+    sender = FrameSender(sock)
+
+    def fail() -> None:
+        log.exception("the matcher failed")
+        exit_now(EXIT_FAILED)
+
+    sys.setswitchinterval(_SWITCH_S)
+    _limit_memory()
+    matcher = Matcher(grammars, ring, sender.send, make_lanes(ring, fail))
+    unread: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_watch, args=(matcher,), name="watch", daemon=True).start()
+    threading.Thread(target=_receive_all, args=(matcher, unread, fail), name="quick", daemon=True).start()
+    sender.send(Frame(MatcherFrameKind.READY))
+    for frame in frames:
+        if frame.kind == MatcherFrameKind.PING:
+            sender.send(Frame(MatcherFrameKind.PONG))
+        else:
+            unread.put(frame)
+
+
+def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure: Callable[[], None]) -> None:
+    """Have the matcher take in frames, on the quick thread."""
+    while True:
+        try:
+            matcher.receive(unread.get())
+        except BaseException:
+            on_failure()
+            raise
+
+
+def _limit_memory() -> None:
+    """Have the process end, without a core dump, before its grammars take the machine's memory. Only Linux says how
+    much is mapped; elsewhere there is no bound."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + GRAMMAR_BYTES
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if most == resource.RLIM_INFINITY or limit < most:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _watch(matcher: Matcher) -> None:
+    """End the process where a grammar keeps a thread for too long."""
+    waiting = threading.Event()
+    while not waiting.wait(_WATCH_S):
+        if matcher.name_overdue():
+            log.error("a grammar takes too long; the matcher ends itself")
+            exit_now(EXIT_OVERDUE)

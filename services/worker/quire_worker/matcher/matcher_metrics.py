@@ -1,0 +1,76 @@
+"""MatcherMetrics: what a worker's metrics say of grammars and their masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class MatcherMetrics:
+    """Belongs to the model thread. A sequence is named by its generation."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s: dict[int, float] = {}
+        self._seen_masks = (0, 0)
+        self._first_mask_seconds = metrics.histogram(
+            "quire_worker_first_mask_seconds",
+            "Time from the start of a sequence with a grammar to its first mask, the wait for a seat included",
+        )
+        self._compile_seconds = metrics.histogram(
+            "quire_worker_grammar_compile_seconds", "Time to compile the grammar of a sequence"
+        )
+        self._failures = metrics.counter("quire_worker_grammar_failures_total", "Sequences that ended by their grammar")
+        self._masks = metrics.counter("quire_worker_masks_total", "Masks of grammars that the matcher made")
+        self._mask_seconds = metrics.counter("quire_worker_mask_seconds_total", "Time that masks took to make")
+        self._held = metrics.counter("quire_worker_held_rows_total", "Rows of a step whose mask had not come")
+        self._replays = metrics.counter(
+            "quire_worker_mask_replays_total", "Sequences that were replayed since a mask did not come"
+        )
+        self._seated = metrics.gauge("quire_worker_constrained_slots", "Slots whose sequence has a grammar")
+        self._waiting = metrics.gauge(
+            "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a seat at the matcher"
+        )
+
+    def begin(self, generation: int) -> None:
+        """A sequence with a grammar has got its slot."""
+        self._began_s[generation] = self._clock()
+
+    def end(self, generation: int) -> None:
+        """A sequence has left its slot."""
+        self._began_s.pop(generation, None)
+
+    def opened(self, generation: int, compile_us: int) -> None:
+        """A seat was opened. Only the first time the wait for the first mask is observed: later ones are replays."""
+        self._compile_seconds.observe(compile_us / 1e6)
+        began_s = self._began_s.pop(generation, None)
+        if began_s is not None:
+            self._first_mask_seconds.observe(self._clock() - began_s)
+
+    def failed(self) -> None:
+        """A sequence ends by its grammar."""
+        self._failures.inc()
+
+    def held(self) -> None:
+        """A step did not find a mask, and a row of it was held."""
+        self._held.inc()
+
+    def replayed(self) -> None:
+        """A sequence is replayed since a mask did not come."""
+        self._replays.inc()
+
+    def seats(self, taken: int, waiting: int) -> None:
+        """Note how many sequences have seats, and how many wait for one."""
+        self._seated.set(taken)
+        self._waiting.set(waiting)
+
+    def masks(self, made: tuple[int, int]) -> None:
+        """Note how many masks were made since the ring was made, and how many nanoseconds they took."""
+        if made != self._seen_masks:
+            self._masks.inc(made[0] - self._seen_masks[0])
+            self._mask_seconds.inc((made[1] - self._seen_masks[1]) / 1e9)
+            self._seen_masks = made

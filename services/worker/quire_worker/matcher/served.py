@@ -1,0 +1,104 @@
+"""Whether a worker applies grammars, and the matcher that it then has. Imports no llguidance: its process does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_common.gguf import is_gguf
+from quire_common.structured.capability import STRUCTURED_OUTPUT
+from quire_common.structured.constraint import LLGUIDANCE_VERSION
+from quire_common.telemetry import metrics
+from quire_common.telemetry.logs import get_logger, identity
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.setup import MatcherSetup
+from quire_worker.matcher.wire import MatcherFrameKind
+from quire_worker.side_process.frames import Frame
+from quire_worker.side_process.process_link import LinkTimeouts, ProcessKind, ProcessLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit import ModelInfo
+    from quire_worker.config import WorkerConfig
+
+log = get_logger(__name__)
+COMMAND = (sys.executable, "-m", "quire_worker.matcher")
+CHECK_COMMAND = (sys.executable, "-m", "quire_worker.matcher.vocabulary")
+CHECK_TIMEOUT_S = 120.0
+_MAX_CAUSE_CHARS = 500
+TOKENIZER_FILE = "tokenizer.json"
+# Each seat has two: one that is read, and one that is being written.
+PLACES = 2
+# A frozen process is a pause for its sequences: it is replaced after some three seconds, one that starts after sixty,
+# since a large vocabulary on a busy machine takes long to load.
+TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
+
+
+def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: tuple[int, ...]) -> tuple[str, ...]:
+    """The capability of a model whose worker applies grammars: they are not switched off, the model has an end, and a
+    tokenizer that llguidance can read, which is the version on which answers are to depend. Logs what is amiss."""
+    model = Path(config.model)
+    if not (config.max_constrained_seqs and config.model and eos_token_ids):
+        return ()
+    if not (is_gguf(model) or (model / TOKENIZER_FILE).is_file()):
+        return ()
+    try:
+        installed = metadata.version("llguidance")
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    if installed != LLGUIDANCE_VERSION:
+        log.warning("no structured output", llguidance=installed, wanted=LLGUIDANCE_VERSION)
+        return ()
+    if problem := _problem_of(model, vocab_size, eos_token_ids):
+        log.warning("no structured output", cause=problem)
+        return ()
+    return (STRUCTURED_OUTPUT,)
+
+
+def _problem_of(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> str:
+    """Have another process read the model's tokenizer: returns why it could not, empty if it could."""
+    arguments = [str(model), str(vocab_size), *map(str, eos_token_ids)]
+    try:
+        done = subprocess.run(
+            [*CHECK_COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"Its tokenizer could not be read within {CHECK_TIMEOUT_S:g} s."
+    if done.returncode == 0:
+        return ""
+    return (done.stdout.strip() or done.stderr.strip())[-_MAX_CAUSE_CHARS:] or f"exit code {done.returncode}"
+
+
+def make_matcher(config: WorkerConfig, model: str, info: ModelInfo) -> MatcherClient:
+    """Make the engine's side of the matcher, for the model at this path; its process starts with the first grammar."""
+    seats = config.max_constrained_seqs
+    setup = MatcherSetup(
+        model=model,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        seats=seats,
+        places=PLACES,
+        instance=identity()[1] or config.instance,
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
+    ring = MaskRing.create(seats, PLACES, info.vocab_size)
+    restarts = metrics.counter("quire_worker_matcher_restarts_total", "Matchers that ended or hung")
+    kind = ProcessKind("the matcher", COMMAND, MatcherFrameKind, "matcher-link", restarts.inc, awaits_next=True)
+    frame = Frame(MatcherFrameKind.SETUP, payload=setup.to_json())
+
+    def make_link(on_frames: Callable[[], None]) -> ProcessLink:
+        # Also with each ping: a sequence may wait for a mask that never comes while nothing else happens.
+        return ProcessLink(kind, frame, {"--ring": ring.fd}, on_frames, TIMEOUTS, on_ping=on_frames)
+
+    return MatcherClient(ring, make_link)

@@ -1,0 +1,14 @@
+"""ALiBi: the slopes of a model's heads (Press et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+
+
+def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """One slope for each head: powers of 2 ** (-largest / n) for the least power of two n that is not above `heads`;
+    further heads get every other slope of 2 n heads."""
+    whole = 1 << int(math.log2(heads))
+    slopes = [2.0 ** (-largest * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-largest * (head + 1) / (2 * whole)) for head in range(0, 2 * (heads - whole), 2)]
+    return (*slopes, *between)

@@ -1,0 +1,58 @@
+"""GPT-NeoX and Pythia: fused query, key and value by head, part of each head rotates."""
+
+from __future__ import annotations
+
+from quire_worker.model.arch_spec import ArchSpec, LayerSpec, NormSpec
+from quire_worker.model.architectures.common import LAYER_EPS, is_tied, read_dense, read_sizes, tensor_names
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.config_file import ConfigFile
+
+
+def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
+    """Attention lies beside the MLP unless the config says otherwise; each has a norm of its own."""
+    sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", True)
+    attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
+    mlp = read_dense(config, sizes, gated=False, bias=True)
+    layer = LayerSpec(attention, mlp, parallel=config.flag("use_parallel_residual", True))
+    return sizes.arch_spec(
+        architecture,
+        (layer,) * sizes.layers,
+        norm=NormSpec(sizes.norm_eps, "layer", bias=True),
+        tied_embeddings=is_tied(config),
+    )
+
+
+GPT_NEOX = Family(
+    ("GPTNeoXForCausalLM",),
+    build_spec,
+    tensor_names(
+        {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+        "gpt_neox.layers.{layer}",
+        {
+            "attention_norm": "input_layernorm",
+            "mlp_norm": "post_attention_layernorm",
+            "o": "attention.dense",
+            "up": "mlp.dense_h_to_4h",
+            "down": "mlp.dense_4h_to_h",
+        }
+        | dict.fromkeys("qkv", "attention.query_key_value"),
+    ),
+    "gpt_neox",
+    renamed={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+    defaults={"hidden_act": "gelu", "partial_rotary_factor": 0.25},
+    ignored=(".attention.bias", ".attention.masked_bias"),
+    by_kv_head=True,
+    gguf=(
+        GgufMap(
+            "gptneox",
+            keys={"use_parallel_residual": "use_parallel_residual"},
+            eps=LAYER_EPS,
+            says={"use_parallel_residual": False},
+            present={"attention_bias": "q.bias"},
+            rotates_part=True,
+        ),
+    ),
+    models="GPT-NeoX 20B, Pythia, Dolly 2",
+)

@@ -1,0 +1,57 @@
+"""EXAONE 4: norms only behind blocks; with windows, the layers without one have no rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire_worker.model.arch_spec import ArchSpec, LayerSpec, QkNormSpec
+from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.config_file import ConfigFile
+
+
+def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
+    """Without a `sliding_window` all layers are alike: full attention, with a rotary embedding."""
+    sizes = read_sizes(config, default_eps=1e-5)
+    rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
+    config.note_read("sliding_window", "sliding_window_pattern", "layer_types")
+    types = (FULL,) * sizes.layers
+    if config.has("sliding_window"):
+        types = layer_types(config, sizes.layers, _every_nth_full(config))
+    layers = tuple(
+        LayerSpec(
+            sizes.attention(
+                rope=None if kind == FULL and config.has("sliding_window") else rope,
+                window=window,
+                qk_norm=QkNormSpec(),
+            ),
+            mlp,
+            pre_norm=False,
+            post_norm=True,
+        )
+        for kind, window in zip(types, windows_of(config, types), strict=True)
+    )
+    return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config))
+
+
+def _every_nth_full(config: ConfigFile) -> Callable[[int], str]:
+    """Return the function from a layer's index to its type: each n-th is full, the others slide. n is
+    `sliding_window_pattern`, or its length if it is letters such as LLLG, which are not read; 4 where it is absent."""
+    pattern = config.fields.get("sliding_window_pattern", 4)
+    every = max(1, len(pattern)) if isinstance(pattern, str) else config.integer("sliding_window_pattern", 4)
+    return lambda layer: SLIDING if (layer + 1) % every else FULL
+
+
+EXAONE4 = Family(
+    ("Exaone4ForCausalLM",),
+    build_spec,
+    usual_names(
+        attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm", mlp_norm="none"
+    ),
+    "exaone4",
+    gguf=(GgufMap("exaone4", keys=WINDOWS),),
+    models="EXAONE 4 1.2B and 32B",
+)

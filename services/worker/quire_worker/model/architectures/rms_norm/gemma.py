@@ -1,0 +1,171 @@
+"""Gemma 1 to 3: norm weights less 1, scaled embeddings; since Gemma 2 norms behind blocks and windows by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire_worker.model.arch_spec import ArchSpec, Dense, LayerSpec, NormSpec, QkNormSpec, RopeSpec
+from quire_worker.model.architectures.common import (
+    USUAL_NAMES,
+    Sizes,
+    is_tied,
+    read_activation,
+    read_sizes,
+    usual_names,
+)
+from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.config_file import ConfigFile
+
+_POST_NORMED = usual_names(
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+
+def _model(architecture: str, config: ConfigFile, sizes: Sizes, layers: tuple[LayerSpec, ...]) -> ArchSpec:
+    _refuse_bidirectional(config)
+    return sizes.arch_spec(
+        architecture,
+        layers,
+        norm=NormSpec(sizes.norm_eps, weight_offset=1.0),
+        tied_embeddings=is_tied(config, default=True),
+        embedding_scale=sizes.hidden_size**0.5,
+        logit_softcap=_cap(config, "final_logit_softcapping", 0.0),
+    )
+
+
+def _refuse_bidirectional(config: ConfigFile) -> None:
+    if config.flag("use_bidirectional_attention", False):
+        raise refused(config, "use_bidirectional_attention", "attention to later positions")
+
+
+def _cap(config: ConfigFile, key: str, default: float) -> float:
+    """A soft cap; 0 where it is null."""
+    return config.number(key) if config.has(key) else 0.0 if key in config.fields else default
+
+
+def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
+    """Gemma 1. Its `hidden_act` is gelu in old files, and meant the form with tanh."""
+    sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
+    attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
+    config.note_read("hidden_act", "hidden_activation")
+    named = config.text("hidden_activation", config.text("hidden_act", "gelu_pytorch_tanh"))
+    if named not in ("gelu", "gelu_pytorch_tanh"):
+        raise refused(config, "hidden_activation" if config.has("hidden_activation") else "hidden_act", "another MLP")
+    layer = LayerSpec(attention, Dense(sizes.intermediate_size, "gelu_tanh"))
+    return _model(architecture, config, sizes, (layer,) * sizes.layers)
+
+
+def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
+    """Every other layer has a window, the first one with it."""
+    return _alternating(architecture, config, lambda layer: FULL if layer % 2 else SLIDING, caps=True)
+
+
+def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
+    """Five layers with a window and a small RoPE base, then one without and with a large base."""
+    pattern = config.integer("sliding_window_pattern", 6)
+    return _alternating(architecture, config, lambda layer: SLIDING if (layer + 1) % pattern else FULL, caps=False)
+
+
+def _alternating(architecture: str, config: ConfigFile, default: Callable[[int], str], *, caps: bool) -> ArchSpec:
+    """Gemma 2, with soft caps, or Gemma 3, with norms of heads and two RoPE bases."""
+    sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
+    types = layer_types(config, sizes.layers, default)
+    theta = 10000.0 if caps else 1e6
+    ropes = {kind: read_rope(config, sizes.head_dim, layer_type=kind, theta=theta) for kind in (FULL, SLIDING)}
+    if not caps and not _is_by_layer(config):
+        ropes[SLIDING] = RopeSpec(theta=config.number("rope_local_base_freq", 10000.0))
+    if _cap(config, "attn_logit_softcapping", 0.0) and not caps:
+        raise refused(config, "attn_logit_softcapping", "capped attention scores")
+    mlp = Dense(sizes.intermediate_size, read_activation(config, "hidden_activation", "gelu_pytorch_tanh"))
+    layers = tuple(
+        LayerSpec(
+            sizes.attention(
+                rope=ropes[kind],
+                window=window,
+                qkv_bias=bias,
+                o_bias=bias,
+                qk_norm=None if caps else QkNormSpec(),
+                softcap=_cap(config, "attn_logit_softcapping", 50.0) if caps else 0.0,
+                scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+            ),
+            mlp,
+            post_norm=True,
+        )
+        for kind, window in zip(types, windows_of(config, types), strict=True)
+    )
+    return _model(architecture, config, sizes, layers)
+
+
+def _score_scale(fields: Mapping[str, Any], layers_of_27b: int) -> dict[str, Any]:
+    """The divisor of scores, before its root is taken, which no GGUF file has: llama.cpp's rule."""
+    of_heads = fields["hidden_size"] // fields["num_attention_heads"]
+    return {"query_pre_attn_scalar": of_heads if fields["num_hidden_layers"] == layers_of_27b else fields["head_dim"]}
+
+
+def _full_without_window(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A GGUF file of Gemma 3 that names no window has none."""
+    return {} if "sliding_window" in fields else {"layer_types": [FULL] * fields["num_hidden_layers"]}
+
+
+_GGUF_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "layer_types",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def _is_by_layer(config: ConfigFile) -> bool:
+    """Whether the config has a RoPE for each type of layer."""
+    section = config.section("rope_parameters")
+    return section is not None and section.has(SLIDING)
+
+
+GEMMA = Family(
+    ("GemmaForCausalLM",),
+    build_gemma,
+    USUAL_NAMES,
+    "gemma",
+    gguf=(GgufMap("gemma"),),
+    models="Gemma 2B and 7B, CodeGemma",
+)
+GEMMA2 = Family(
+    ("Gemma2ForCausalLM",),
+    build_gemma2,
+    _POST_NORMED,
+    "gemma2",
+    defaults={"final_logit_softcapping": 30.0, "sliding_window": 4096},
+    says={"cache_implementation": "hybrid"},
+    gguf=(
+        GgufMap(
+            "gemma2",
+            keys=_GGUF_KEYS,
+            nonzero=("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+            derive=lambda fields: _score_scale(fields, layers_of_27b=46),
+        ),
+    ),
+    models="Gemma 2 2B to 27B",
+)
+GEMMA3 = Family(
+    ("Gemma3ForCausalLM",),
+    build_gemma3,
+    _POST_NORMED,
+    "gemma3_text",
+    renamed={"_sliding_window_pattern": "sliding_window_pattern"},
+    defaults={"sliding_window": 4096},
+    gguf=(
+        GgufMap(
+            "gemma3",
+            keys=_GGUF_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+            derive=lambda fields: _score_scale(fields, layers_of_27b=62) | _full_without_window(fields),
+        ),
+    ),
+    models="Gemma 3 270M and 1B",
+)

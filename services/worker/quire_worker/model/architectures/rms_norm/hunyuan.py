@@ -1,0 +1,48 @@
+"""Hunyuan, dense: norms on query and key heads after their rotation."""
+
+from __future__ import annotations
+
+from quire_worker.model.arch_spec import ArchSpec, LayerSpec, QkNormSpec, RopeSpec
+from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
+from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.config_file import ConfigFile
+
+_MOST_ALPHA = 1e6
+
+
+def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
+    """A RoPE of type `dynamic` with an `alpha` is one with a larger base."""
+    sizes, bias = read_sizes(config), config.flag("attention_bias", False)
+    attention = sizes.attention(
+        rope=_rope(config, sizes.head_dim), qk_norm=QkNormSpec(after_rope=True), qkv_bias=bias, o_bias=bias
+    )
+    layer = LayerSpec(attention, read_dense(config, sizes))
+    return sizes.arch_spec(architecture, (layer,) * sizes.layers, tied_embeddings=is_tied(config))
+
+
+def _rope(config: ConfigFile, head_dim: int) -> RopeSpec:
+    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
+    section = config.section(name)
+    if section is None or section.text("rope_type", section.text("type", "default")) != "dynamic":
+        return read_rope(config, head_dim)
+    if not section.has("alpha"):
+        raise refused(section, "type", "a rotary embedding that changes with the length of a sequence")
+    alpha = section.number("alpha")
+    if head_dim < 4 or alpha > _MOST_ALPHA:
+        raise section.bad("alpha", f"a number up to {_MOST_ALPHA:g}, for heads of 4 elements or more")
+    theta = section.number("rope_theta", config.number("rope_theta", 10000.0))
+    return RopeSpec(theta=theta * alpha ** (head_dim / (head_dim - 2)))
+
+
+HUNYUAN = Family(
+    ("HunYuanDenseV1ForCausalLM",),
+    build_spec,
+    usual_names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+    "hunyuan_v1_dense",
+    says={"use_qk_norm": True},
+    gguf=(GgufMap("hunyuan-dense"),),
+    models="Hunyuan 0.5B to 7B",
+)

@@ -1,0 +1,47 @@
+"""OLMo 2 and 3: norms only behind blocks, one norm over all query heads and one over all key heads."""
+
+from __future__ import annotations
+
+from quire_worker.model.arch_spec import ArchSpec, LayerSpec, QkNormSpec, RopeSpec
+from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.config_file import ConfigFile
+
+
+def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
+    """OLMo 3 has windows in three of four layers, in which RoPE is not scaled."""
+    sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
+    types = (FULL,) * sizes.layers
+    if architecture == OLMO3.architectures[0]:
+        types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 4 else FULL)
+    rope = read_rope(config, sizes.head_dim, layer_type=FULL)
+    ropes = {FULL: rope, SLIDING: RopeSpec(theta=rope.theta)}
+    mlp = read_dense(config, sizes)
+    layers = tuple(
+        LayerSpec(
+            sizes.attention(rope=ropes[kind], window=window, qk_norm=QkNormSpec("whole"), qkv_bias=bias, o_bias=bias),
+            mlp,
+            pre_norm=False,
+            post_norm=True,
+        )
+        for kind, window in zip(types, windows_of(config, types), strict=True)
+    )
+    return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config))
+
+
+_NAMES = usual_names(
+    attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm", mlp_norm="none"
+)
+OLMO2 = Family(("Olmo2ForCausalLM",), build_spec, _NAMES, "olmo2", gguf=(GgufMap("olmo2"),), models="OLMo 2 1B to 32B")
+OLMO3 = Family(
+    ("Olmo3ForCausalLM",),
+    build_spec,
+    _NAMES,
+    "olmo3",
+    defaults={"sliding_window": 4096},
+    gguf=(GgufMap("olmo2", keys=WINDOWS, nonzero=("attention.sliding_window",), if_key="attention.sliding_window"),),
+    models="OLMo 3 7B and 32B",
+)

@@ -1,0 +1,42 @@
+"""Phi-3, Phi-3.5 and Phi-4: fused matrices, longrope, a partial rotary embedding."""
+
+from __future__ import annotations
+
+from quire_worker.model.arch_spec import ArchSpec, LayerSpec
+from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
+from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.architectures.family import Family
+from quire_worker.model.architectures.gguf_map import GgufMap
+from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.windows import every_layer
+from quire_worker.model.config_file import ConfigFile
+
+
+def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
+    """A window is that of all layers."""
+    sizes = read_sizes(config, default_eps=1e-5)
+    rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
+    config.note_read("attention_bias")
+    if config.flag("attention_bias", False):
+        raise refused(config, "attention_bias", "biases")
+    layers = tuple(
+        LayerSpec(sizes.attention(rope=rope, window=window), mlp) for window in every_layer(config, sizes.layers)
+    )
+    return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config))
+
+
+PHI3 = Family(
+    ("Phi3ForCausalLM",),
+    build_spec,
+    usual_names(**dict.fromkeys("qkv", "self_attn.qkv_proj"), gate="mlp.gate_up_proj", up="mlp.gate_up_proj"),
+    "phi3",
+    gguf=(
+        GgufMap(
+            "phi3",
+            keys={"attention.sliding_window": "sliding_window"},
+            parts={"gate": ("ffn_up",)},
+            rotates_part=True,
+        ),
+    ),
+    models="Phi-3 mini and medium, Phi-3.5 mini, Phi-4, Phi-4-mini",
+)

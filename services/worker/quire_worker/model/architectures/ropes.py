@@ -1,0 +1,176 @@
+"""Reads the rotary position embedding of a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from quire_common.errors import ConfigError, Unsupported
+from quire_worker.model.arch_spec import RopeSpec
+from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_facts import CONTEXT
+from quire_worker.model.config_file import ConfigFile
+from quire_worker.model.rope import SUPPORTED_ROPE_KINDS
+
+ORIGINAL: Final = "original_max_position_embeddings"
+# Keys of a RoPE section that each kind reads.
+_ANY: Final = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_KEYS: Final = {
+    "default": _ANY,
+    "linear": _ANY | {"factor"},
+    "factors": _ANY | {"factors"},
+    "llama3": _ANY | {"factor", "low_freq_factor", "high_freq_factor", ORIGINAL},
+    "yarn": _ANY
+    | {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", ORIGINAL},
+    "longrope": _ANY | {"factor", "short_factor", "long_factor", "attention_factor", ORIGINAL},
+}
+_LEAST_BETA, _MOST_BETA = 1e-3, 1e6
+# Names of old config.json files.
+_OLD_NAMES: Final = {"su": "longrope"}
+
+
+def read_rope(
+    config: ConfigFile, head_dim: int, *, layer_type: str = "", interleaved: bool = False, theta: float = 10000.0
+) -> RopeSpec:
+    """RoPE from `rope_parameters` (new) or from `rope_theta` and `rope_scaling` (old). `layer_type`: of the layers that
+    are meant, where the section may have one RoPE for each type. `theta`: the base where the file names none."""
+    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
+    section = config.section(name) or ConfigFile({}, config.source)
+    if layer_type and isinstance(section.fields.get(layer_type), dict):
+        section = section.section(layer_type) or section
+    kind = section.text("rope_type", section.text("type", "default"))
+    kind = _OLD_NAMES.get(kind, kind)
+    if kind not in SUPPORTED_ROPE_KINDS:
+        raise Unsupported(
+            "UNSUPPORTED_ROPE",
+            f"RoPE variant {kind!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_KINDS)}.",
+            "Serve a model with a supported variant.",
+        )
+    _check_keys(config, section, name, kind)
+    theta = section.number("rope_theta", config.number("rope_theta", theta))
+    part = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * min(part, 2.0))
+    if rotated > head_dim or rotated < 2 or rotated % 2:
+        raise config.bad("partial_rotary_factor", f"a share of the {head_dim} dimensions of a head that is even")
+    plain = RopeSpec(theta=theta, rotated=0 if rotated == head_dim else rotated, interleaved=interleaved)
+    return _check_factors(config, _READERS[kind](config, section, plain), head_dim)
+
+
+def _default(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    return plain
+
+
+def _with(plain: RopeSpec, kind: str, **fields: object) -> RopeSpec:
+    values = {name: getattr(plain, name) for name in ("theta", "rotated", "interleaved")}
+    return RopeSpec(**(values | {"kind": kind} | fields))
+
+
+def _linear(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    return _with(plain, "linear", factor=section.number("factor"))
+
+
+def _factors(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    return _with(plain, "factors", factors=section.numbers("factors"))
+
+
+def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(
+            "BAD_CONFIG",
+            f"{section.source}: high_freq_factor ({high}) is not above low_freq_factor ({low}).",
+            "Use the config.json of the model's own revision.",
+        )
+    return _with(
+        plain,
+        "llama3",
+        factor=section.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_positions=section.positions(ORIGINAL, config.positions(CONTEXT)),
+    )
+
+
+def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    factor = section.number("factor")
+    fast, slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
+    if not _LEAST_BETA <= slow < fast <= _MOST_BETA:
+        raise section.bad("beta_fast", f"more than beta_slow ({slow:g}), both from {_LEAST_BETA:g} to {_MOST_BETA:g}")
+    if plain.theta <= 1.0:
+        raise section.bad("rope_theta", "a number above 1")
+    scale, scale_all = (
+        section.number(name, 0.0) if section.has(name) else 0.0 for name in ("mscale", "mscale_all_dim")
+    )
+    wanted = _yarn_scale(factor, scale) / _yarn_scale(factor, scale_all) if scale and scale_all else _yarn_scale(factor)
+    return _with(
+        plain,
+        "yarn",
+        factor=factor,
+        original_max_positions=section.positions(ORIGINAL, config.positions(CONTEXT)),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=section.flag("truncate", True),
+        attention_factor=section.number("attention_factor", wanted),
+    )
+
+
+def _yarn_scale(factor: float, scale: float = 1.0) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    context = config.positions(CONTEXT)
+    original = config.positions(ORIGINAL, section.positions(ORIGINAL, context))
+    if original < 2:
+        raise config.bad(ORIGINAL, "at least 2")
+    factor = section.number("factor", context / original)
+    wanted = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return _with(
+        plain,
+        "longrope",
+        original_max_positions=original,
+        factors=section.numbers("short_factor"),
+        long_factors=section.numbers("long_factor"),
+        attention_factor=section.number("attention_factor", wanted),
+    )
+
+
+_READERS: Final[dict[str, Callable[[ConfigFile, ConfigFile, RopeSpec], RopeSpec]]] = {
+    "default": _default,
+    "linear": _linear,
+    "factors": _factors,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
+    """Raise Unsupported for a key of the section that its kind does not read, and for two values of one thing."""
+    for key, value in section.fields.items():
+        if value is not None and key not in _KEYS[kind]:
+            raise refused(section, key, f"more than the RoPE variant {kind!r} has")
+    if section.has("type") and _OLD_NAMES.get(section.text("type"), section.text("type")) != kind:
+        raise refused(section, "type", f"another RoPE variant than `rope_type` ({kind!r})")
+    if section.has("rope_theta") and config.number("rope_theta", section.number("rope_theta")) != section.number(
+        "rope_theta"
+    ):
+        raise refused(config, "rope_theta", f"another base than the one in `{name}`")
+    if name == "rope_parameters" and config.has("rope_scaling"):
+        old = config.section("rope_scaling")
+        if old is not None and any(section.fields.get(key) != value for key, value in old.fields.items()):
+            raise refused(config, "rope_scaling", "another RoPE variant than `rope_parameters`")
+
+
+def _check_factors(config: ConfigFile, rope: RopeSpec, head_dim: int) -> RopeSpec:
+    """Return a RoPE whose lists of factors have one for each pair of rotated dimensions. Raises ConfigError."""
+    wanted = (rope.rotated or head_dim) // 2
+    for factors in (rope.factors, rope.long_factors):
+        if factors and len(factors) != wanted:
+            raise ConfigError(
+                "BAD_CONFIG",
+                f"{config.source}: RoPE has {len(factors)} factors for {wanted} pairs of rotated dimensions.",
+                "Use the config.json of the model's own revision.",
+            )
+    return rope

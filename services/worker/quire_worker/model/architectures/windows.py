@@ -1,0 +1,80 @@
+"""Reads which layers of a config.json have sliding windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from quire_common.errors import Unsupported
+from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_facts import CONTEXT
+from quire_worker.model.config_file import ConfigFile
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Of Qwen2 and Qwen3, where config.json does not say: the first layer with a window.
+_FIRST_WINDOW: Final = 28
+
+
+def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[str, ...]:
+    """The type of each layer: full or sliding attention, from `layer_types` or, where that is absent, `default` of the
+    layer's index. Empty where neither says."""
+    types: Sequence[str] = config.texts("layer_types")
+    if types and len(types) != layers:
+        raise config.bad("layer_types", f"a list of {layers} kinds")
+    if not types and default is not None:
+        types = [default(layer) for layer in range(layers)]
+    unknown = set(types) - {SLIDING, FULL}
+    if unknown:
+        raise Unsupported(
+            "UNSUPPORTED_LAYER_TYPE",
+            f"Layer types {', '.join(sorted(unknown))} are not supported; full and sliding attention are.",
+            "Serve a model with supported layers.",
+            param="layer_types",
+        )
+    return tuple(types)
+
+
+def windows_of(config: ConfigFile, types: Sequence[str]) -> tuple[int, ...]:
+    """The window of each layer by its type: `sliding_window` for sliding attention, 0 for full attention."""
+    return tuple(config.integer("sliding_window") if each == SLIDING else 0 for each in types)
+
+
+def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
+    """The window of all layers alike: `sliding_window`, 0 where it is null or covers the context."""
+    config.note_read("sliding_window")
+    if not config.has("sliding_window") or config.positions("sliding_window") >= config.positions(CONTEXT):
+        return (0,) * layers
+    return (config.integer("sliding_window"),) * layers
+
+
+def switched_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
+    """The window of each layer, where `use_sliding_window` switches them on: of the layers that `layer_types` names or,
+    where that is absent, from `max_window_layers` on."""
+    types = layer_types(config, layers)
+    config.note_read("sliding_window", "max_window_layers")
+    wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
+    if wanted and not config.has("use_sliding_window"):
+        # Some engines apply such a window and some do not.
+        raise refused(config, "sliding_window", "a sliding window or none, as `use_sliding_window` is absent: add it")
+    if not config.flag("use_sliding_window", False):
+        if SLIDING in types:
+            raise refused(config, "layer_types", "sliding windows, where `use_sliding_window` does not")
+        return (0,) * layers
+    if "sliding_window" not in config.fields:
+        raise config.bad("sliding_window", "the number of positions of a window, as `use_sliding_window` is true")
+    if not wanted:
+        return (0,) * layers
+    if not types:
+        first = config.integer("max_window_layers", _FIRST_WINDOW, minimum=0)
+        types = tuple(SLIDING if layer >= first else FULL for layer in range(layers))
+    return windows_of(config, types)
+
+
+def refuse_windows(config: ConfigFile) -> None:
+    """Check a family that has no sliding windows: raise Unsupported where config.json asks for them."""
+    config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
+    if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
+        raise refused(config, "layer_types", "sliding windows")
+    asked = config.has("sliding_window") and config.flag("use_sliding_window", True)
+    if asked and config.positions("sliding_window") < config.positions(CONTEXT):
+        raise refused(config, "sliding_window", "sliding windows")

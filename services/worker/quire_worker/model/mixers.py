@@ -1,0 +1,130 @@
+"""The mixers of a decoder's layers: what each computes with, and how. One class for each type of the spec's `Mixer`.
+
+A mixer takes the normalised rows of a step and returns what is to be added to the residual stream. It knows nothing of
+the layer's norms, nor of its feed-forward block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from quire_worker.model.arch_spec import ArchSpec, Attention, QkNormSpec, RopeSpec
+from quire_worker.model.rope import rope_tables
+from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, Ops, P, QkNormWeights, RopeTables
+from quire_worker.ops.weight import Weight
+from quire_worker.weights.parameter_store import ParameterStore
+
+Attend = Callable[[Tensor, Tensor, int, P, AttentionRules, Weight, Tensor | None], Tensor | None]
+"""Attention and the linear layer behind it: query [R, Q D], pages, layer, plan, rules, the weight and what to add to,
+if that may be done at once -> [R, H], or None where it was."""
+
+
+class RopeCache:
+    """The tables of cosines and sines that layers share."""
+
+    def __init__(self, spec: ArchSpec, positions: int, device: torch.device) -> None:
+        self._head_dim = spec.head_dim
+        self._positions = positions
+        self._device = device
+        self._tables: dict[RopeSpec | None, RopeTables] = {}
+
+    def tables(self, rope: RopeSpec | None) -> RopeTables:
+        """The tables of a variant, on the device; None: of no rotation."""
+        if rope not in self._tables:
+            made = rope_tables(rope, self._head_dim, self._positions)
+            self._tables[rope] = RopeTables(*(each.to(self._device) for each in made))
+        return self._tables[rope]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMixer(Generic[P]):
+    """Causal attention over pages, as an `Attention` of the spec describes it."""
+
+    kv_layer: int
+    """The layer in the KV pages."""
+    shape: HeadShape
+    rope: RopeTables
+    rules: AttentionRules
+    qkv: Weight
+    qkv_clip: float
+    head_norms: tuple[HeadNorm, ...]
+    """Norms of query and key heads by themselves."""
+    qk_norm_weights: QkNormWeights | None
+    """Norms of query and key heads that the rotation's kernel does."""
+    o: Weight
+
+    @classmethod
+    def load(
+        cls, spec: ArchSpec, attention: Attention, store: ParameterStore, ops: Ops[P], layer: int, ropes: RopeCache
+    ) -> AttentionMixer[P]:
+        """Take a layer's weights from the store."""
+        norm = attention.qk_norm
+        qk_norm_weights = None
+        if norm is not None and norm.is_fused:
+            query, key = (_head_weights(spec, store, part, layer) for part in "qk")
+            qk_norm_weights = QkNormWeights(query, key, spec.norm.eps, norm.after_rope)
+        slopes = torch.tensor(attention.alibi, device=store.device) if attention.alibi else None
+        sinks = store.require("sinks.weight", layer).float() if attention.sinks else None
+        return cls(
+            layer,
+            HeadShape.of(spec),
+            ropes.tables(attention.rope),
+            AttentionRules(attention.window, attention.chunk, slopes, sinks),
+            ops.prepare(store.take_weight("qkv", layer)),
+            attention.qkv_clip,
+            () if norm is None or norm.is_fused else _head_norms(spec, attention, norm, store, layer),
+            qk_norm_weights,
+            ops.prepare(store.take_weight("o", layer)),
+        )
+
+    def run(
+        self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
+    ) -> Tensor | None:
+        """x [R, H] -> [R, H], or None where it was added to `onto`. Writes the rows' keys and values to `pages`."""
+        return self.attend(ops, self.write(ops, x, pages, plan), pages, plan, onto, attend)
+
+    def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> Tensor:
+        """x [R, H] -> queries [R, Q D]. Writes the rows' keys and values to `pages`; x may be overwritten after it."""
+        qkv = ops.linear(x, self.qkv)
+        if self.qkv_clip:
+            qkv.clamp_(-self.qkv_clip, self.qkv_clip)
+        for norm in self.head_norms:
+            ops.head_norm(qkv, norm)
+        return ops.qk_norm_rope_write(qkv, pages, self.kv_layer, plan, self.shape, self.rope, self.qk_norm_weights)
+
+    def attend(
+        self, ops: Ops[P], query: Tensor, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
+    ) -> Tensor | None:
+        """Queries [R, Q D] -> [R, H], or None where it was added to `onto`."""
+        if attend is not None:
+            return attend(query, pages, self.kv_layer, plan, self.rules, self.o, onto)
+        attended = ops.paged_attention(query, pages, self.kv_layer, plan, self.shape, self.rules)
+        return project(ops, attended, self.o, onto)
+
+
+def _head_norms(
+    spec: ArchSpec, attention: Attention, norm: QkNormSpec, store: ParameterStore, layer: int
+) -> tuple[HeadNorm, ...]:
+    found, first = [], 0
+    for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
+        size = heads * attention.head_dim
+        groups = 1 if norm.over == "whole" else heads
+        weight, bias = _head_weights(spec, store, part, layer), store.get(f"{part}_norm.bias", layer)
+        found.append(HeadNorm(first, groups, size // groups, spec.norm.eps, norm.kind == "layer", weight, bias))
+        first += size
+    return tuple(found)
+
+
+def _head_weights(spec: ArchSpec, store: ParameterStore, part: str, layer: int) -> Tensor:
+    weight, offset = store.require(f"{part}_norm.weight", layer), spec.norm.weight_offset
+    return torch.add(weight, offset) if offset else weight
+
+
+def project(ops: Ops[P], x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:
+    """The linear layer that ends a block: [R, H], or None where it was added to `onto`."""
+    return ops.linear(x, weight) if onto is None else ops.add_linear(x, weight, onto)

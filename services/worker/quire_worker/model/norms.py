@@ -1,0 +1,55 @@
+"""The norms on a decoder's residual stream: what each computes with, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.ops.interface import Ops, P
+from quire_worker.weights.parameter_store import ParameterStore
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One norm over rows of the residual stream."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    is_layer_norm: bool
+
+    @classmethod
+    def load(cls, spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Norm:
+        """Take a norm's parameters from the store. A norm without weights gets ones."""
+        norm = spec.norm
+        weight, bias = store.get(f"{role}.weight", layer), store.get(f"{role}.bias", layer)
+        if weight is None:
+            weight = torch.ones(spec.hidden_size, dtype=store.dtype, device=store.device)
+        elif norm.weight_offset:
+            weight = torch.add(weight, norm.weight_offset)
+        return cls(weight, bias, norm.eps, norm.kind == "layer")
+
+    def scaled(self, factor: float) -> Norm:
+        """The same norm with its results multiplied by a factor."""
+        if factor == 1.0:
+            return self
+        bias = None if self.bias is None else self.bias * factor
+        return Norm(self.weight * factor, bias, self.eps, self.is_layer_norm)
+
+    def run(self, ops: Ops[P], x: Tensor) -> Tensor:
+        """[R, H] -> its norm."""
+        if self.is_layer_norm:
+            return ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return ops.rms_norm(x, self.weight, self.eps)
+
+    def add_and_run(self, ops: Ops[P], delta: Tensor | None, residual: Tensor) -> Tensor:
+        """Mutates residual [R, H] += delta, if there is one, then returns its norm."""
+        if delta is None:
+            return self.run(ops, residual)
+        if not self.is_layer_norm:
+            return ops.add_rms_norm(delta, residual, self.weight, self.eps)
+        ops.add(delta, residual)
+        return self.run(ops, residual)

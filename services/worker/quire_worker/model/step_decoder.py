@@ -1,0 +1,59 @@
+"""StepDecoder: what runs the rows of a step, whoever computes the layers. `Decoder` runs Quire's own families; the
+fallback's `TransformersDecoder` runs modelling code of transformers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from quire_worker.model.arch_spec import DecoderSpec
+from quire_worker.model.mixers import Attend
+from quire_worker.ops.interface import HeadShape, Ops, P
+
+
+class StepDecoder(Protocol[P]):
+    """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The model's sizes and attention."""
+        ...
+
+    @property
+    def ops(self) -> Ops[P]:
+        """What computes attention, samples and plans steps."""
+        ...
+
+    @property
+    def head_shape(self) -> HeadShape:
+        """Sizes of the heads, the same in all layers."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's results are the same bits whatever else is in the step."""
+        ...
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a pass may be captured in a CUDA graph, and cut at attention."""
+        ...
+
+    @property
+    def ops_compute_layers(self) -> bool:
+        """Whether the ops compute all of a pass, and not attention alone: bits depend on them alone then."""
+        ...
+
+    def few_layers(self) -> StepDecoder[P]:
+        """The decoder with no more layers than use all of its kernels, for compiling these."""
+        ...
+
+    def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
+        """token [R] int64 -> hidden [R, H], which `logits` takes; writes the rows' keys and values to `pages`. `attend`
+        stands in for attention and the linear layer behind it."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
+        ...

@@ -1,0 +1,95 @@
+"""Masks of grammars, from the matcher's ring in the host's memory into the device's, just before a step draws.
+
+The matcher writes while this reads. A place of the ring names in its stamp whose mask it holds, and is 0 while the mask
+is written: see matcher/mask_ring.py. So each thread reads the stamp, then its part of the mask, then the stamp again.
+Its loads are volatile, which a GPU performs one by one and past its caches (`relaxed.sys` in PTX's memory model), and a
+fence stands between. If the first stamp is the wanted one, the mask had been written before; if the second one is, no
+later mask has been begun. A row whose mask is not there is held: nobody waits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.matcher import mask_ring
+from quire_worker.ops.triton.kernels.common import let_next_start, system_fence, wait
+from quire_worker.sampling.token_mask import MaskKind
+
+# The states of a row. Without a grammar it may sample all tokens.
+FREE: tl.constexpr = tl.constexpr(0)
+HAS_MASK: tl.constexpr = tl.constexpr(1)
+HELD: tl.constexpr = tl.constexpr(2)
+_NO_GRAMMAR: tl.constexpr = tl.constexpr(-1)
+_ONE: tl.constexpr = tl.constexpr(int(MaskKind.ONE))
+_WHAT_AT: tl.constexpr = tl.constexpr(mask_ring.WHAT_AT // 8)
+_BITS_AT: tl.constexpr = tl.constexpr(mask_ring.BITS_AT // 4)
+
+
+@triton.jit(do_not_specialize=["words", "stops", "place_words"])
+def fetch_masks_kernel(
+    ring,
+    seat,
+    generation,
+    drawn_at,
+    stop_id,
+    blocked,
+    allowed,
+    mask_kind,
+    words,
+    stops,
+    places,
+    place_words,
+    BLOCK: tl.constexpr,
+    THREADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [rows]: a row's mask into allowed [rows, words] int32, and what becomes of the row into mask_kind [rows].
+
+    ring: the address of its first place, of place_words int32 each, `places` to a seat. seat [rows]: -1 for a row
+    without a grammar, whose bits are all 1; other negative numbers for one that has no seat yet. generation [rows] as
+    in the stamp, drawn_at [rows] the position of the token. blocked [rows] becomes 0 where the mask allows nothing but
+    stop_id [rows, stops]. THREADS: one lane for each of the program's threads."""
+    row = tl.program_id(0).to(tl.int64)
+    wait(PDL)
+    let_next_start(PDL)
+    its = tl.load(seat + row)
+    lane = tl.arange(0, BLOCK)
+    thread = tl.arange(0, THREADS)
+    target = allowed + row * words
+    kind = tl.where(its == _NO_GRAMMAR, FREE, HELD)
+    if its == _NO_GRAMMAR:
+        for start in range(0, words, BLOCK):
+            tl.store(target + start + lane, tl.full([BLOCK], -1, tl.int32), mask=start + lane < words)
+    if its >= 0:
+        at = tl.load(drawn_at + row).to(tl.int64)
+        wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
+        index = its.to(tl.int64) * places + at % places
+        place = tl.multiple_of((ring.to(tl.int64) + index * place_words * 4).to(tl.pointer_type(tl.int32)), 16)
+        stamps = place.to(tl.pointer_type(tl.int64)) + thread * 0
+        before = tl.load(stamps, volatile=True)
+        system_fence(thread)
+        if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
+            what = tl.max(tl.load(stamps + _WHAT_AT, volatile=True), axis=0)
+            single = (what & 0xFF) == _ONE
+            token = (what >> 8).to(tl.int32)
+            others = tl.zeros([BLOCK], tl.int32)
+            blocks = tl.load(blocked + row) != 0
+            for start in range(0, words, BLOCK):
+                word = start + lane
+                bits = tl.load(place + _BITS_AT + word, mask=(word < words) & (not single), other=0, volatile=True)
+                bits = tl.where(single & (word == token // 32), 1 << (token % 32), bits)
+                tl.store(target + word, bits, mask=word < words)
+                if blocks:
+                    for nth in range(stops):
+                        stop = tl.load(stop_id + row * stops + nth)
+                        clears = (stop >= 0) & (word == stop // 32)
+                        bits = tl.where(clears, bits & ~(1 << (stop % 32)), bits)
+                    others = others | bits
+            system_fence(thread)
+            after = tl.load(stamps, volatile=True)
+            if tl.min((after == wanted).to(tl.int32), axis=0) != 0:
+                kind = tl.full([], HAS_MASK, tl.int32)
+                if blocks & (tl.max((others != 0).to(tl.int32), axis=0) == 0):
+                    tl.store(blocked + row, 0)
+    tl.store(mask_kind + row, kind)

@@ -1,0 +1,109 @@
+"""Launchers of what steps with grammars do beside others: right positions before the model, masks before the draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_worker.ops.triton.kernels.common import INTERPRET
+from quire_worker.ops.triton.kernels.feed import place_kernel
+from quire_worker.ops.triton.kernels.mask import fetch_masks_kernel
+from quire_worker.ops.triton.kv_splits import COLUMNS
+from quire_worker.ops.triton.launch import options, power_of_two
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK = 256
+_WORDS, _FETCH_WARPS = 8192, 8
+_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRing:
+    """The device's addresses of a MaskRing's places, and their shape."""
+
+    address: int
+    words: int
+    """Words of a mask."""
+    places: int
+    """Places of a seat."""
+    place_words: int
+
+
+@dataclass(slots=True)
+class RowMasks:
+    """Device tensors of a step with N rows that may draw, and R tokens."""
+
+    seat: Tensor
+    """int32 [N]; -1: no grammar."""
+    generation: Tensor
+    """int32 [N]."""
+    allowed: Tensor
+    """int32 [N, words], written by fetch_masks: a bit for every token of the vocabulary."""
+    kind: Tensor
+    """int32 [N], written by fetch_masks: FREE, HAS_MASK or HELD, as in kernels/mask.py."""
+    bound: Tensor
+    """int32 [N]."""
+    min_len: Tensor
+    """int32 [N]."""
+    blocked: Tensor
+    """int32 [N], changed by both launchers."""
+    last_row: Tensor
+    """int32 [N]."""
+    row_position: Tensor
+    """int32 [R], changed by place_rows."""
+    known: Tensor
+    """int32 [slots]: the position of a slot's last token."""
+    held: Tensor
+    """int32 [slots], not 0: that token was computed before, by a row that was held."""
+
+
+def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None) -> None:
+    """Put the right positions in place of the greatest possible ones, in the columns `views` of a step, for rows that
+    decode by a grammar. `splits` as in TritonPlan."""
+    rows = len(masks.seat)
+    count = 0 if splits is None else splits.numel() // COLUMNS
+    place_kernel[(-(-max(rows, count) // _BLOCK),)](
+        masks.seat,
+        views["slot"],
+        views["first_row"],
+        masks.bound,
+        masks.min_len,
+        masks.known,
+        masks.held,
+        views["fed"],
+        views["position"],
+        masks.row_position,
+        views["drawn_at"],
+        views["last"],
+        masks.blocked,
+        masks.seat if splits is None else splits,
+        rows,
+        count,
+        BLOCK=_BLOCK,
+        **options(pdl=False),
+    )
+
+
+def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Tensor) -> None:
+    """Read the masks of rows whose token stands at drawn_at [N]; stop_id int32 [N, I]."""
+    rows, stops = stop_id.shape
+    threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
+    fetch_masks_kernel[(rows,)](
+        ring.address,
+        masks.seat,
+        masks.generation,
+        drawn_at,
+        stop_id,
+        masks.blocked,
+        masks.allowed,
+        masks.kind,
+        ring.words,
+        stops,
+        ring.places,
+        ring.place_words,
+        BLOCK=min(_WORDS, power_of_two(ring.words)),
+        THREADS=threads,
+        **options(pdl=False, num_warps=_FETCH_WARPS),
+    )

@@ -1,0 +1,78 @@
+"""RandomYields: makes rows keep no token, one or several at random, without changing the model's answers.
+
+Tests use it to check code that counts tokens. The model itself proposes the drafts, and a random part of them is
+replaced with wrong tokens. Some sequences are held at random. The sampled tokens depend on neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_worker.engine.step_builder import select_sequences
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_worker.arrays import Bool, Int32, Int64
+    from quire_worker.engine.ports import Runner
+    from quire_worker.step import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """Probabilities for each row in each step."""
+
+    held: float = 0.2
+    wrong: float = 0.25
+    """The probability that a draft differs from the token that the model would sample."""
+
+
+class RandomYields:
+    """Implements Drafter and RowGate. `runner` uses the same pages as the runner of the steps, which later writes the
+    same KV again. `runner` must take no time. Belongs to the thread that runs steps."""
+
+    def __init__(self, runner: Runner, vocab_size: int, seed: int, odds: Odds = Odds()) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._odds = odds
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, batch: StepBatch) -> Int32:
+        """The model's own next tokens, some of them replaced with wrong ones. After a wrong token, the next drafts are
+        the tokens that the model would sample after it."""
+        proposed = np.zeros((len(batch.drafts), int(batch.drafts.max(initial=0))), np.int32)
+        first = np.cumsum(batch.count) - batch.count
+        token, position = batch.token[first].copy(), batch.position.copy()
+        for nth in range(proposed.shape[1]):
+            drafting = np.flatnonzero(batch.drafts > nth)
+            sampled = self._runner.run(_one_row_each(batch, drafting, token[drafting], position[drafting])).token
+            wrong = self._rng.random(len(drafting)) < self._odds.wrong
+            other = self._rng.integers(0, self._vocab_size, len(drafting))
+            proposed[drafting, nth] = token[drafting] = np.where(wrong, other, np.maximum(sampled, 0))
+            position[drafting] += 1
+        return proposed
+
+    def held(self, batch: StepBatch) -> Bool:
+        """A random choice of sequences."""
+        held: Bool = self._rng.random(len(batch.count)) < self._odds.held
+        return held
+
+
+def _one_row_each(batch: StepBatch, sequences: NDArray[np.intp], token: Int64, position: Int32) -> StepBatch:
+    """A step of these sequences, each with one token at one position, which samples the next token."""
+    chosen = select_sequences(batch, sequences.tolist())
+    return dataclasses.replace(
+        chosen,
+        token=token,
+        count=np.ones(len(sequences), np.int32),
+        position=position,
+        drafts=np.empty(0, np.int32),
+        logprobs=np.full(len(sequences), -1, np.int32),
+        controls={},
+        constraints={},
+        scores={},
+    )

@@ -1,0 +1,83 @@
+"""TokenMask: which tokens a grammar lets a sequence draw at one position. It is applied as allowed_token_ids is.
+
+Where the grammar leaves only tokens that are blocked (stop ids before min_tokens), these may be drawn after all: a
+complete answer ends, whatever its length.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_worker.arrays import Bool, Float32, Int32
+
+
+class MaskKind(enum.IntEnum):
+    """The tokens that a grammar allows."""
+
+    ONE = 1
+    """One, which is forced."""
+    BITS = 2
+    """Those whose bits are set."""
+    END = 3
+    """Only the model's eos tokens, of which there may be several: the answer is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """The tokens of one position."""
+
+    kind: MaskKind
+    token: int
+    """The only token, of the kind ONE."""
+    bits: bytes
+    """The mask of the other kinds: a bit for every token of the vocabulary, 1 if it is allowed, the lowest of a byte
+    first, in whole words of 32."""
+
+    def forbidden(self, vocab_size: int) -> Bool:
+        """[V] whether each token may not be drawn."""
+        if self.kind == MaskKind.ONE:
+            found = np.ones(vocab_size, np.bool_)
+            found[self.token] = False
+            return found
+        allowed = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=vocab_size, bitorder="little")
+        return np.logical_not(allowed.view(np.bool_))
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may be drawn."""
+        if self.kind == MaskKind.ONE:
+            return token == self.token
+        return bool(self.bits[token >> 3] >> (token & 7) & 1)
+
+    def allows_only(self, ids: Int32) -> bool:
+        """Whether all tokens that are left are among `ids`."""
+        if self.kind == MaskKind.ONE:
+            return bool((ids == self.token).any())
+        left = np.logical_not(self.forbidden(8 * len(self.bits)))
+        left[ids[ids < len(left)]] = False
+        return not left.any()
+
+    def restrict(self, logits: Float32) -> None:
+        """Make the logits [V] of all other tokens -inf, in place."""
+        logits[self.forbidden(len(logits))] = -np.inf
+
+
+def mask_of(allowed: int, ending: int, size: int) -> TokenMask | None:
+    """Make the mask of the tokens whose bits are 1 in `allowed`; `ending` has the bits of the model's eos tokens, and
+    `size` is that of the mask's bits in bytes. None: no token is left."""
+    if not allowed:
+        return None
+    if not allowed & ~ending:
+        return TokenMask(MaskKind.END, 0, allowed.to_bytes(size, "little"))
+    if allowed & (allowed - 1):
+        return TokenMask(MaskKind.BITS, 0, allowed.to_bytes(size, "little"))
+    return TokenMask(MaskKind.ONE, allowed.bit_length() - 1, b"")
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """The size of a mask's bits."""
+    return 4 * -(-vocab_size // 32)

@@ -1,0 +1,314 @@
+"""ProcessLink: keeps a process beside the engine running, and passes frames to and from it. Knows nothing of what they
+bring about.
+
+One thread starts the process, reads from it, and starts another when it ends or hangs. A process and its frames are one
+*incarnation*: what was meant for an earlier one is never sent to a later one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.side_process.frames import Frame, FrameReader, ProcessFrameKind
+
+if TYPE_CHECKING:
+    import enum
+    from collections.abc import Callable, Mapping, Sequence
+
+log = get_logger(__name__)
+RECEIVE_BYTES = 1 << 18
+SEND_BYTES = 1 << 18
+MAX_BACKLOG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimeouts:
+    """Silence is counted in unanswered pings and not by a clock, so that a worker that was stopped itself does not
+    blame the process."""
+
+    ping_s: float = 0.5
+    silent_pings: int = 10
+    start_pings: int = 120
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    steady_s: float = 10.0
+    """A process that lived so long did not fail to start: the backoff begins anew."""
+    stop_s: float = 3.0
+
+
+DEFAULT_TIMEOUTS = LinkTimeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """Takes the place of a frame: the process ended and lost its state. Later frames come from the next process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKind:
+    """The names of a kind of process, and the bounds of its frames."""
+
+    name: str
+    """For the log: `the transfer agent`."""
+    command: tuple[str, ...]
+    frames: type[enum.IntEnum]
+    thread: str
+    """The name of the link's thread."""
+    on_lost: Callable[[], None]
+    """Called by the link's thread after each process that ended or hung, for a metric."""
+    awaits_next: bool = False
+    """Whether `send` takes frames for the next process as soon as one is lost. Otherwise it refuses them until the next
+    one starts."""
+
+
+class ProcessLink:
+    """`take_frame`, `give_up` and `close` belong to the model thread, `send` to any; `on_frames` is called from the
+    link's own when there is something to take, `on_ping` with each ping. `fds` are descriptors that every process
+    inherits, by the flags that name them."""
+
+    def __init__(
+        self,
+        kind: ProcessKind,
+        setup: Frame,
+        fds: Mapping[str, int],
+        on_frames: Callable[[], None],
+        timeouts: LinkTimeouts = DEFAULT_TIMEOUTS,
+        on_ping: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kind = kind
+        self._setup = setup
+        self._fds = fds
+        self._on_frames = on_frames
+        self._timeouts = timeouts
+        self._on_ping = on_ping
+        self._inbox: deque[Frame | ProcessLost] = deque()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._incarnation = 1
+        self._backlog = bytearray()
+        self._giving_up = ""
+        self._closing = False
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._main, name=kind.thread, daemon=True)
+        self._first: tuple[socket.socket, socket.socket] | None = self._connect()
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def send(self, incarnation: int, frame: Frame) -> bool:
+        """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
+        process is gone or was given up. Never blocks. A process that leaves too much unread is replaced."""
+        data = frame.pack()
+        with self._lock:
+            if self._socket is None or incarnation != self._incarnation or self._giving_up:
+                return False
+            sent = 0 if self._backlog else _try_send(self._socket, data)
+            if sent < len(data):
+                self._backlog += data[sent:]
+                if len(self._backlog) > MAX_BACKLOG_BYTES:
+                    self._giving_up = "it does not read"
+                self._wake_thread()
+        return True
+
+    def take_frame(self) -> Frame | ProcessLost | None:
+        """The next frame from the process, or ProcessLost where a process has ended; None: nothing has come."""
+        return self._inbox.popleft() if self._inbox else None
+
+    def give_up(self, incarnation: int, why: str) -> None:
+        """Have this incarnation's process killed and replaced, since it misbehaves; `why` is logged. No effect on a
+        later one."""
+        with self._lock:
+            if incarnation == self._incarnation and not self._giving_up:
+                self._giving_up = why
+                self._wake_thread()
+
+    def close(self) -> None:
+        """End the process and the thread, and wait for both."""
+        with self._lock:
+            self._closing = True
+            self._wake_thread()
+        self._thread.join()
+        self._disconnect()
+        for unused in self._first or ():
+            unused.close()
+        os.close(self._wake_fd)
+
+    def _main(self) -> None:
+        """Run one process after another, on the link's thread, until `close`. When one ends, queue ProcessLost, count a
+        restart, and wait before the next: at first 0.1 s, twice as long after each process that did not live long."""
+        # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        backoff_s = self._timeouts.first_backoff_s
+        while True:
+            started = time.monotonic()
+            try:
+                reason = self._run_process()
+            except Exception as error:
+                log.exception("a process link failed", process=self._kind.name)
+                reason = type(error).__name__
+            if self._closing:
+                return
+            if time.monotonic() - started >= self._timeouts.steady_s:
+                backoff_s = self._timeouts.first_backoff_s
+            with self._lock:
+                self._incarnation += 1
+            if self._kind.awaits_next:
+                self._first = self._connect()
+            self._kind.on_lost()
+            log.warning(f"{self._kind.name}'s process is gone", reason=reason, restart_in_s=backoff_s)
+            self._inbox.append(ProcessLost())
+            self._on_frames()
+            self._rest(backoff_s)
+            if self._closing:
+                return
+            backoff_s = min(2 * backoff_s, self._timeouts.max_backoff_s)
+
+    def _rest(self, time_s: float) -> None:
+        """Wait for so long, or until the link closes; frames that are sent meanwhile end no wait."""
+        until_s = time.monotonic() + time_s
+        while not self._closing and (left_s := until_s - time.monotonic()) > 0:
+            self._drain_wake_fd()
+            if not self._closing:
+                select.select([self._wake_fd], [], [], left_s)
+
+    def _connect(self) -> tuple[socket.socket, socket.socket]:
+        """Make the socket pair of the next process, with SETUP as the first frame to send: from now on `send` takes
+        frames, though the process has yet to start. Returns our end and its end."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with self._lock:
+            self._backlog[:] = self._setup.pack()
+            self._giving_up = ""
+            self._socket = ours
+        return ours, theirs
+
+    def _run_process(self) -> str:
+        """Run one process from its start to its end; returns why it ended, and its exit code."""
+        (ours, theirs), self._first = self._first or self._connect(), None
+        code: int | None = None
+        try:
+            with theirs:
+                self._child = self._spawn(theirs.fileno())
+            reason = self._serve_process(ours)
+        finally:
+            self._disconnect()
+            if self._child is not None:
+                code, self._child = self._reap(self._child), None
+        return f"{reason} (exit code {code})"
+
+    def _spawn(self, socket_fd: int) -> subprocess.Popen[bytes]:
+        """Start the process, which inherits the socket and the other descriptors; flags tell their numbers."""
+        inherited = {"--socket": socket_fd, **self._fds}
+        numbers = {"--parent": os.getpid(), **inherited}
+        flags = [str(part) for pair in numbers.items() for part in pair]
+        return subprocess.Popen(
+            [*self._kind.command, *flags], stdin=subprocess.DEVNULL, pass_fds=tuple(inherited.values()), close_fds=True
+        )
+
+    def _serve_process(self, sock: socket.socket) -> str:
+        """Exchange frames and pings with the process until it ends, hangs, is given up, or the link closes; returns
+        which of these, empty if the link closes."""
+        poll, reader, timeouts = select.poll(), FrameReader(self._kind.frames), self._timeouts
+        poll.register(self._wake_fd, select.POLLIN)
+        limit, unanswered = timeouts.start_pings, 0
+        next_ping_s = time.monotonic() + timeouts.ping_s
+        while True:
+            with self._lock:
+                if self._closing or self._giving_up:
+                    return self._giving_up
+                poll.register(sock, select.POLLIN | (select.POLLOUT if self._backlog else 0))
+            events = dict(poll.poll(max(0.0, next_ping_s - time.monotonic()) * 1000))
+            if self._wake_fd in events:
+                self._drain_wake_fd()
+            happened = events.get(sock.fileno(), 0)
+            if happened & select.POLLOUT:
+                self._flush(sock)
+            if happened & ~select.POLLOUT:
+                frames = _receive(sock, reader)
+                if frames is None:
+                    return "it ended"
+                if frames:
+                    limit, unanswered = timeouts.silent_pings, 0
+                    self._queue_frames(frames)
+            elif time.monotonic() >= next_ping_s:
+                if unanswered >= limit:
+                    return "it hangs"
+                unanswered += 1
+                next_ping_s = time.monotonic() + timeouts.ping_s
+                self.send(self._incarnation, Frame(ProcessFrameKind.PING))
+                self._on_ping()
+
+    def _queue_frames(self, frames: Sequence[Frame]) -> None:
+        """Queue what the process has sent for `take_frame`, READY and PONG left out, and call `on_frames`."""
+        passed = [frame for frame in frames if frame.kind not in (ProcessFrameKind.READY, ProcessFrameKind.PONG)]
+        if passed:
+            self._inbox.extend(passed)
+            self._on_frames()
+
+    def _flush(self, sock: socket.socket) -> None:
+        """Send a part of the backlog, as much as the socket takes."""
+        with self._lock:
+            sent = _try_send(sock, memoryview(self._backlog)[:SEND_BYTES].tobytes())
+            del self._backlog[:sent]
+
+    def _disconnect(self) -> None:
+        """Close the socket and drop the backlog: `send` refuses frames until there is another process."""
+        with self._lock:
+            sock, self._socket = self._socket, None
+            self._backlog.clear()
+        if sock is not None:
+            sock.close()
+
+    def _reap(self, child: subprocess.Popen[bytes]) -> int:
+        """End the process and return its exit code. It is killed; when the link closes, it first has time to end by
+        itself."""
+        if self._closing:
+            try:
+                return child.wait(self._timeouts.stop_s)
+            except subprocess.TimeoutExpired:
+                log.warning(f"{self._kind.name}'s process does not end; killed")
+        child.kill()
+        return child.wait()
+
+    def _wake_thread(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _drain_wake_fd(self) -> None:
+        """Reset the event that wakes the thread. Call it before looking for work, so that no later event is lost."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+
+def _try_send(sock: socket.socket, data: bytes) -> int:
+    """Send as much as the socket takes; returns how many bytes, 0 if the socket is full or broken."""
+    try:
+        return sock.send(data)
+    except OSError:
+        return 0  # full: sent later; broken: the thread notices
+
+
+def _receive(sock: socket.socket, reader: FrameReader) -> list[Frame] | None:
+    """Read what has come; returns the frames that are complete, possibly none, or None if the connection has ended."""
+    try:
+        data = sock.recv(RECEIVE_BYTES)
+    except BlockingIOError:
+        return []
+    except OSError:
+        return None
+    return reader.feed(data) if data else None

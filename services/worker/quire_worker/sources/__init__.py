@@ -1,0 +1,1 @@
+"""Models that were found and understood, and whose weights are still where they are."""

@@ -1,0 +1,18 @@
+"""The error for a key of a GGUF file that asks for what is not computed."""
+
+from __future__ import annotations
+
+from quire_common.errors import Unsupported
+from quire_common.gguf import Metadata
+
+FIX = "Serve another model, or its safetensors folder."
+
+
+def refused(metadata: Metadata, key: str) -> Unsupported:
+    """The error for a key with its value."""
+    return Unsupported(
+        "UNSUPPORTED_CONFIG",
+        f"{metadata.path}: `{key}` is {metadata.shown(key)}, which asks for what is not supported.",
+        FIX,
+        param=key,
+    )

@@ -1,0 +1,86 @@
+"""The tensors of a checkpoint that hold a model's parameters: a whole one each, several in one, transposed, or with the
+rows of heads in another order.
+
+It knows shapes and orders of rows; it knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from quire_worker.model.architectures.family import Family
+    from quire_worker.model.parameters import ParameterSpec
+    from quire_worker.weights.parameter_store import ParameterStore
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of a checkpoint and the parameters in it, stacked along their outputs in order."""
+
+    specs: tuple[ParameterSpec, ...]
+    is_transposed: bool = False
+    """[inputs, outputs] in the checkpoint."""
+    by_kv_head: bool = False
+    """For each KV head its query heads, its key head and its value head, instead of all queries, keys, values."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In the checkpoint."""
+        first = self.specs[0]
+        if len(self.specs) == 1 and first.file_shape:
+            return first.file_shape
+        shape = (sum(spec.shape[0] for spec in self.specs), *first.shape[1:])
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its bytes are those of its one parameter."""
+        return len(self.specs) == 1 and not self.is_transposed and not self.specs[0].row_order
+
+    def destinations(self, store: ParameterStore) -> tuple[Tensor, Callable[[Tensor], None] | None]:
+        """Where the tensor's bytes go, and what to do with the tensor if they do not go there straight."""
+        targets = [store.destination(spec) for spec in self.specs]
+        if self.is_whole:
+            return targets[0], None
+        return targets[0], lambda tensor: self._spread(tensor, targets)
+
+    def _spread(self, tensor: Tensor, targets: Sequence[Tensor]) -> None:
+        for target, rows, spec in zip(targets, self._parts(tensor), self.specs, strict=True):
+            if spec.row_order:
+                unit = len(spec.row_order)
+                order = torch.tensor(spec.row_order, device=rows.device)
+                rows = rows.reshape(-1, unit, *spec.shape[1:]).index_select(1, order).reshape(spec.shape)
+            target.copy_(rows.reshape(spec.shape))
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """The rows of each parameter, in the checkpoint's order."""
+        rows = tensor.T if self.is_transposed else tensor
+        if len(self.specs) == 1:
+            return [rows]
+        if not self.by_kv_head:
+            return list(torch.split(rows, [spec.shape[0] for spec in self.specs]))
+        kv_heads = self.specs[1].partition.units
+        heads = rows.view(kv_heads, -1, *rows.shape[1:])
+        sizes = [spec.shape[0] // kv_heads for spec in self.specs]
+        return [part.reshape(-1, *rows.shape[1:]) for part in torch.split(heads, sizes, dim=1)]
+
+
+def source_tensors(specs: Sequence[ParameterSpec], family: Family) -> dict[str, SourceTensor]:
+    """The tensors of a checkpoint by name."""
+    by_name: dict[str, list[ParameterSpec]] = {}
+    for spec in specs:
+        by_name.setdefault(family.tensor_name(spec.role, spec.layer), []).append(spec)
+    return {
+        name: SourceTensor(
+            tuple(found),
+            is_transposed=len(found[0].shape) == 2 and found[0].role in family.transposed,
+            by_kv_head=len(found) == 3 and family.by_kv_head,
+        )
+        for name, found in by_name.items()
+    }

@@ -1,0 +1,256 @@
+"""The matcher's process lives and dies: restarts, hangs, orphans, and what it must not import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from quire.models import find_model
+from quire_common.credit import KvGroup, ModelInfo, PageGeometry
+from quire_common.sequence import Sequence, Stop
+from quire_common.telemetry import metrics
+from quire_worker.config import WorkerConfig
+from quire_worker.matcher import served
+from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.matcher_main import GRAMMAR_BYTES
+from quire_worker.matcher.row_constraint import RowConstraint
+from quire_worker.sampling.token_mask import MaskKind
+
+WAIT_S = 60.0
+VOCAB, EOS = 4096, (1, 4)
+PROMPT = 4
+# A loaded machine may keep a well process waiting for seconds.
+PATIENT = replace(served.TIMEOUTS, ping_s=0.1, silent_pings=100, start_pings=600, first_backoff_s=0.01)
+INFO = ModelInfo(
+    "m", "a", 64, VOCAB, EOS, b"d", PageGeometry(4, (KvGroup("full", 8, "token", "uint64", 1, 1, 1),), b"n" * 32)
+)
+
+
+def restarts() -> float:
+    return metrics.registry.get_sample_value("quire_worker_matcher_restarts_total") or 0.0
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherClient]]:
+    made: list[MatcherClient] = []
+
+    def make_seats(model: str, silent_pings: int = PATIENT.silent_pings) -> MatcherClient:
+        monkeypatch.setattr(served, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
+        config = WorkerConfig(model=model, max_constrained_seqs=9, paced=0.0)
+        made.append(served.make_matcher(config, model, INFO))
+        return made[-1]
+
+    yield make_seats
+    for seats in made:
+        seats.close()
+
+
+def open_row(seats: MatcherClient, text: str = 'start: "a" /[0-9]+/ "b"') -> RowConstraint:
+    return seats.open(Sequence(np.zeros(PROMPT, np.int32), Stop(20)), text)
+
+
+def until(seats: MatcherClient, done: Callable[[], object]) -> None:
+    clock = threading.Event()
+    for _ in range(int(WAIT_S * 200)):
+        seats.take_changes()
+        if done():
+            return
+        clock.wait(0.005)
+    raise AssertionError("nothing came of it")
+
+
+def allowed(row: RowConstraint) -> list[int]:
+    """The tokens that may come next."""
+    found = row.mask_at(PROMPT + len(row.output))
+    assert found is not None
+    return np.flatnonzero(~found.forbidden(VOCAB)).tolist()
+
+
+def has_mask(row: RowConstraint) -> bool:
+    return row.mask_at(PROMPT + len(row.output)) is not None
+
+
+def draw(seats: MatcherClient, row: RowConstraint) -> None:
+    """Draw the first token that may come, and await the mask behind it."""
+    row.keep(allowed(row)[:1])
+    row.flush()
+    until(seats, lambda: has_mask(row))
+
+
+def pid_of(seats: MatcherClient) -> int:
+    assert seats.pid is not None
+    return seats.pid
+
+
+def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[str], MatcherClient]) -> None:
+    seats = make(str(find_model(None)))
+    assert seats.pid is None
+    row = open_row(seats)
+    until(seats, lambda: row.is_open)
+    for _ in range(6):
+        draw(seats, row)
+    assert len(row.output) == 6 and len(allowed(row)) >= 1
+    loaded = {Path(each.path).name for each in psutil.Process(pid_of(seats)).memory_maps()}
+    assert not {name for name in loaded if "torch" in name or "cuda" in name or "llvmlite" in name}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much a process has mapped")
+def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[str], MatcherClient]) -> None:
+    seats = make(str(find_model(None)))
+    row = open_row(seats)
+    until(seats, lambda: row.is_open)
+    process = psutil.Process(pid_of(seats))
+    most = process.rlimit(psutil.RLIMIT_AS)[0]
+    assert GRAMMAR_BYTES < most < GRAMMAR_BYTES + process.memory_info().vms + 1
+    assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_killed_or_frozen_process_is_replaced_and_the_same_masks_come(
+    make: Callable[..., MatcherClient], number: signal.Signals
+) -> None:
+    seats = make(str(find_model(None)), 20 if number is signal.SIGSTOP else PATIENT.silent_pings)
+    row, other = open_row(seats), open_row(seats, "start: /[a-z]+/")
+    until(seats, lambda: row.is_open and other.is_open)
+    for _ in range(4):
+        draw(seats, row)
+    before, pid, expected = restarts(), pid_of(seats), allowed(row)
+    os.kill(pid, number)
+    until(seats, lambda: restarts() > before)
+    until(seats, lambda: row.is_open and other.is_open and seats.pid not in (None, pid))
+    assert allowed(row) == expected and len(row.output) == 4 and row.failure is None
+    draw(seats, row)
+    assert not psutil.pid_exists(pid)
+
+
+def test_process_ends_with_its_engine(make: Callable[[str], MatcherClient]) -> None:
+    seats = make(str(find_model(None)))
+    row = open_row(seats)
+    until(seats, lambda: row.is_open)
+    pid = pid_of(seats)
+    os.kill(pid, signal.SIGTERM)  # what a supervisor sends to the whole group is the worker's affair
+    draw(seats, row)
+    assert seats.pid == pid
+    seats.close()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("hangs", ["while True: pass", "threading.Event().wait()"], ids=["computes", "waits"])
+def test_grammar_that_keeps_a_thread_too_long_is_found(
+    hangs: str, make: Callable[[str], MatcherClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process, patched to hang at one text, ends itself; twice, and that sequence has failed, and no other."""
+    stuck = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, threading, sys\n"
+    stuck += "import quire_worker.matcher.lanes as lanes\nstart = g.Grammars.start\n"
+    stuck += f"def slow(self, text):\n    if 'stuck' in text:\n        {hangs}\n    return start(self, text)\n"
+    limit = "CPU_LIMIT_S" if "while" in hangs else "WALL_LIMIT_S"
+    stuck += f"g.Grammars.start = slow\nlanes.{limit} = 1.0\nm.run_matcher(sys.argv[1:])\n"
+    monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", stuck))
+    seats = make(str(find_model(None)))
+    good = open_row(seats)
+    until(seats, lambda: good.is_open)
+    draw(seats, good)
+    before, bad = restarts(), open_row(seats, 'start: "stuck"')
+    until(seats, lambda: bad.failure is not None)
+    assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED" and restarts() == before + 2
+    seats.close_seat(bad)
+    until(seats, lambda: good.is_open)
+    draw(seats, good)
+    assert good.failure is None
+
+
+def test_step_whose_masks_take_long_together_is_no_hang(
+    make: Callable[..., MatcherClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process, patched to wait before it takes a token in: none of these waits is too long by itself."""
+    lazy = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, sys, time\n"
+    lazy += "consume = g.TokenGrammar.consume\ndef consumed(self, tokens):\n"
+    lazy += "    time.sleep(0.5 if tokens else 0.0)\n    consume(self, tokens)\n"
+    lazy += "g.TokenGrammar.consume = consumed\nm.run_matcher(sys.argv[1:])\n"
+    monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", lazy))
+    silent_pings, before = 20, restarts()
+    seats = make(str(find_model(None)), silent_pings)
+    rows = [open_row(seats) for _ in range(8)]
+    assert 0.5 * len(rows) > 1.5 * silent_pings * PATIENT.ping_s
+    until(seats, lambda: all(row.is_open for row in rows))
+    for row in rows:
+        row.keep(allowed(row)[:1])
+    rows[0].flush()
+    until(seats, lambda: all(has_mask(row) for row in rows))
+    assert restarts() == before and all(row.failure is None for row in rows)
+
+
+def test_grammar_that_kills_the_process_fails_alone_beside_eight(
+    make: Callable[[str], MatcherClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process aborts, as for want of memory, with the second token of one grammar. Nobody else loses more than
+    time."""
+    deadly = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, os, sys\n"
+    deadly += "start = g.Grammars.start\ndef started(self, text):\n    made = start(self, text)\n"
+    deadly += "    made[0].deadly, made[0].fed = 'deadly' in text, 0\n    return made\ng.Grammars.start = started\n"
+    deadly += "consume = g.TokenGrammar.consume\ndef consumed(self, tokens):\n    self.fed += len(tokens)\n"
+    deadly += "    if self.deadly and self.fed > 1: os.abort()\n    consume(self, tokens)\n"
+    deadly += "g.TokenGrammar.consume = consumed\nm.run_matcher(sys.argv[1:])\n"
+    model, texts = str(find_model(None)), [f'start: "{letter}" /[0-9]+/' for letter in "abcdefgh"]
+
+    def answers(with_deadly: bool) -> list[list[int]]:
+        monkeypatch.setattr(served, "COMMAND", (*served.COMMAND[:1], "-c", deadly))
+        seats = make(model)
+        rows = [open_row(seats, text) for text in texts]
+        if with_deadly:
+            bad = open_row(seats, "start: deadly\ndeadly: /[a-z]+/")
+            before = restarts()
+            until(seats, lambda: bad.is_open)
+            draw(seats, bad)
+            bad.keep(allowed(bad)[:1])
+            bad.flush()
+            until(seats, lambda: bad.failure is not None)
+            assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED"
+            assert restarts() == before + 2
+        for _ in range(5):
+            until(seats, lambda: all(row.is_open and has_mask(row) for row in rows))
+            for row in rows:
+                row.keep(allowed(row)[:1])
+            rows[0].flush()
+        assert all(row.failure is None for row in rows)
+        return [row.output for row in rows]
+
+    assert answers(True) == answers(False)
+
+
+def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str], MatcherClient]) -> None:
+    """Its masks would take seconds each. Beside it, sequences with other grammars get a token for each of its."""
+    seats = make(str(find_model(None)))
+    before = restarts()
+    slow = open_row(seats, "start: s\ns: /[a-z ]/ | s s | s s s")
+    others = [open_row(seats) for _ in range(3)]
+    until(seats, lambda: slow.is_open and all(row.is_open for row in others))
+    while slow.failure is None:
+        for row in others:
+            draw(seats, row)
+        if has_mask(slow):
+            # The masks of the longest text: the more letters, the more derivations.
+            slow.keep(allowed(slow)[-1:])
+            slow.flush()
+        seats.take_changes()
+    assert slow.failure.code in ("GRAMMAR_TOO_SLOW", "GRAMMAR_FAILED")
+    assert restarts() == before and all(row.failure is None and row.is_ready for row in others)
+    assert min(len(row.output) for row in others) > len(slow.output) > 2
+
+
+def test_complete_answer_has_its_end_left(make: Callable[[str], MatcherClient]) -> None:
+    seats = make(str(find_model(None)))
+    row = open_row(seats, 'start: "a"')
+    until(seats, lambda: row.is_open)
+    draw(seats, row)
+    found = row.mask_at(PROMPT + 1)
+    assert found is not None and found.kind is MaskKind.END and allowed(row) == sorted(EOS)

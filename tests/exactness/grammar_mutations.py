@@ -1,0 +1,121 @@
+"""Rules of sequences with grammars, broken one at a time: of masks, of held rows, and of replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire_worker.engine import step_runner
+from quire_worker.engine.step_runner import StepRunner
+from quire_worker.matcher import matcher_client
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.wire import pack_open
+from quire_worker.sampling.token_mask import TokenMask
+from tests.exactness.mutations import Mutation
+
+if TYPE_CHECKING:
+    from pytest import MonkeyPatch
+
+    from quire_worker.arrays import Bool
+    from quire_worker.engine.stop_rule import KeptTokens
+    from quire_worker.matcher.row_constraint import RowConstraint
+    from quire_worker.matcher.wire import OpenSeat
+    from quire_worker.side_process.frames import Frame
+    from quire_worker.step import StepBatch, StepOutput
+
+
+def mask_of_the_position_before(patch: MonkeyPatch) -> None:
+    """A row whose mask has not come takes the one of the position before."""
+    read = MaskRing.mask_at
+
+    def found(self: MaskRing, seat: int, generation: int, position: int) -> TokenMask | None:
+        return read(self, seat, generation, position) or read(self, seat, generation, position - 1)
+
+    patch.setattr(MaskRing, "mask_at", found)
+
+
+def mask_of_another_seat(patch: MonkeyPatch) -> None:
+    """A row whose mask has not come takes one from the next seat."""
+    read = MatcherClient.mask_at
+
+    def found(self: MatcherClient, constraint: RowConstraint, position: int) -> TokenMask | None:
+        own = read(self, constraint, position)
+        other = self._at_seat.get((constraint.seat + 1) % self._ring.seats)
+        if own is not None or other is None:
+            return own
+        return read(self, other, other.first_position + len(other.output))
+
+    patch.setattr(MatcherClient, "mask_at", found)
+
+
+def mask_of_the_sequence_before(patch: MonkeyPatch) -> None:
+    """A row takes whatever mask lies in its seat for its position, whosever it is."""
+    read = MaskRing.mask_at
+
+    def found(self: MaskRing, seat: int, generation: int, position: int) -> TokenMask | None:
+        index, _ = self._place_of(seat, position)
+        return read(self, seat, int(self._stamps[index]) >> 32, position)
+
+    patch.setattr(MaskRing, "mask_at", found)
+
+
+def row_without_a_mask_is_not_held(patch: MonkeyPatch) -> None:
+    """A row whose mask has not come keeps the token that was sampled without one."""
+    held = StepRunner._held
+
+    def kept(self: StepRunner, batch: StepBatch, output: StepOutput | None) -> Bool | None:
+        return held(self, batch, None if output is None else replace(output, held=()))
+
+    patch.setattr(StepRunner, "_held", kept)
+
+
+def held_row_is_told_to_the_matcher(patch: MonkeyPatch) -> None:
+    """The matcher consumes a token for each row that ran, held or not."""
+    tell = step_runner.tell_matcher
+
+    def told(batch: StepBatch, kept: KeptTokens) -> None:
+        tokens = kept.token.copy()
+        for sequence in batch.constraints:
+            if tokens[sequence, 0] < 0 and not kept.finish[sequence]:
+                tokens[sequence, 0] = batch.token[sequence]
+        tell(batch, kept._replace(token=tokens))
+
+    patch.setattr(step_runner, "tell_matcher", told)
+
+
+def lost_process_is_not_replayed(patch: MonkeyPatch) -> None:
+    """The next process begins each grammar anew, at the position where its sequence is."""
+
+    def packed(opened: OpenSeat) -> Frame:
+        position = opened.position + len(opened.output_ids)
+        return pack_open(replace(opened, position=position, output_ids=()))
+
+    patch.setattr(matcher_client, "pack_open", packed)
+
+
+def last_token_lost_in_the_replay(patch: MonkeyPatch) -> None:
+    """A replay leaves out the token that was sampled last."""
+
+    def packed(opened: OpenSeat) -> Frame:
+        ids, moved = opened.output_ids[:-1], len(opened.output_ids) > 0
+        return pack_open(replace(opened, position=opened.position + moved, output_ids=ids))
+
+    patch.setattr(matcher_client, "pack_open", packed)
+
+
+def seats_kept_at_the_end(patch: MonkeyPatch) -> None:
+    """A sequence that leaves keeps its seat."""
+    patch.setattr(MatcherClient, "close_seat", lambda self, constraint: None)
+
+
+MUTATIONS = (
+    Mutation(mask_of_the_position_before, {}),
+    Mutation(mask_of_another_seat, {}),
+    Mutation(mask_of_the_sequence_before, {}),
+    Mutation(row_without_a_mask_is_not_held, {}),
+    Mutation(held_row_is_told_to_the_matcher, {}),
+    Mutation(lost_process_is_not_replayed, {}),
+    Mutation(last_token_lost_in_the_replay, {}),
+    Mutation(seats_kept_at_the_end, {}),
+)

@@ -1,0 +1,69 @@
+"""The matcher in virtual time: the real seats, ring and grammars. Its process hears frames late, and may be lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.fakes.worker.local_matcher import LocalMatcher
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from quire_worker.matcher.grammars import Grammars
+    from tests.exactness.events import Events
+    from tests.exactness.virtual.virtual_time import VirtualTime
+
+
+@dataclass(frozen=True)
+class MatcherWeather:
+    """The matcher's delays and losses. Frames take `delay_us`, least and most, to become masks."""
+
+    delay_us: tuple[int, int]
+    lost_us: tuple[int, ...] = ()
+    """When its process is lost, each time with all that it holds."""
+    busy: int = 0
+    """On how many sequences a lost process says that it worked. Two are suspects, of which none may be to blame."""
+    seats: int = 8
+
+
+class VirtualMatcher(LocalMatcher):
+    """A LocalMatcher that hears each frame some time after it was sent, in order."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        rng: np.random.Generator,
+        grammars: Grammars,
+        vocab_size: int,
+        weather: MatcherWeather,
+        events: Events,
+    ) -> None:
+        super().__init__(grammars, vocab_size, weather.seats, prompt=False, clock=lambda: time.now_us / 1e6)
+        self._time = time
+        self._rng = rng
+        self._weather = weather
+        self._events = events
+        self._heard_us = 0
+        self.on_send = self._hear_later
+        for lost_us in weather.lost_us:
+            time.at(lost_us, self._lose)
+
+    def _hear_later(self) -> None:
+        """A frame was sent: it arrives behind those before it."""
+        least, most = self._weather.delay_us
+        self._heard_us = max(self._heard_us, self._time.now_us + int(self._rng.integers(least, most + 1)))
+        self._time.at(self._heard_us, self._hear_next)
+
+    def _hear_next(self) -> None:
+        self.link.hear()
+
+    def _lose(self) -> None:
+        """End the process, if there is one."""
+        if not self.links:
+            return
+        open_seats = [row.generation for row in self.seats._at_seat.values() if row.is_open]
+        busy = open_seats[: self._weather.busy] if len(open_seats) >= self._weather.busy > 1 else []
+        self._events["matchers lost"] += 1
+        self._events["matchers lost with sequences"] += bool(open_seats)
+        self.link.lose(busy)

@@ -1,0 +1,43 @@
+"""The fake worker's slots, and its steps between launch and completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire_common.credit import Start
+from quire_common.errors import QuireError
+from tests.fakes.worker.counted_answer import fold
+
+
+@dataclass(eq=False)
+class Slot:
+    start: Start
+    tokens: list[int]
+    prefixes: list[int]
+    computed: int
+    limit: int
+    tables: list[list[int]]
+    waiting: bool = True
+    stopped: bool = False
+
+    @property
+    def decodes(self) -> bool:
+        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.start.sequence.known_len
+
+    def append(self, token: int) -> None:
+        self.prefixes.append(fold(self.prefixes[-1] if self.prefixes else 0, token))
+        self.tokens.append(token)
+
+
+@dataclass
+class Launched:
+    """A step between its launch and its completion."""
+
+    applied: int
+    rows: list[tuple[int, list[int], int]] = field(default_factory=list)
+    logprobs: list[bool] = field(default_factory=list)
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    prefill_tokens: int = 0
+    writes: list[tuple[int, int, int, int]] = field(default_factory=list)
+    filled: list[tuple[Slot, int, int, int]] = field(default_factory=list)
+    errors: list[tuple[int, QuireError]] = field(default_factory=list)

@@ -1,0 +1,219 @@
+"""A matcher in this process: the real seats, ring and grammars, and in the process's place an object that hears frames
+when a test says so, and that a test may lose."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from quire_worker.matcher.grammars import Grammars, TokenGrammar
+from quire_worker.matcher.lanes import BusyLane, Lane
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.matcher import Matcher
+from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.row_constraint import RowConstraint
+from quire_worker.side_process.process_link import ProcessLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quire_worker.sampling.token_mask import TokenMask
+    from quire_worker.side_process.frames import Frame
+
+PLACES = 2
+
+
+class LetterTokens:
+    """A tokenizer for llguidance: every token of a small vocabulary is a character, but for the eos tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.eos_token_id = eos_token_ids[0]
+        self.special_token_ids = list(eos_token_ids)
+        self.tokens = [
+            f"<{token}>".encode() if token in eos_token_ids else chr(ord("0") + token).encode()
+            for token in range(vocab_size)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text if isinstance(text, str) else text.decode(errors="replace")
+        return [(ord(letter) - ord("0")) % len(self.tokens) for letter in data]
+
+
+class ProcessEnded(Exception):
+    """Raised in the process's place by a grammar that ends it."""
+
+
+class DeadlyGrammars(Grammars):
+    """Grammars of which those with a name that begins with `deadly` end the process when they are compiled, and those
+    that begin with `fatal` when they are fed a token."""
+
+    @classmethod
+    def like(cls, grammars: Grammars) -> DeadlyGrammars:
+        """Grammars of the same tokens."""
+        made = cls.__new__(cls)
+        vars(made).update(vars(grammars))
+        return made
+
+    def start(self, text: str) -> tuple[TokenGrammar, int]:
+        if "deadly" in text:
+            raise ProcessEnded
+        grammar, elapsed_ns = super().start(text)
+        return (FatalGrammar.like(grammar) if "fatal" in text else grammar), elapsed_ns
+
+
+class FatalGrammar(TokenGrammar):
+    """Ends the process with the third token that it is fed."""
+
+    @classmethod
+    def like(cls, grammar: TokenGrammar) -> FatalGrammar:
+        """The same grammar."""
+        made = cls.__new__(cls)
+        vars(made).update(vars(grammar), fed=0)
+        return made
+
+    fed: int
+
+    def consume(self, tokens: Iterable[int]) -> None:
+        given = list(tokens)
+        self.fed += len(given)
+        if self.fed >= 3:
+            raise ProcessEnded
+        super().consume(given)
+
+
+def letter_grammars(vocab_size: int, eos_token_ids: Sequence[int]) -> Grammars:
+    """Grammars over a vocabulary of characters: token t is the character of the code 48 + t."""
+    eos = list(eos_token_ids)
+    tokenizer = LLTokenizer(TokenizerWrapper(LetterTokens(vocab_size, eos)), n_vocab=vocab_size, eos_token=eos)
+    return Grammars(tokenizer, vocab_size, eos)
+
+
+@dataclass
+class LocalLink:
+    """A MatcherLink. `on_send` is called for each frame of the engine, which `hear` lets the matcher have."""
+
+    grammars: Grammars
+    ring: MaskRing
+    on_frames: Callable[[], None]
+    on_send: Callable[[], None]
+    heard: list[Frame] = field(default_factory=list)
+    incarnation: int = 1
+    gave_up: list[str] = field(default_factory=list)
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        self.unheard: deque[Frame] = deque()
+        self._told: deque[Frame | ProcessLost] = deque()
+        self.matcher = self._new_matcher()
+
+    @property
+    def pid(self) -> None:
+        """There is no process."""
+        return
+
+    def send(self, incarnation: int, frame: Frame) -> bool:
+        if incarnation != self.incarnation:
+            return False
+        self.unheard.append(frame)
+        self.on_send()
+        return True
+
+    def hear(self) -> bool:
+        """Let the matcher have the next frame; False: there is none."""
+        if not self.unheard:
+            return False
+        frame = self.unheard.popleft()
+        self.heard.append(frame)
+        try:
+            self.matcher.receive(frame)
+        except ProcessEnded:
+            self.lose()
+        return True
+
+    def lose(self, busy: Sequence[int] = ()) -> None:
+        """End the process, and all that it holds, while it works on these sequences. The next one is there at once."""
+        for lane, generation in enumerate(busy):
+            self.ring.set_busy(lane, generation)
+        self.incarnation += 1
+        self.losses += 1
+        self.unheard.clear()
+        self.matcher = self._new_matcher()
+        self._tell(ProcessLost())
+
+    def take_frame(self) -> Frame | ProcessLost | None:
+        return self._told.popleft() if self._told else None
+
+    def give_up(self, incarnation: int, why: str) -> None:
+        self.gave_up.append(why)
+
+    def close(self) -> None: ...
+
+    def _tell(self, frame: Frame | ProcessLost) -> None:
+        self._told.append(frame)
+        self.on_frames()
+
+    def _new_matcher(self) -> Matcher:
+        return Matcher(self.grammars, self.ring, self._tell, {lane: BusyLane(lane, self.ring) for lane in Lane})
+
+
+class LocalMatcher:
+    """A MatcherClient over a LocalLink. With `prompt`, the process hears every frame at once."""
+
+    def __init__(
+        self,
+        grammars: Grammars,
+        vocab_size: int,
+        seats: int = 8,
+        *,
+        prompt: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.prompt = prompt
+        self.ring = MaskRing.create(seats, PLACES, vocab_size)
+        self.grammars = grammars
+        self.links: list[LocalLink] = []
+        self.on_send: Callable[[], None] = self._hear
+        self.seats = MatcherClient(self.ring, self._make_link, clock)
+
+    @property
+    def link(self) -> LocalLink:
+        """The link to the process, once there is one."""
+        return self.links[0]
+
+    def _make_link(self, on_frames: Callable[[], None]) -> LocalLink:
+        self.links.append(LocalLink(self.grammars, self.ring, on_frames, self._sent))
+        return self.links[0]
+
+    def _sent(self) -> None:
+        self.on_send()
+
+    def _hear(self) -> None:
+        while self.prompt and self.links and self.links[0].hear():
+            pass
+
+
+class FixedMask(RowConstraint):
+    """The constraint of one row whose mask is known."""
+
+    def __init__(self, mask: TokenMask) -> None:
+        self._mask = mask
+
+    def mask_at(self, position: int) -> TokenMask:
+        return self._mask
+
+
+def masks_after(grammars: Grammars, text: str) -> Callable[[list[int]], TokenMask]:
+    """The mask behind any output of a sequence with this grammar: what `paced_tokens` asks for."""
+
+    def mask(output: list[int]) -> TokenMask:
+        grammar, _ = grammars.start(text)
+        grammar.consume(output)
+        return grammar.mask()
+
+    return mask

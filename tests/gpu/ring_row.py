@@ -1,0 +1,30 @@
+"""RingRow: a row's grammar, whose masks a test leaves in the ring as the matcher does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.row_constraint import RowConstraint
+from quire_worker.sampling.token_mask import TokenMask
+
+
+class RingRow(RowConstraint):
+    """Has a seat of its own."""
+
+    def __init__(self, ring: MaskRing, seat: int) -> None:
+        self._ring = ring
+        self.seat, self.generation = seat, 100 + seat
+
+    def mask_at(self, position: int) -> TokenMask | None:
+        return self._ring.mask_at(self.seat, self.generation, position)
+
+    def put(self, position: int, mask: TokenMask) -> None:
+        """Leave the mask of the token at this position."""
+        self._ring.put(self.seat, self.generation, position, mask)
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """The test knows."""
+
+    def flush(self) -> None:
+        """Nothing."""

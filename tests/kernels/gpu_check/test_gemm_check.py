@@ -1,0 +1,78 @@
+"""The check of a table's ways of products: right ways hold, and each kind of wrong one is told of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.gpu import choose_products
+from quire_worker.ops.triton import gemm
+from quire_worker.ops.triton.gemm import GemmConfig, Gemv, Shape, Tall
+from quire_worker.ops.triton.gemm_configs import configs_of
+from quire_worker.ops.weight import Weight
+from tests.gpu.products import Bench, tiny_table
+from tests.kernels.steps.stepping import DEVICE
+
+SHAPE = 21, 64
+
+
+def failures(table: dict[Shape, GemmConfig]) -> list[str]:
+    with torch.inference_mode():
+        return Bench(table, DEVICE).check(*SHAPE).failed
+
+
+def test_a_few_of_the_real_table_have_every_kind_of_way() -> None:
+    table = tiny_table()
+    kinds = {(type(config), getattr(config, "shares", 1) > 1) for config in table.values()}
+    assert kinds == {(Gemv, False), (Tall, False), (Tall, True)} and {rows for rows, *_ in table} >= {1, 2}
+
+
+def test_every_number_of_rows_that_a_way_is_taken_for() -> None:
+    with torch.inference_mode():
+        found = Bench({(1, *SHAPE): Gemv(8, 32, 4), (5, *SHAPE): Tall(16, 16, 32, 4, 3)}, DEVICE).check(*SHAPE)
+    assert (found.ways, found.row_counts, found.failed) == (2, 5, []) and found.worst <= 1.0
+
+
+def test_rows_that_are_left_out_are_told_of() -> None:
+    """A way of two rows writes no third, whose place holds NaN."""
+    (told,) = failures({(3, *SHAPE): Gemv(8, 32, 4)})
+    assert told.startswith("3 rows by Gemv") and "inf" in told
+
+
+@pytest.mark.parametrize("how", ["a little off", "beside"])
+def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gemm.gemm
+
+    def wrong(x: Tensor, weight: Weight, config: GemmConfig, pdl: bool, out: Tensor) -> Tensor:
+        y = right(x, weight, config, pdl, out)  # type: ignore[arg-type]  # dense
+        if how == "beside":
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
+            return y
+        return y.mul_(1.01)  # in bf16 one alone may be rounded back
+
+    monkeypatch.setattr(gemm, "gemm", wrong)
+    (told,) = failures({(1, *SHAPE): Gemv(8, 32, 4)})
+    assert ("inf" in told) == (how == "beside")
+
+
+def test_what_is_measured_anew_takes_its_place_in_a_table() -> None:
+    table: list[choose_products.Entry] = []
+    for rows, outputs in ((4, 8), (1, 8), (16, 8), (2, 9), (8, 8), (4, 8)):
+        choose_products.put(table, {"rows": rows, "outputs": outputs, "inputs": 64, "us": float(len(table))})
+    assert [(entry["outputs"], entry["rows"]) for entry in table] == [(8, 1), (8, 4), (8, 8), (8, 16), (9, 2)]
+    assert table[1]["us"] == 5.0, "the later figure stands"
+
+
+def test_all_ways_of_the_table_are_among_those_that_are_tried() -> None:
+    table = configs_of("NVIDIA H200")
+    assert len(table) > 50
+    for shape, config in table.items():
+        assert config in [*choose_products.candidates(*shape)], shape
+
+
+def test_more_than_a_program_may_have_is_not_tried() -> None:
+    tried = [config for config in choose_products.candidates(64, 6144, 4096) if isinstance(config, Tall)]
+    assert {(config.block_n, config.block_k, config.stages) for config in tried if config.block_k == 128} == {
+        (64, 128, 3), (64, 128, 5), (128, 128, 3),
+    }, "five buffers of 192 x 128 numbers take 240 KiB"  # fmt: skip  # one line of ways

@@ -1,0 +1,162 @@
+"""Stages that measure, as they go on a GPU: every row, its name, what it is measured against, and the log's row. What
+measures is stood in for: processes, services and loads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.gpu import served_table, services
+from bench.gpu.engine import GREEDY, KINDS, rows_of
+from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
+from bench.gpu.http_load import HttpLoad
+from bench.gpu.kernel_table import roofline
+from bench.gpu.shapes import SHAPES
+from bench.harness.bench_log import read_entries
+from tests.gpu import check
+
+FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "tpot_ms", "host_us_per_step", "steps")
+SERVED = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms", "load_generator_cpu_s")
+COLD = {"ready_s": [9.0, 5.0], "first_token_s": [10.0, 6.0]}
+
+
+class Stack:
+    """Stands for LocalStack."""
+
+    ready = SimpleNamespace(http="http://nowhere")
+
+    def __init__(self, spec: object) -> None:
+        """Started."""
+
+    def close(self) -> None:
+        """Ended."""
+
+
+def process(command: list[str], **_: object) -> SimpleNamespace:
+    """What the programs that a stage starts leave behind."""
+    name, place = command[command.index("-m") + 1], {flag: at + 1 for at, flag in enumerate(command)}
+    if name == "bench.gpu.engine":
+        model = command[place["--models"]]
+        kinds = command[place["--rows"] :] if "--rows" in place else KINDS
+        rows = {f"{model} {row.name}": dict.fromkeys(FIGURES, 4.0) for row in rows_of(model, kinds, 512)}
+        Path(command[place["--out"]]).write_text(json.dumps(rows))
+    elif name == "quire_worker.profile":
+        out = Path(command[place["--out"]])
+        out.mkdir(parents=True, exist_ok=True)
+        parts = [{"name": part, "us": 10.0, "floor_us": 5.0} for part in roofline._PROFILED]
+        (out / "kernels.json").write_text(json.dumps({"rows": parts}))
+    else:
+        assert name == "quire" and command[place["--num-iters"]] == "2"
+        Path(command[place["--output-json"]]).write_text(json.dumps(COLD))
+    return SimpleNamespace(returncode=0, stderr="")
+
+
+def put(load: HttpLoad, *_: object) -> dict[str, float]:
+    """What `quire bench serve` says of a load: of the first turn what nobody is to be told."""
+    found = dict.fromkeys(SERVED, 5.0 if load.counted or load.seed % 2 else 50.0)
+    if load.counted:
+        found |= {"median_decode_tpot_ms": 4.0 + load.seed % 3, "decode_window_concurrency": load.requests}
+    return found
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(check, "LOG", tmp_path / "LOG.md")
+    (tmp_path / "LOG.md").write_text("# Bench log\n")
+    monkeypatch.setattr(subprocess, "run", process)
+    for module in (served_table, services):
+        monkeypatch.setattr(module, "LocalStack", Stack)
+        monkeypatch.setattr(module, "write_config", lambda folder, *_: folder)
+    clock = itertools.count()
+    for module in (served_table, services):
+        monkeypatch.setattr(module, "cpu_seconds", lambda _: {"router": float(next(clock)), "worker": 2.0})
+    monkeypatch.setattr(HttpLoad, "put", put)
+    monkeypatch.setattr(roofline, "ROOT", tmp_path)
+    monkeypatch.setattr(roofline, "bench_of", lambda *_, **__: None)
+    monkeypatch.setattr(roofline, "cases", lambda *_, **__: iter(()))
+    monkeypatch.setattr(roofline, "write_config", lambda folder, *_: folder)
+
+
+def stage(number: int, folder: Path, *more: str) -> dict[str, dict[str, object]]:
+    """All lines by name, of a stage in which every check holds."""
+    out = folder / "out.jsonl"
+    assert check.main(["--stage", str(number), "--out", str(out), *more]) == 0
+    *found, summary = map(json.loads, out.read_text().splitlines())
+    log = (folder / "LOG.md").read_text()
+    (entry,) = read_entries(log)
+    assert log.endswith(summary["entry"]) and "NVIDIA H200" in entry.machine
+    assert all(str(line["check"]) in entry.result for line in found if line["result"] == "measured")
+    by_name = {str(line["check"]): line for line in found}
+    assert len(by_name) == len(found) - (1 if number == 4 else 0), "names tell rows apart"
+    return by_name
+
+
+def test_the_table_in_process(tmp_path: Path) -> None:
+    found = stage(3, tmp_path, "--parts", "table")
+    over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
+    greedy = {f"{model} {GREEDY}" for model in SHAPES}
+    assert set(found) == set(ROWS) | over | greedy | {f"{model} in process" for model in SHAPES}
+    assert all("wanted" in found[row] for row in {*ROWS, *over})
+    assert found["8B itl 1"]["beats_vllm"] is True and found["8B sampling 256"]["percent"] == 0.0
+
+
+def test_the_table_through_the_services(tmp_path: Path) -> None:
+    found = stage(6, tmp_path)
+    named = {load.row: load.served for load in served_table.LOADS}
+    assert [named[f"itl {batch}"] for batch in (1, 8, 256)] == ["tpot_ms", "decode_tpot_ms", "decode_tpot_ms"]
+    rows = {f"{row}, {named[row.partition(' ')[2]]}" for row in ROWS}
+    assert set(found) == rows | {f"{model} in process" for model in SHAPES}
+    for row in rows:
+        assert (found[row]["services"], found[row]["in_process"]) == (5.0, 4.0) and "cost_percent" in found[row]
+        assert ("tpot_cost_percent" in found[row]) is ("itl" in row)
+    together = found["8B itl 256, decode_tpot_ms"]
+    assert (together["least"], together["most"]) == (4.0, 6.0), "the median of three turns counts"
+    assert together["tpot_ms"] == together["tpot_counted_ms"] == 5.0 and together["tpot_cost_percent"] == 25.0
+    assert (together["router_cpu_us_per_token"], together["worker_cpu_us_per_token"]) == (10.2, 0.0), "of 3 x 256 x 128"
+
+
+def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(load: HttpLoad, *_: object) -> dict[str, float]:
+        return put(load) | {"decode_window_concurrency": load.requests - (load.requests == 32)}
+
+    monkeypatch.setattr(HttpLoad, "put", late)
+    out = tmp_path / "out.jsonl"
+    assert check.main(["--stage", "6", "--out", str(out)]) == 1
+    failed = [line for line in map(json.loads, out.read_text().splitlines()) if line.get("result") == "FAILED"]
+    assert [line["check"] for line in failed[:-1]] == [f"{model} itl 32 through the services" for model in SHAPES]
+    assert "of 32 requests at most 31 decoded together" in failed[0]["error"]
+
+
+def test_streams_and_cold_starts(tmp_path: Path) -> None:
+    found = stage(4, tmp_path)
+    assert [found[f"cold start, {cache}"]["first_token_s"] for cache in COLD_START] == [10.0, 6.0]
+    for routers in (1, 4):
+        for streams, targets in OVER_HTTP.items():
+            name = f"HTTP, concurrency {streams}, router processes {routers}"
+            if routers == 4 and streams == 1:
+                assert name not in found
+                continue
+            assert found[name]["requests"] == max(16, 4 * streams)
+            assert all("reached" in found[f"{name}, {target.figure}"] for target in targets)
+            assert "router_cores" in found[f"{name}, processes"]
+    longer = {title: line["more_tok_s_percent"] for title, line in found.items() if "more_tok_s_percent" in line}
+    many = [f"HTTP, concurrency 64, router processes {routers}, 1024 requests" for routers in (1, 4)]
+    alone = "HTTP, concurrency 1, router processes 1, 64 requests"
+    assert longer == dict.fromkeys([alone, *many], -90.0), "256 streams have so many as it is"
+
+
+def test_profiles_of_both_shapes(tmp_path: Path) -> None:
+    found = stage(5, tmp_path, "--parts", "roofline")
+    title = "profile 8B 32 x 1024, a prompt of 2048"
+    assert len(found) == 6 and found[f"{title}, the kernels of the whole step"]["of_floor"] == 0.5
+    assert found[f"{title}, parts apart"]["result"] == "ok"
+    assert (tmp_path / "bench/results/profile/8B/kernels.json").exists()

@@ -1,0 +1,117 @@
+"""A whole step on the device against the CPU's: packed, padded, fed back, sampled, stopped; decoding and mixed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire_worker.cuda.logits_states import LogitsStates
+from quire_worker.cuda.step_layout import StepLayout, Tiling
+from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, least_that_holds
+from quire_worker.engine.step_runner import StepRunner
+from quire_worker.ops.triton import fresh_attention, triton_ops
+from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
+from tests.kernels.steps.stepping import DEVICE, ON_GPU, WIDTH, WORDS, Sequences, TwoModels
+from tests.tiers import deep_after
+
+# The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+
+
+_MANY = 12
+
+
+# The interpreter takes seconds for a step.
+@pytest.mark.parametrize("family", ["llama-32", "qwen3"] if ON_GPU else ["qwen3"])
+@pytest.mark.parametrize("even", deep_after(1, [False, True]))
+def test_steps_come_to_what_the_cpu_says(
+    family: str, even: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = TwoModels(tmp_path / "model", family, even=even)
+    shape, spec = models.shape, models.cpu.spec
+    reference = StepRunner(models.cpu.runner)
+    monkeypatch.setattr(fresh_attention, "PIECE", 8)
+    # Some steps have many rows, whose products are added to the residual at once, and others few.
+    monkeypatch.setattr(triton_ops, "_MANY_ROWS", _MANY)
+    suited = FreshPlans.suit(shape, spec.sees_all) and not even
+    body = models.body()
+    sequences = Sequences(3, spec.vocab_size, models.page_size)
+    states = LogitsStates(DEVICE, spec.vocab_size)
+    mixed = controlled = whole = 0
+    many = set()
+    for turn in range(60 if ON_GPU else 6):
+        batch = sequences.batch()
+        if max(sequences.done) >= WIDTH * models.page_size - 1:
+            break
+        # The reference writes what is fed into `token`, and tells the controls of it.
+        wanted = reference.run(dataclasses.replace(batch, token=batch.token.copy()))
+        decodes = int(batch.fed.sum())
+        chunks = len(batch.count) - decodes
+        mixed += bool(decodes and chunks)
+        size = StepSize(
+            decodes + 2,
+            (len(batch.token) - decodes + 5) if chunks else 0,
+            chunks + 1 if chunks else 0,
+            True,
+            bool(batch.controls),
+        )
+        controlled += bool(batch.controls)
+        first = np.cumsum(batch.count) - batch.count
+        fresh = tuple(
+            Fresh(int(first[each]) - decodes, int(batch.count[each]))
+            for each in np.flatnonzero((batch.position == 0) & (batch.count > 3))
+            if suited and turn % 2
+        )
+        whole += len(fresh)
+        rows = max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)])
+        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, DEVICE, even=even))
+        layout = layout.leaving(fresh, chunks) if fresh else layout
+        host = np.full(WORDS, 12345, np.int32)
+        used = layout.pack(batch, host, states.addresses(batch))
+        body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
+        body.launch(layout)
+        many.add(layout.size.total_rows >= _MANY)
+        places = np.arange(len(batch.count))
+        places[decodes:] += 2
+        token = body.results[: size.sequences].cpu().numpy()[places]
+        finish = body.results[size.sequences : 2 * size.sequences].cpu().numpy()[places]
+        drawn = batch.sample
+        assert token[drawn].tolist() == wanted.token[drawn, 0].tolist()
+        assert (token[~drawn] == -1).all()
+        assert finish[drawn].tolist() == wanted.finish[drawn].tolist()
+    assert mixed >= 1 and controlled >= 2
+    assert bool(whole) == suited and many == {False, True}
+
+
+def test_sizes() -> None:
+    assert decode_sizes(40) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert decode_sizes(400)[-3:] == [320, 384, 400]
+    sizes = graph_sizes(256, 2048)
+    assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
+    assert least_that_holds(sizes, StepSize(5)) == StepSize(8)
+    assert least_that_holds(sizes, StepSize(5, filtered=True)) == StepSize(8, filtered=True)
+    assert least_that_holds(sizes, StepSize(5, controlled=True)) == StepSize(8, filtered=True, controlled=True)
+    advance = [size for size in sizes if size.in_advance and size.controlled]
+    assert advance == [StepSize(1, filtered=True, controlled=True)]
+    assert least_that_holds(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
+    assert least_that_holds(sizes, StepSize(3, 5000, 2)) is None
+
+
+def test_full_steps_have_graphs_that_waste_little() -> None:
+    sizes = graph_sizes(512, 8192)
+    assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
+    for decodes in range(0, 513, 7):
+        step = StepSize(decodes, 8192 - decodes, 20)
+        found = least_that_holds(sizes, step)
+        assert found is not None and found.total_rows <= 1.02 * 8192, step
+        assert found.rows <= 8192 and found.holds(step)
+    assert least_that_holds(sizes, StepSize(0, 7800, 20)) == StepSize(0, 8192, 128)
+    assert least_that_holds(sizes, StepSize(0, 7000, 20)) is None
+    assert least_that_holds(sizes, StepSize(0, 8192, 129)) is None
+    assert least_that_holds(sizes, StepSize(3, 3100, 2)) == StepSize(16, 4096, 64)
+    assert StepSize(0, 20, 20) in graph_sizes(4, 20) and StepSize(4, 20, 20) in graph_sizes(4, 20)
+    assert StepSize(0, 3000, 64) in graph_sizes(256, 3000)

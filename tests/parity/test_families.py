@@ -1,0 +1,53 @@
+"""Each family's tiny model against transformers, in float32: logits, greedy tokens, chunks of prompts, cached prefixes.
+
+A third of the families runs in `make test`, in turn by the number of commits; the others run in `make test-deep`. The
+variable QUIRE_TEST_FAMILIES (0, 1 or 2) chooses the third.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire_worker.loading import LoadOptions, load_model
+from tests.model.batches import pages_for
+from tests.oracle import Oracle
+from tests.parity.families import CASES, in_turn, write_family
+from tests.parity.model_runs import ANSWER, CUTS, LENGTH, SHARED, cached_pages, greedy, logits, prompt
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", in_turn(CASES))
+def test_a_familys_model_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
+    folder = write_family(name, tmp_path)
+    # The eager attention of transformers 5.23 adds ALiBi twice to a Falcon's scores.
+    attention = "sdpa" if name == "falcon rw" else "eager"
+    model, oracle = load_model(folder, LoadOptions(kv_cache_bytes=32 << 20)), Oracle(folder, attention)
+    tokens = prompt()
+    pages = pages_for(LENGTH + ANSWER, 1)
+    whole = logits(model, tokens, pages, 0)
+    wanted = oracle.logits(tokens)
+    assert wanted.abs().max() > 0.5, "logits too small to mean anything"
+    assert (whole - wanted).abs().max() < 1e-4
+    other = pages_for(LENGTH + ANSWER, 30)
+    assert torch.equal(logits(model, tokens, other, *CUTS), whole), "chunks change nothing"
+    cached = cached_pages(pages, 60)
+    assert torch.equal(logits(model, tokens, cached, SHARED), whole[SHARED:]), "a cached prefix changes nothing"
+    answer = greedy(model, tokens, pages, int(whole[-1].argmax()))
+    divergence = oracle.first_divergence(tokens, answer)
+    assert divergence is None or divergence.is_true_tie, divergence
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_short_context_has_the_short_factors_of_longrope(tmp_path: Path) -> None:
+    """transformers chooses by the length at hand, the worker by the longest that it allows."""
+    folder = write_family("phi3, longrope", tmp_path)
+    tokens = prompt(60)
+    short, long = (load_model(folder, LoadOptions(kv_cache_bytes=4 << 20, max_model_len=length)) for length in (64, 65))
+    wanted = Oracle(folder).logits(tokens)
+    found = logits(short, tokens, pages_for(60, 1), 0)
+    assert (found - wanted).abs().max() < 1e-4
+    assert (logits(long, tokens, pages_for(60, 1), 0) - wanted).abs().max() > 1e-2
+    assert short.geometry.namespace != long.geometry.namespace, "neither may read the other's pages"

@@ -1,0 +1,106 @@
+"""The recipe of the images: its packages are those that Quire is tested with, and its bill of materials lists them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from packaging.utils import canonicalize_name
+
+from tools.images.lock import LOCK, entries_for_linux, locked_versions, of_distributions, of_torch
+from tools.images.recipe import CONTAINERFILE, TARGETS
+from tools.images.run import HARDENED
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = CONTAINERFILE.parent
+
+
+def pins_of_constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_the_pins_of_images_are_those_of_the_tests() -> None:
+    locked, pinned = locked_versions(), pins_of_constraints()
+    assert len(locked) > 40
+    assert {name: pinned.get(name) for name in locked} == locked
+    assert "torch" not in locked and "torch" in pinned
+
+
+def test_the_lock_has_all_that_the_distributions_require() -> None:
+    """Direct requirements, of which the lock is made."""
+    names = {canonicalize_name(each.name) for each in of_distributions()} - {"torch"}
+    assert names <= {*locked_versions()}
+
+
+def test_each_package_of_the_lock_has_hashes() -> None:
+    entries = re.findall(r"^[a-z].*\n(?: +--hash.*\n)*", LOCK.read_text(), re.MULTILINE)
+    assert len(entries) == len(locked_versions())
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry) for entry in entries)
+
+
+def test_what_other_systems_need_is_left_out_of_the_lock() -> None:
+    lock = 'a==1 \\\n    --hash=sha256:0\nb==2 ; sys_platform == "win32" \\\n    --hash=sha256:1\n'
+    lock += 'c==3 ; python_full_version < "3.11.3" \\\n    --hash=sha256:2\n'
+    assert [entry[0] for entry in entries_for_linux(lock)] == ["a", "c"]
+
+
+def test_torch_brings_only_what_the_recipe_installs_before_it() -> None:
+    """Into the GPU image, whose pip then takes torch and CUDA alone from an index."""
+    (line,) = re.findall(r"^ +into_environment \$verified (f.+)$", (FOLDER / "install.sh").read_text(), re.MULTILINE)
+    required = {canonicalize_name(re.split(r"[<>=!~; \[]", each)[0]) for each in of_torch()}
+    assert required == {canonicalize_name(name) for name in line.split()}
+
+
+def test_every_target_is_hardened_alike() -> None:
+    text = CONTAINERFILE.read_text()
+    stages = dict(re.findall(r"^FROM service AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
+    assert {*stages} == {*TARGETS}
+    for name, body in stages.items():
+        assert body.index("USER 65532:65532") > body.rindex("RUN "), name
+        assert f"install.sh environment {name}" in body
+        assert "\nENTRYPOINT [" in body and "\nHEALTHCHECK " in body
+        assert name == "all-in-one" or '"liveness"]' in body
+    assert {"--read-only", "--cap-drop=all", "65532:65532"} <= {*HARDENED}
+
+
+def test_the_stack_of_compose_takes_these_images() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())["services"].values()
+    images = {str(service["image"]) for service in services}
+    found = {re.sub(r".*/([a-z-]+):\$.*", r"\1", image) for image in images if "QUIRE_VERSION" in image}
+    assert found == {*TARGETS} - {"all-in-one"}
+
+
+@pytest.fixture(scope="module")
+def sbom() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("image_sbom", FOLDER / "sbom.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_bill_of_materials_lists_every_distribution_with_its_license(sbom: ModuleType) -> None:
+    bill = json.loads(json.dumps(sbom.bill("router")))
+    assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == (
+        *("CycloneDX", "1.5"),
+        "quire/router",
+    )
+    found = {each["purl"]: each for each in bill["components"]}
+    grpcio = found[f"pkg:pypi/grpcio@{pins_of_constraints()['grpcio']}"]
+    assert grpcio["version"] == pins_of_constraints()["grpcio"] and "Apache" in json.dumps(grpcio["licenses"])
+    assert f"pkg:pypi/huggingface-hub@{pins_of_constraints()['huggingface-hub']}" in found
+    assert all(each["bom-ref"] == each["purl"] for each in bill["components"])
+
+
+def test_the_bill_of_materials_reads_what_debian_calls_itself(sbom: ModuleType, tmp_path: Path) -> None:
+    release = tmp_path / "os-release"
+    release.write_text('NAME="Debian GNU/Linux"\nID=debian\n')
+    assert sbom.os_release(release)["ID"] == "debian"
+    assert sbom.os_release(tmp_path / "none") == {}

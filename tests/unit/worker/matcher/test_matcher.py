@@ -1,0 +1,376 @@
+"""The matcher's seats: late masks of sequences that left, lanes, and what the masks of one sequence may take."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+
+from quire_worker.matcher.cpu_budget import AVERAGE_NS, TOKEN_NS
+from quire_worker.matcher.lanes import CPU_LIMIT_S, SLOW_NS, VERY_SLOW_NS, WALL_LIMIT_S, BusyLane, Lane, ThreadLane
+from quire_worker.matcher.mask_ring import MaskRing
+from quire_worker.matcher.matcher import Matcher
+from quire_worker.matcher.wire import MatcherFrameKind, OpenSeat, pack_open
+from quire_worker.sampling.token_mask import MaskKind, TokenMask
+from quire_worker.side_process.frames import Frame
+from tests.fakes.worker.local_matcher import letter_grammars
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quire_worker.matcher.grammars import Grammars
+
+VOCAB = 64
+
+
+class SlowGrammar:
+    """Its masks allow the token that is the number of tokens before; `meanwhile` happens while the last one is made."""
+
+    def __init__(self, text: str, meanwhile: Callable[[], None]) -> None:
+        self._left = int(text)
+        self._count = 0
+        self._meanwhile = meanwhile
+
+    def consume(self, tokens: Iterable[int]) -> None:
+        self._count += len(list(tokens))
+
+    def mask(self) -> TokenMask:
+        self._left -= 1
+        if not self._left:
+            self._meanwhile()
+        return TokenMask(MaskKind.ONE, self._count, b"")
+
+
+class SlowGrammars:
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def start(self, text: str) -> tuple[SlowGrammar, int]:
+        return SlowGrammar(text, self.meanwhile), 1
+
+
+@pytest.mark.parametrize("masks", [1, 2], ids=["while it is opened", "while it draws"])
+def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(masks: int) -> None:
+    """Both positions share a place in the ring."""
+    ring = MaskRing.create(1, 2, VOCAB)
+    grammars = SlowGrammars()
+    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
+    matcher = Matcher(cast("Grammars", grammars), ring, lambda frame: None, lanes)
+
+    def reuse_seat() -> None:
+        matcher.receive(Frame(MatcherFrameKind.CLOSE, 1, 0))
+        matcher.receive(pack_open(OpenSeat(0, 2, 20, (), "9")))
+
+    grammars.meanwhile = reuse_seat
+    matcher.receive(pack_open(OpenSeat(0, 1, 10 if masks == 1 else 9, (), str(masks))))
+    if masks == 2:
+        matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 9, 5])))
+    found = ring.mask_at(0, 2, 20)
+    assert found is not None and found.token == 0
+    assert ring.mask_at(0, 1, 10) is None
+
+
+@pytest.mark.parametrize(("mask_ns", "lane"), [(SLOW_NS // 2, Lane.QUICK), (2 * SLOW_NS, Lane.SLOW)])
+def test_sequence_whose_first_mask_took_long_begins_on_the_slow_lane(
+    mask_ns: int, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", lambda: now_ns[0])
+    ring = MaskRing.create(1, 2, VOCAB)
+    grammars = SlowGrammars()
+    grammars.meanwhile = lambda: now_ns.append(now_ns.pop() + mask_ns)
+    worked: list[Lane] = []
+
+    class NotedLane(BusyLane):
+        def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
+            worked.append(self.lane)
+            super().submit(generation, work)
+
+    matcher = Matcher(
+        cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
+    )
+    matcher.receive(pack_open(OpenSeat(0, 1, 10, (), "1")))
+    matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 10, 5])))
+    assert worked == [Lane.COMPILE, lane]
+
+
+# More tokens than derivations that the parser may follow, but for one letter.
+AMBIGUOUS = "start: s\ns: /[A-D]/ | s s | s s s"
+
+
+class Seat:
+    """A matcher whose lanes are this thread, and one sequence in it whose answer is one letter again and again."""
+
+    def __init__(self, grammars: Grammars, text: str) -> None:
+        self.frames: list[Frame] = []
+        self.ring = MaskRing.create(1, 2, VOCAB)
+        lanes = {lane: BusyLane(lane, self.ring) for lane in Lane}
+        self.matcher = Matcher(grammars, self.ring, self.frames.append, lanes)
+        self.matcher.receive(pack_open(OpenSeat(0, 1, 0, (), text)))
+        self.tokens = 0
+        self.text = text
+
+    def replay(self, generation: int = 1) -> None:
+        """Open the seat once more, with all that was drawn."""
+        self.matcher.receive(pack_open(OpenSeat(0, generation, 0, (17,) * self.tokens, self.text)))
+
+    def draw(self) -> None:
+        self.matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, self.tokens, 17])))
+        self.tokens += 1
+
+    @property
+    def failure(self) -> Frame | None:
+        return self.frames[-1] if self.frames[-1].kind is not MatcherFrameKind.OPENED else None
+
+
+class Clock:
+    """A clock that a test moves on; with `step_ns`, each look at it does."""
+
+    def __init__(self, step_ns: int = 0) -> None:
+        self.now_ns = 0
+        self._step_ns = step_ns
+
+    def __call__(self) -> int:
+        self.now_ns += self._step_ns
+        return self.now_ns
+
+    def advance(self, elapsed_ns: int) -> None:
+        self.now_ns += elapsed_ns
+
+
+class CostlyGrammars(SlowGrammars):
+    """Each mask takes so much of a clock."""
+
+    def __init__(self, clock: Clock, mask_ns: int) -> None:
+        super().__init__()
+        self.mask_ns = mask_ns
+        self._clock = clock
+
+    def start(self, text: str) -> tuple[SlowGrammar, int]:
+        return CostlyGrammar(text, lambda: self._clock.advance(self.mask_ns)), 1
+
+
+class CostlyGrammar(SlowGrammar):
+    def mask(self) -> TokenMask:
+        self._meanwhile()
+        return TokenMask(MaskKind.ONE, self._count, b"")
+
+
+@pytest.mark.parametrize(
+    ("token_ns", "limit"),
+    [(AVERAGE_NS, None), (3 * AVERAGE_NS, 200), (TOKEN_NS, 21), (TOKEN_NS + 1_000_000, 0)],
+    ids=["as allowed", "three times the average", "as much as one may", "more than one may"],
+)
+def test_sequence_whose_tokens_take_too_much_processor_time_fails(
+    token_ns: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
+    seat = Seat(cast("Grammars", CostlyGrammars(clock, token_ns)), "1")
+    while seat.failure is None and seat.tokens < 2000:
+        seat.draw()
+    if limit is None:
+        assert seat.failure is None
+        return
+    assert abs(seat.tokens - limit) <= 2
+    assert seat.failure is not None and seat.failure.kind is MatcherFrameKind.TOO_SLOW
+    assert b"processor time" in seat.failure.payload
+
+
+def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
+    seat = Seat(cast("Grammars", CostlyGrammars(clock, 3 * AVERAGE_NS)), "1")
+    while seat.failure is None:
+        assert seat.tokens <= 202
+        seat.draw()
+        if seat.tokens % 20 == 0:
+            seat.replay()
+    assert seat.failure.kind is MatcherFrameKind.TOO_SLOW
+
+
+def test_replayed_sequence_stays_on_the_slow_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
+    grammars = CostlyGrammars(clock, 2 * SLOW_NS)
+    seat = Seat(cast("Grammars", grammars), "1")
+    grammars.mask_ns = 0
+    for _ in range(2):
+        seat.replay()
+        assert seat.matcher._seats[0].lane is Lane.SLOW
+    seat.replay(generation=2)  # another sequence
+    assert seat.matcher._seats[0].lane is Lane.QUICK
+
+
+def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.perf_counter_ns", Clock(10**10))
+    seat = Seat(letter_grammars(VOCAB, (1, 2)), "start: /[A-D]+/")
+    for _ in range(20):
+        seat.draw()
+    assert seat.failure is None and seat.matcher._seats[0].lane is Lane.QUICK
+
+
+def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
+    """Real grammars, and the time of this machine: llguidance's limits alone let it take a second for a token."""
+    seat = Seat(letter_grammars(VOCAB, (1, 2)), AMBIGUOUS)
+    began = time.thread_time()
+    while seat.failure is None:
+        seat.draw()
+        assert time.thread_time() - began < 60
+    assert seat.failure.kind in (MatcherFrameKind.TOO_SLOW, MatcherFrameKind.FAILED)
+
+
+def test_slow_lane_does_first_what_is_expected_to_take_least() -> None:
+    ring = MaskRing.create(1, 2, VOCAB)
+    lane = ThreadLane(Lane.SLOW, ring, lambda: None)
+    started, free, done = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        started.set()
+        assert free.wait(30)
+
+    lane.submit(1, first, 10**12)
+    assert started.wait(30)
+    for name, expected_s in (("slowest", 900), ("slow", 500), ("as slow", 500), ("fast", 300)):
+        lane.submit(1, lambda name=name: order.append(name), expected_s * 10**9)  # type: ignore[misc]  # bound now
+    lane.submit(1, done.set, 10**12)
+    free.set()
+    assert done.wait(30)
+    assert order == ["fast", "slow", "as slow", "slowest"]
+
+
+def test_dearer_mask_is_made_though_cheaper_ones_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve sequences ask for their next mask as soon as they have one; a thirteenth is a little slower."""
+    clock = Clock()
+    monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic_ns", clock)
+    lane = ThreadLane(Lane.SLOW, MaskRing.create(1, 2, VOCAB), lambda: None)
+    done = threading.Event()
+    cheap_ns, dear_ns, served = 2_100_000, 2_500_000, [0] * 12
+
+    def make_cheap(sequence: int) -> None:
+        clock.advance(cheap_ns)
+        served[sequence] += 1
+        if not done.is_set() and served[sequence] < 50:
+            lane.submit(1, lambda: make_cheap(sequence), cheap_ns)
+
+    def begin() -> None:
+        for sequence in range(12):
+            lane.submit(1, lambda sequence=sequence: make_cheap(sequence), cheap_ns)  # type: ignore[misc]  # bound now
+        lane.submit(2, done.set, dear_ns)
+
+    lane.submit(1, begin)
+    assert done.wait(30)
+    assert max(served) <= 2
+
+
+def test_work_that_is_queued_for_a_closed_seat_keeps_no_grammar() -> None:
+    """Replays and cancelled requests leave such work."""
+    grammars = letter_grammars(VOCAB, (1, 2))
+    seat = Seat(grammars, "start: /[A-D]+/")
+    found = weakref.ref(seat.matcher._seats[0].grammar)
+    step = seat.matcher._step(seat.matcher._seats[0], [17])
+    assert found() is not None
+    seat.replay()
+    assert found() is None
+    step()  # harms nobody
+    assert seat.failure is None
+
+
+def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence of a long output and one that begins are opened at once: the second does not wait for the first."""
+    monkeypatch.setattr("quire_worker.matcher.matcher.REPLAY_NS", 0)
+    ring = MaskRing.create(2, 2, VOCAB)
+    told: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    lanes: dict[Lane, BusyLane] = {lane: BusyLane(lane, ring) for lane in Lane}
+    lanes[Lane.COMPILE] = ThreadLane(Lane.COMPILE, ring, lambda: None)
+    matcher = Matcher(letter_grammars(VOCAB, (1, 2)), ring, told.put, lanes)
+    matcher.receive(pack_open(OpenSeat(0, 1, 0, (17,) * 60_000, "start: /[A-D]+/")))
+    matcher.receive(pack_open(OpenSeat(1, 2, 0, (), "start: /[A-D]+/")))
+    opened = [told.get(timeout=60).generation for _ in range(2)]
+    assert opened == [2, 1]
+    assert ring.mask_at(0, 1, 60_000) is not None
+
+
+def test_thread_that_waits_for_a_processor_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, or after the process was stopped for a while. Work that computes as long is overdue."""
+    lane = BusyLane(Lane.COMPILE, MaskRing.create(1, 2, VOCAB))
+    overdue: list[bool] = []
+    began_s = time.monotonic()
+
+    def work() -> None:
+        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s + 2 * CPU_LIMIT_S)
+        overdue.append(lane.is_overdue)
+        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s + 2 * WALL_LIMIT_S)
+        overdue.append(lane.is_overdue)
+        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s)
+        monkeypatch.setattr("quire_worker.matcher.lanes.CPU_LIMIT_S", -1.0)
+        overdue.append(lane.is_overdue)
+
+    assert not lane.is_overdue
+    lane.submit(1, work)
+    assert overdue == [False, True, True] and not lane.is_overdue
+
+
+def test_process_that_ends_itself_blames_the_lane_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = MaskRing.create(1, 2, VOCAB)
+    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
+    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, lanes)
+    assert not matcher.name_overdue()
+    monkeypatch.setattr(type(lanes[Lane.SLOW]), "is_overdue", property(lambda self: self.lane is Lane.SLOW))
+    ring.set_busy(Lane.QUICK, 7)
+    ring.set_busy(Lane.SLOW, 8)
+    assert matcher.name_overdue() and ring.take_busy() == {8}
+
+
+def test_lane_that_goes_on_until_the_process_ends_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch finds one lane overdue; meanwhile frames come for the others."""
+    monkeypatch.setattr("quire_worker.matcher.lanes.CPU_LIMIT_S", -1.0)
+    ring = MaskRing.create(1, 2, VOCAB)
+    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
+    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, lanes)
+    blamed: list[set[int]] = []
+
+    def work() -> None:
+        assert matcher.name_overdue()
+        lanes[Lane.QUICK].submit(55, lambda: blamed.append(ring.take_busy()))
+
+    lanes[Lane.COMPILE].submit(44, work)
+    lanes[Lane.COMPILE].submit(66, lambda: blamed.append(ring.take_busy()))  # nor is what the guilty one does next
+    assert blamed == [{44}, set()]
+
+
+@pytest.mark.parametrize(("mask_ns", "slow"), [(2 * SLOW_NS, 1), (2 * VERY_SLOW_NS, 4)])
+def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_lane(
+    mask_ns: int, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other would keep it for as long as one token may take."""
+    clock = Clock()
+    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
+    ring, grammars, worked = MaskRing.create(6, 2, VOCAB), SlowGrammars(), list[tuple[Lane, int]]()
+
+    class NotedLane(BusyLane):
+        def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
+            worked.append((self.lane, generation))
+            super().submit(generation, work)
+
+    matcher = Matcher(
+        cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
+    )
+    for seat in range(4):
+        matcher.receive(pack_open(OpenSeat(seat, seat + 1, 10, (), "2")))
+    matcher.receive(pack_open(OpenSeat(4, 5, 10, (), "9")))
+    del worked[:]
+    grammars.meanwhile = lambda: clock.advance(mask_ns)
+    matcher._seats[0].grammar._meanwhile = grammars.meanwhile  # type: ignore[union-attr]  # a fake's
+    for place in (10, 11):
+        for seat in range(5):
+            matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([seat, seat + 1, place, 5])))
+    assert {generation for lane, generation in worked if lane is Lane.SLOW} == set(range(1, slow + 1))
+    assert worked[0] == (Lane.QUICK, 1) and (Lane.QUICK, 5) in worked
+    assert ((Lane.QUICK, 2) in worked) == (slow == 1)

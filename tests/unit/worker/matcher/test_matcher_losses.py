@@ -1,0 +1,187 @@
+"""Processes of the matcher that are lost: which grammar is to blame, and which sequences go on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_common.sequence import Sequence, Stop
+from quire_common.structured.constraint import Constraint
+from quire_worker.engine.slots import SlotTable
+from quire_worker.matcher.constrained_slots import ConstrainedSlots
+from quire_worker.matcher.crash_record import REFUSED_S, CrashRecord
+from quire_worker.matcher.matcher_client import MOST_LOST
+from quire_worker.matcher.wire import MatcherFrameKind
+from tests.fakes.worker.engine_bench import small_spec
+from tests.fakes.worker.local_matcher import DeadlyGrammars, LocalMatcher
+from tests.unit.worker.matcher.letter_rows import (
+    GRAMMARS,
+    PROMPT,
+    TEXT,
+    VOCAB,
+    A,
+    B,
+    C,
+    a_matcher,
+    allowed,
+    keep,
+    open_row,
+    opened,
+    take_all,
+    wanted,
+)
+
+
+def test_grammar_that_ends_the_process_twice_fails_alone() -> None:
+    matcher = a_matcher()
+    rows = [open_row(matcher), open_row(matcher, text="start: /[A-D]{4,8}/"), open_row(matcher)]
+    guilty = rows[1]
+    matcher.prompt = False
+    matcher.link.lose([guilty.generation])
+    matcher.seats.take_changes()
+    assert opened(matcher)[3:] == []
+    while matcher.link.unheard and matcher.link.unheard[0].generation != guilty.generation:
+        matcher.link.hear()
+        matcher.seats.take_changes()
+    assert opened(matcher)[3:] == [rows[0].generation, rows[2].generation] and len(matcher.link.unheard) == 1
+    matcher.link.lose([guilty.generation])
+    matcher.seats.take_changes()
+    assert guilty.failure is not None and guilty.failure.code == "GRAMMAR_CRASHED"
+    while matcher.link.hear():
+        matcher.seats.take_changes()
+    assert [row.failure is None and row.is_open for row in rows] == [True, False, True]
+
+
+DEADLY = "start: deadly\ndeadly: /[A-D]{3,8}/"
+
+
+def test_requests_for_one_deadly_grammar_end_the_process_twice_and_not_once_each() -> None:
+    now_s = [0.0]
+    matcher = LocalMatcher(DeadlyGrammars.like(GRAMMARS), VOCAB, 24, clock=lambda: now_s[0])
+    innocents = [open_row(matcher) for _ in range(8)]
+    deadly = [open_row(matcher, text=DEADLY) for _ in range(8)]
+    take_all(matcher)
+    assert [row.failure is not None and row.failure.code for row in deadly] == ["GRAMMAR_CRASHED"] * 8
+    assert all(row.is_open and row.failure is None for row in innocents)
+    assert matcher.link.losses == 2
+    later, other = open_row(matcher, text=DEADLY), open_row(matcher)
+    take_all(matcher)
+    assert later.failure is not None and other.is_open and matcher.link.losses == 2
+    now_s[0] = REFUSED_S + 1  # by now the cause may be gone
+    again = open_row(matcher, text=DEADLY)
+    take_all(matcher)
+    assert again.failure is not None and matcher.link.losses == 4
+    assert all(row.is_open and row.failure is None for row in [*innocents, other])
+
+
+def test_record_whose_refusals_are_over_has_nothing_to_ask_for() -> None:
+    """A sequence's state is a digest of all its tokens: nobody computes it for nothing."""
+    now_s = [0.0]
+    record = CrashRecord(lambda: now_s[0])
+    for state, at_s in ((b"a", 0.0), (b"b", REFUSED_S / 2)):
+        now_s[0] = at_s
+        record.add_crash(state)
+        record.add_crash(state)
+    now_s[0] = REFUSED_S + 1
+    assert not record.is_refused(b"a") and record.is_refused(b"b") and record
+    now_s[0] = 2 * REFUSED_S
+    assert not record.is_refused(b"c") and not record
+
+
+def test_process_that_others_end_is_not_blamed_on_the_sequence_that_it_worked_on() -> None:
+    """It opened the seat of that sequence between the two losses: its grammar did no harm."""
+    matcher = a_matcher()
+    row = open_row(matcher)
+    for _ in range(3):
+        matcher.link.lose([row.generation])
+        take_all(matcher)
+        assert row.is_open
+    assert row.failure is None
+
+
+def test_sequence_that_goes_on_between_two_crashes_is_not_blamed_twice() -> None:
+    matcher = a_matcher()
+    row = open_row(matcher)
+    for token in (A, B, C):
+        matcher.link.lose([row.generation])
+        matcher.seats.take_changes()
+        keep(row, token)
+    assert row.failure is None and allowed(row, 3) == wanted(A, B, C)
+
+
+def test_of_two_suspects_none_is_blamed_and_each_is_tried_alone() -> None:
+    matcher = a_matcher()
+    innocent, guilty, other = (open_row(matcher) for _ in range(3))
+    for _ in range(3):
+        matcher.link.lose([innocent.generation, guilty.generation])
+        matcher.seats.take_changes()
+    assert innocent.failure is None and guilty.failure is None
+    matcher.prompt = False
+    matcher.link.lose([innocent.generation, guilty.generation])
+    before = len(matcher.link.heard)
+    matcher.seats.take_changes()
+    # Nothing reaches the process while a suspect's seat is opened: who ends it then has done so alone.
+    while matcher.link.unheard:
+        if len(other.output) < 3:
+            keep(other, A)
+        matcher.link.hear()
+        matcher.seats.take_changes()
+    kinds = [(frame.kind, frame.generation) for frame in matcher.link.heard[before:]]
+    opens = [place for place, (kind, _) in enumerate(kinds) if kind is MatcherFrameKind.OPEN]
+    assert [kinds[place][1] for place in opens] == [other.generation, innocent.generation, guilty.generation]
+    assert all(row.is_open for row in (innocent, guilty, other))
+    assert allowed(other, len(other.output)) == wanted(*other.output)
+
+
+def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> None:
+    """Its tokenizer may be one that the process cannot read: nobody waits for ever."""
+    matcher = a_matcher(prompt=False)
+    row = open_row(matcher)
+    for _ in range(MOST_LOST):
+        assert row.failure is None
+        matcher.link.lose()
+        matcher.seats.take_changes()
+    assert row.failure is not None and row.failure.code == "MATCHER_UNAVAILABLE"
+    matcher.seats.close_seat(row)
+    matcher.prompt = True
+    later = open_row(matcher)
+    matcher.seats.take_changes()
+    assert later.is_open and later.failure is None
+
+
+def test_suspects_are_tried_while_new_sequences_arrive() -> None:
+    """Before one is open, the next arrives: there is never a time at which no seat is being opened."""
+    matcher = a_matcher()
+    suspects = [open_row(matcher) for _ in range(2)]
+    take_all(matcher)
+    matcher.prompt = False
+    matcher.link.lose([row.generation for row in suspects])
+    current, served = open_row(matcher), 0
+    assert matcher.seats.take_changes() and not any(row.is_ready for row in suspects)
+    while not all(row.is_ready for row in suspects):
+        assert served < 10
+        following = open_row(matcher)
+        while not current.is_ready:
+            assert matcher.link.hear() or matcher.seats.take_changes()
+            matcher.seats.take_changes()
+        matcher.seats.close_seat(current)
+        current, served = following, served + 1
+    assert all(row.failure is None for row in suspects)
+
+
+def test_losses_for_which_no_sequence_waits_do_not_fail_the_next_one() -> None:
+    """As where the machine ends the process again and again while no request has a grammar."""
+    matcher = a_matcher()
+    slots = ConstrainedSlots(SlotTable(small_spec()), matcher.seats)
+    slots.start(0, Sequence(np.zeros(PROMPT, np.int32), Stop(20), constraint=Constraint.of(TEXT)))
+    slots.end(0)
+    for _ in range(MOST_LOST):
+        matcher.link.lose()
+        assert slots.take_failures() == []
+    matcher.prompt = False
+    row = open_row(matcher)
+    matcher.link.lose()
+    take_all(matcher)
+    assert row.failure is None
+    while matcher.link.hear():
+        take_all(matcher)
+    assert row.is_ready

@@ -1,0 +1,55 @@
+"""Figures of a compose stack, from its metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from typing import Any, Final
+
+from tools.compose_test.stack import ComposeStack
+from tools.images.podman import podman
+
+_SCRAPED_S: Final = 60.0
+# Reads a service's metrics as the service itself sees them.
+_READ: Final = """
+import ssl, urllib.request
+context = ssl.create_default_context(cafile="/run/quire/ca.pem")
+context.load_cert_chain("/run/quire/tls.pem", "/run/quire/tls.key")
+context.check_hostname = False
+print(urllib.request.urlopen("https://127.0.0.1:9100/metrics", context=context).read().decode())
+"""
+
+
+def all_targets_up(stack: ComposeStack, errors: list[str]) -> str:
+    """Wait until Prometheus reads every service of Quire, and has counted tokens. Returns what it saw, in words."""
+    wanted = {name for name in stack.services if name not in ("redis", "balancer", "prometheus")}
+    deadline = time.monotonic() + _SCRAPED_S
+    while True:
+        up = {each["metric"]["instance"] for each in query(stack, "up == 1")}
+        if wanted <= up or time.monotonic() > deadline:
+            break
+        time.sleep(1.0)
+    if missing := wanted - up:
+        errors.append(f"Prometheus does not read {', '.join(sorted(missing))}")
+    series = query(stack, 'count({__name__=~"quire_.+"})')
+    return f"Prometheus reads {len(up)} targets, {series[0]['value'][1] if series else 0} series"
+
+
+def query(stack: ComposeStack, expression: str) -> list[dict[str, Any]]:
+    """The result of a query; nothing while Prometheus does not answer."""
+    url = f"{stack.url('QUIRE_PROMETHEUS_PORT', 'http')}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return list(json.load(answer)["data"]["result"])
+    except OSError:
+        return []
+
+
+def pages_moved(stack: ComposeStack, worker: str) -> int:
+    """KV pages that the worker got from other workers."""
+    text = podman("exec", stack.container(worker), "python", "-c", _READ).stdout
+    found = re.findall(r'^quire_worker_pages_moved_total\{[^}]*kind="([^"]+)"[^}]*\} (\S+)', text, re.MULTILINE)
+    return sum(int(float(count)) for kind, count in found if kind == "pull")

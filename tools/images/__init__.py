@@ -1,0 +1,1 @@
+"""Container images: what goes into them, how they are built, and whether they run (`make images`)."""

@@ -1,0 +1,172 @@
+"""Runs the images of `make images`, hardened, and measures them. The services find each other on a network of their
+own, so that each becomes ready as in production: the scheduler with a worker, the router with all others."""
+
+from __future__ import annotations
+
+import json
+import time
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tools.images.podman import address_of, inspect, podman, process_of, remove_containers
+from tools.images.recipe import ROOT, image_name
+
+HARDENED: Final = (
+    *("--user", "65532:65532", "--read-only", "--cap-drop=all", "--security-opt", "no-new-privileges"),
+    *("--tmpfs", "/tmp:size=64m,mode=1777", "--pids-limit", "512", "--memory", "3g"),
+)
+NETWORK: Final = "quire-images"
+READY_LIMIT_S: Final = 300.0
+MODEL: Final = "/models/demo"
+MODELS: Final = ("--volume", f"{ROOT / 'models'}:/models:ro")
+# gRPC port, options of podman, and flags of the service.
+SERVICES: Final[Mapping[str, tuple[int, tuple[str, ...], tuple[str, ...]]]] = {
+    "kvstore": (50054, (), ()),
+    "worker-cpu": (50053, MODELS, ("--model", MODEL, "--served-model-name", "demo", "--kvstore", "kvstore:50054")),
+    "tokenizer": (50051, MODELS, ("--model", MODEL)),
+    "scheduler": (50052, (), ("--worker", "worker-cpu:50053", "--kvstore", "kvstore:50054")),
+    "router": (
+        50050,
+        (),
+        ("--host", "0.0.0.0", "--schedulers", "scheduler:50052", "--tokenizers", "tokenizer:50051"),
+    ),
+    # A machine without a GPU checks the image's parts, but none of its kernels.
+    "worker-gpu": (50053, MODELS, ("--model", MODEL, "--device", "cpu", "--kvstore", "kvstore:50054")),
+}
+# Triton makes such files for each kernel, and loads them.
+_COMPILE: Final = """
+import ctypes, os, pathlib, subprocess, sysconfig
+folder = pathlib.Path(os.environ["TRITON_CACHE_DIR"]); folder.mkdir(parents=True, exist_ok=True)
+source, library = folder / "probe.c", folder / "probe.so"
+source.write_text("#include <Python.h>\\nint answer(void) { return PY_MAJOR_VERSION; }")
+include = sysconfig.get_paths()["include"]
+subprocess.run([os.environ["CC"], "-shared", "-fPIC", "-I", include, source, "-o", library], check=True)
+assert ctypes.CDLL(str(library)).answer() == 3
+import torch, triton
+assert torch.version.cuda
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run. `error` is empty if the image became ready and answered."""
+
+    target: str
+    ready_s: float = 0.0
+    memory_bytes: int = 0
+    note: str = ""
+    error: str = ""
+
+
+class Runs:
+    """Containers of one check; all are removed at its end."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        if podman("network", "exists", NETWORK, check=False).returncode:
+            podman("network", "create", NETWORK)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        remove_containers(self._names)
+        podman("network", "rm", "--force", NETWORK, check=False)
+
+    def run(self, target: str) -> Report:
+        """Run one image, beside those that were run before."""
+        try:
+            return self._run_all_in_one() if target == "all-in-one" else self._run_service(target)
+        except TimeoutError as error:
+            return Report(target, error=str(error))
+
+    def _run_service(self, target: str) -> Report:
+        port, options, flags = SERVICES[target]
+        began = time.monotonic()
+        name = self._start(target, *options, image_name(target), "--insecure", "--listen", f"0.0.0.0:{port}", *flags)
+        self._wait(name, lambda: is_ready(f"{address_of(name)}:{port}"))
+        ready_s, memory = time.monotonic() - began, memory_of(name)
+        note = " ".join(flags) or "no flags"
+        if target == "router":
+            note += f"; answered {answer_of(f'http://{address_of(name)}:8000')!r}"
+        if target == "worker-gpu":
+            podman("exec", name, "python", "-c", _COMPILE, timeout_s=300)
+            note += "; NOT RUN ON A GPU: torch has CUDA, and a C library was compiled and loaded in TRITON_CACHE_DIR"
+        return Report(target, ready_s, memory, note)
+
+    def _run_all_in_one(self) -> Report:
+        began = time.monotonic()
+        name = self._start(
+            "all-in-one", image_name("all-in-one"), "--model", "models/demo", "--served-model-name", "demo"
+        )
+        url = f"http://{address_of(name)}:8000"
+        self._wait(name, lambda: _is_ok(f"{url}/health"))
+        ready_s, memory = time.monotonic() - began, memory_of(name)
+        return Report("all-in-one", ready_s, memory, f"--model models/demo; answered {answer_of(url)!r}")
+
+    def _start(self, target: str, *arguments: str) -> str:
+        name = f"{NETWORK}-{target}"
+        remove_containers([name])
+        podman(
+            *("run", "--detach", "--name", name, "--network", NETWORK, "--network-alias", target, *HARDENED, *arguments)
+        )
+        self._names.append(name)
+        return name
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Raise TimeoutError, with the end of the container's log, for one that ends or does not become ready."""
+        deadline = time.monotonic() + READY_LIMIT_S
+        while not ready():
+            ended = not process_of(name)
+            if ended or time.monotonic() > deadline:
+                log = podman("logs", "--tail", "15", name, check=False)
+                what = (
+                    f"ended with {inspect(name)['State']['ExitCode']}" if ended else f"not ready in {READY_LIMIT_S} s"
+                )
+                raise TimeoutError(f"{what}: {log.stdout[-2000:]}{log.stderr[-2000:]}")
+            time.sleep(0.2)
+
+
+def is_ready(address: str) -> bool:
+    """Whether the gRPC service there says that it is ready."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            request = health_pb2.HealthCheckRequest(service="readiness")
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def answer_of(url: str) -> str:
+    """The text that the stack answers to a prompt."""
+    body = {"model": "demo", "prompt": "ROMEO:", "max_tokens": 8, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return str(found["choices"][0]["text"])
+
+
+def memory_of(name: str) -> int:
+    """Bytes that the container's processes hold, shared ones divided among those that share them."""
+    first = psutil.Process(process_of(name))
+    return sum(int(process.memory_full_info().pss) for process in (first, *first.children(recursive=True)))

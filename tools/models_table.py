@@ -1,0 +1,192 @@
+"""Writes docs/models.md: the model families that have an entry in the worker's registry, how each is tested, and which
+models without an entry were tested through transformers.
+
+`python -m tools.models_table` writes the file; a test fails where it is out of date.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_worker.model.architectures import FAMILIES
+from tests.gguf.families import READ_BY_TRANSFORMERS, REAL_MODELS
+from tests.parity import fallback_models
+from tests.parity.families import CASES, causal_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire_worker.model.architectures.family import Family
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
+_INTRO = """# Models
+
+This page is for users. It lists the model architectures that Quire serves. The architecture of a model is the field
+`architectures` of its `config.json`.
+
+`python -m tools.models_table` generates this page from the worker's registry of model families.
+
+## Architectures
+
+Quire reads a Hugging Face folder with safetensors of each architecture in this table. It never runs code of a
+model's folder. The column *GGUF* has the name of the architecture in GGUF files, where Quire reads those too. The next
+section describes how these files are tested.
+
+A test compares tiny random models of each architecture with transformers, on the CPU in float32: logits to within
+0.0001, and greedy tokens. The same test shows that a prompt in chunks, and a prompt with a cached prefix, have the
+same logits to the bit. The column *configurations* has the number of tiny models.
+"""
+_GGUF = """## GGUF files
+
+A GGUF file has other names of tensors than a folder, and some matrices have their rows in another order. A map beside
+each family describes these differences. The column *GGUF test* says how the map is tested:
+
+| GGUF test | a GGUF file of a tiny random model is compared with |
+|---|---|
+| converted | the model of transformers from which the file was converted |
+| transformers | the same, and what transformers reads from the file |
+| real model | the same, and a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) is compared with transformers |
+
+All compare logits and greedy tokens. The tests convert a model as llama.cpp's converter does: the package `gguf` gives
+the names of tensors and keys. The order of rows is written down in the tests, after llama.cpp's scripts. So for
+*converted*, no other program confirms the order of rows.
+
+Quire refuses a GGUF file of another architecture, a key of the architecture that it does not read, and a
+pre-tokenizer that it does not know. The error names it. If only the pre-tokenizer is unknown, name the folder of its
+tokenizer with `--tokenizer`.
+
+transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from GGUF files,
+and computes them as the family in the same row of the table, as llama.cpp's sources do. Their tests convert tiny
+models of that family; no other program has confirmed them.
+
+llama.cpp's converter changes some models:
+- GGUF files of Mistral have the architecture `llama`. Files of Mistral 7B v0.1 and of StarCoder2 do not have the
+  model's sliding window.
+- GGUF files of SmolLM3 do not say which layers have no rotary embedding. Quire leaves it out in every fourth layer,
+  as llama.cpp does.
+- GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). Quire takes the size of a head; for
+  the 27B models, the hidden size divided by the number of heads, as llama.cpp does.
+"""
+_FALLBACK = """## Other architectures
+
+Quire runs a model without an entry in the table through the Python package transformers: its modelling code computes
+the layers, with Quire's KV pages and attention. Prefix caching, chunked prefill, KV transfer and sampling
+work as for other models. transformers computes the layers operation by operation; only attention uses Quire's kernels.
+
+```
+pip install 'transformers>=5.23,<5.24'
+quire serve org/name
+```
+
+The container images do not have this package. `--model-impl` chooses the implementation:
+
+| value | layers are computed by |
+|---|---|
+| `auto` | Quire if the table has the architecture, else transformers |
+| `quire` (alias: `vllm`) | Quire. Other architectures are an error |
+| `transformers` | transformers. A family of the table can be compared with it in this way |
+
+The worker reads the weights itself, from safetensors alone, and runs no code of the model's folder. Weights are float32
+on the CPU, bfloat16 on a GPU; `--dtype`, `--quantize` and GGUF files need an entry in the table.
+
+Logits may differ in their last bits with the batch, so greedy tokens may differ too. The worker does not report the
+capability `batch_invariant`, and refuses `--batch-invariant`. The two implementations never share KV pages.
+
+The worker refuses a model that it would compute wrongly, and says why:
+
+| error | cause |
+|---|---|
+| `TRANSFORMERS_MISSING` | the package transformers is not installed |
+| `UNSUPPORTED_ARCHITECTURE` | transformers has no such causal model, or the model has more parts than a decoder |
+| `REMOTE_CODE` | the code of the model is in its folder |
+| `UNSUPPORTED_LAYER_TYPE` | recurrent, convolution or linear-attention layers |
+| `UNSUPPORTED_CACHE` | the model brings a cache class of its own |
+| `UNSUPPORTED_ATTENTION` | see below |
+| `UNSUPPORTED_ROPE` | longrope, with sequences above the original context |
+| `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | `--dtype` or `--quantize` |
+| `NOT_BATCH_INVARIANT` | `--batch-invariant` |
+
+`UNSUPPORTED_ATTENTION` stands for attention that Quire's pages or kernels do not have. The message says which:
+
+- layers that do not attend through transformers' `AttentionInterface`, or not once each
+- latent attention, and layers with heads of several shapes
+- masks other than causal, sliding windows and chunks
+- rows that depend on other sequences of the batch
+- positions that do not begin at 0, as those of RoBERTa
+
+Other architectures than the following may work too. For the following, tests compare tiny random models with
+transformers alone, on the CPU in float32: logits to within 0.0001, and greedy tokens.
+"""
+_OUTRO = """## GPUs
+
+The GPU's kernels compute the same features as the CPU's. Tests run the kernels on the CPU by Triton's interpreter,
+and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU. Models through transformers have not:
+their steps are written for a GPU, and are never captured in CUDA graphs. Heads must have a multiple of 16
+elements, at most 256; the worker refuses models with other heads, and its error names the size.
+
+## What is refused
+
+The worker refuses a model of the table before it reads the weights if it would compute something else than the
+model's authors meant. Each error names the field.
+
+| error | cause |
+|---|---|
+| `UNSUPPORTED_ARCHITECTURE` | no family has this architecture, with `--model-impl quire` |
+| `UNSUPPORTED_CONFIG` | a field asks for what the family does not compute, or is about attention and not read |
+| `UNSUPPORTED_ROPE` | a rotary embedding other than default, linear, llama3, yarn, longrope |
+| `UNSUPPORTED_LAYER_TYPE` | a layer that is neither full nor sliding attention |
+| `UNSUPPORTED_ACTIVATION` | an activation that the worker does not know |
+| `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
+
+Refused on purpose: latent attention, recurrent layers, vision and audio inputs, OPT 350M
+(other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
+
+With a RoPE of type `longrope`, transformers chooses between the two lists of factors by the length at hand. The
+worker chooses by `--max-model-len`: the long factors if it is above `original_max_position_embeddings`. So a
+sequence keeps its cached pages as it grows.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    return "\n".join(_lines()).rstrip() + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _INTRO
+    cases = Counter(causal_class(name) for name in CASES)
+    yield "| architecture | models | GGUF | GGUF test | configurations |"
+    yield "|---|---|---|---|---|"
+    for family in {each.model_type: each for each in FAMILIES.values()}.values():
+        names = ", ".join(f"`{each}`" for each in family.architectures)
+        gguf = ", ".join(f"`{each.architecture}`" for each in family.gguf)
+        tested = sum(cases[each] for each in family.architectures)
+        yield f"| {names} | {family.models} | {gguf} | {_gguf_test(family)} | {tested} |"
+    yield ""
+    yield f"In all: {len(FAMILIES)} architectures and {len(CASES)} configurations."
+    yield ""
+    yield _GGUF
+    yield _FALLBACK
+    yield ", ".join(f"`{model}`" for _, model, _ in fallback_models.CASES.values()) + "."
+    yield ""
+    yield _OUTRO
+
+
+def _gguf_test(family: Family) -> str:
+    """How the family's map of GGUF files is tested."""
+    if not family.gguf:
+        return ""
+    if any(each.architecture in REAL_MODELS for each in family.gguf):
+        return "real model"
+    read = {causal_class(name) for name in READ_BY_TRANSFORMERS}
+    return "transformers" if read & set(family.architectures) else "converted"
+
+
+def main() -> None:
+    DOCUMENT.write_text(document())
+
+
+if __name__ == "__main__":
+    main()

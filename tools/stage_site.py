@@ -1,0 +1,69 @@
+"""`python -m tools.stage_site FOLDER` copies what the documentation site shows to a folder: all documents, and the
+pictures and files next to them, at their places in the repository, so that links between them work.
+
+The site has no source code. A link to code or to a folder becomes its text. Whether a link leads somewhere in the
+repository is for tests/unit/test_docs.py, whether it leads somewhere in the site for `mkdocs build --strict`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("*.md", "bench/*.md", "docs/**/*.md", "deploy/**/*.md", "services/*/README.md", "models/*/README.md")
+BESIDE = ("docs/images/*", "docs/*.json")
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
+
+
+def documents(root: Path = ROOT) -> list[Path]:
+    """Every document of the repository, relative to its root."""
+    return sorted(path.relative_to(root) for pattern in DOCUMENTS for path in root.glob(pattern))
+
+
+def stage(folder: Path, root: Path = ROOT) -> list[Path]:
+    """Write the site's source to an empty folder; return its documents, relative to it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shown = documents(root)
+    beside = [path.relative_to(root) for pattern in BESIDE for path in root.glob(pattern) if path.is_file()]
+    for path in (*shown, *beside):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / path, folder / path)
+    for path in shown:
+        text = (folder / path).read_text(encoding="utf-8")
+        (folder / path).write_text(without_links_to_code(text, path, {*shown, *beside}), encoding="utf-8")
+    return shown
+
+
+def without_links_to_code(text: str, document: Path, there: set[Path]) -> str:
+    """The text with links to what the site does not have as plain words. Code blocks stay as they are."""
+
+    def link(found: re.Match[str]) -> str:
+        target = found[3]
+        if not target or "://" in target or target.startswith("mailto:"):
+            return found[0]
+        return found[0] if _normal(document.parent / target) in there else found[2]
+
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in _FENCE.split(text))
+
+
+def _normal(path: Path) -> Path:
+    """The path without `..`, which is not looked up on disk."""
+    parts: list[str] = []
+    for part in path.parts:
+        if part == ".." and parts:
+            parts.pop()
+        else:
+            parts.append(part)
+    return Path(*parts)
+
+
+def main() -> None:
+    print(f"{len(stage(Path(sys.argv[1])))} documents")
+
+
+if __name__ == "__main__":
+    main()
