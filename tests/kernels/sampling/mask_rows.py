@@ -12,7 +12,8 @@ from quire_worker.ops.triton.kv_splits import split_keys
 from quire_worker.ops.triton.masks import RowMasks
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.token_mask import TokenMask, mask_bytes, mask_of
+from quire_worker.sampling.token_mask import TokenMask
+from tests.fakes.worker.token_masks import mask_of
 from tests.kernels.sampling.sampling_rig import DEVICE, on_device
 
 EOS = (1, 2)
@@ -24,9 +25,7 @@ LAST_TOKEN = 55
 
 def make_mask(vocab: int, *tokens: int) -> TokenMask:
     """The mask of these tokens, as the matcher makes it."""
-    found = mask_of(sum(1 << token for token in tokens), sum(1 << token for token in EOS), mask_bytes(vocab))
-    assert found is not None
-    return found
+    return mask_of(vocab, EOS, tokens)
 
 
 class MaskedRows:

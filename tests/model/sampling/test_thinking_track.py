@@ -14,8 +14,8 @@ from quire_common.thinking import ThinkingBudget
 from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.sampler import sample
 from quire_worker.sampling.thinking_track import ThinkingTrack
-from quire_worker.sampling.token_mask import mask_bytes, mask_of
 from quire_worker.step import DAMAGED
+from tests.fakes.worker.token_masks import mask_of
 from tests.model.sampling.sampling_columns import columns
 
 VOCAB = 12
@@ -108,7 +108,6 @@ def test_a_budget_forces_nothing_that_the_grammar_forbids() -> None:
     logits[0, 7] = -30.0
     forced = row(ThinkingBudget((1,), (7,), 0), [4, 1])
     for allowed, drawn in (((5,), 5), ((7,), 7), ((5, 6), int(5 + logits[0, 5:7].argmax())), ((5, 6, 7), 7)):
-        mask = mask_of(sum(1 << token for token in allowed), 1 << 2, mask_bytes(VOCAB))
-        assert mask is not None
+        mask = mask_of(VOCAB, (2,), allowed)
         asked = columns(1, temperature=0.0, controls={0: forced}, masks={0: mask})
         assert sample(logits, asked).tolist() == [drawn]

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from quire_worker.sampling.token_mask import mask_bytes, mask_of
+from quire_worker.sampling.token_mask import MaskBuilder, bit_words, mask_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from llguidance import LLTokenizer
 
+    from quire_worker.arrays import UInt64
     from quire_worker.sampling.token_mask import TokenMask
 
 # By llguidance's own figures the fuel is 20 ms of a compilation, and 17 ms of a step. Grammars of the longest row that
@@ -43,12 +44,18 @@ class GrammarError(Exception):  # says what it is; the sequence at that seat end
 class TokenGrammar:
     """The state of one sequence's grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, named: int, eos: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokens: int, named: UInt64, builder: MaskBuilder, eos: frozenset[int]
+    ) -> None:
         self._matcher = matcher
-        self._size = mask_bytes(vocab_size)
         self._named = named
-        self._ending = sum(1 << token for token in eos)
+        self._builder = builder
         self._eos = eos
+        size = mask_bytes(tokens)
+        memory = np.zeros(max(-(-size // 8), len(named)), np.uint64)
+        self._allowed = memory[: len(named)]
+        # llguidance wants exactly the size of its tokenizer's masks.
+        self._memory = memory.ctypes.data, size
 
     def consume(self, tokens: Iterable[int]) -> None:
         """Feed sampled tokens. Once the answer is complete, further eos tokens (of a request that ignores them) change
@@ -62,11 +69,10 @@ class TokenGrammar:
 
     def mask(self) -> TokenMask:
         """Which tokens may come next. Raises GrammarError where the grammar exceeds its bounds or is at a dead end."""
-        # As one number: to count its bits takes a fraction of what numpy takes for the shortest array.
-        allowed = int.from_bytes(self._matcher.compute_bitmask(), "little") & self._named
+        self._matcher.unsafe_compute_mask_ptr(*self._memory)
         if self._matcher.is_error():
             raise GrammarError(_cause(self._matcher))
-        found = mask_of(allowed, self._ending, self._size)
+        found = self._builder.build(np.bitwise_and(self._allowed, self._named, out=self._allowed))
         if found is None:
             raise GrammarError("the grammar leaves no token of the model's vocabulary")
         return found
@@ -83,10 +89,10 @@ class Grammars:
         limits: LLParserLimits = LIMITS,
     ) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._eos = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self._builder = MaskBuilder(vocab_size, self._eos)
         self._limits = limits
-        self._named = _named_tokens(tokenizer, vocab_size) | sum(1 << token for token in self._eos)
+        self._named = bit_words(vocab_size, self._eos | _named_tokens(tokenizer, vocab_size))
 
     def start(self, text: str) -> tuple[TokenGrammar, int]:
         """Compile the grammar of a sequence that begins; returns its state, and the nanoseconds that this took. Raises
@@ -96,15 +102,14 @@ class Grammars:
         elapsed_ns = time.perf_counter_ns() - began
         if compiled.is_error():
             raise GrammarError(_cause(compiled))
-        return TokenGrammar(compiled, self._vocab_size, self._named, self._eos), elapsed_ns
+        return TokenGrammar(compiled, self._tokenizer.vocab_size, self._named, self._builder, self._eos), elapsed_ns
 
 
-def _named_tokens(tokenizer: LLTokenizer, vocab_size: int) -> int:
-    """The bits of the tokens that the tokenizer has. Other ids only pad the model's matrix; llguidance names each of
-    them by its number, and a grammar may allow them, as the complement of a token."""
+def _named_tokens(tokenizer: LLTokenizer, vocab_size: int) -> frozenset[int]:
+    """The tokens that the tokenizer has. Other ids only pad the model's matrix; llguidance names each of them by its
+    number, and a grammar may allow them, as the complement of a token."""
     ids = range(min(vocab_size, tokenizer.vocab_size))
-    named = np.array([tokenizer.decode_bytes([token]) != b"<[%d]>" % token for token in ids])
-    return int.from_bytes(np.packbits(named, bitorder="little").tobytes(), "little")
+    return frozenset(token for token in ids if tokenizer.decode_bytes([token]) != b"<[%d]>" % token)
 
 
 def _cause(matcher: LLMatcher) -> str:

@@ -77,12 +77,14 @@ class MaskRing:
     def put(self, seat: int, generation: int, position: int, mask: TokenMask) -> None:
         """Leave the mask of the token at `position` of the sequence that has the seat as its `generation`."""
         index, begin, stamp = *self._place_of(seat, position), stamp_of(generation, position)
-        what = _WHAT.pack(int(mask.kind) | mask.token << 8)
+        what = _WHAT.pack(int(mask.kind) | mask.token << 8).ljust(BITS_AT - WHAT_AT, b"\0")
         # A mask without bits leaves those of the one before in its place, and is hashed with them.
-        content = what.ljust(BITS_AT - WHAT_AT, b"\0") + (mask.bits or self._map[begin + BITS_AT : begin + self._used])
-        digest = _HASH.pack(xxhash.xxh3_64_intdigest(_STAMP.pack(stamp) + content))
+        digest = xxhash.xxh3_64(_STAMP.pack(stamp) + what)
+        digest.update(mask.bits or self._map[begin + BITS_AT : begin + self._used])
         self._stamps[index] = 0
-        self._map[begin + _STAMP.size : begin + self._used] = digest + content
+        self._map[begin + _STAMP.size : begin + BITS_AT] = _HASH.pack(digest.intdigest()) + what
+        if mask.bits:
+            self._map[begin + BITS_AT : begin + self._used] = mask.bits
         self._stamps[index] = stamp
 
     def mask_at(self, seat: int, generation: int, position: int) -> TokenMask | None:
@@ -111,7 +113,8 @@ class MaskRing:
 
     def count_mask(self, lane: int, elapsed_ns: int) -> None:
         """Add to the number of masks that a thread of the process has made, and to their time."""
-        self._counters[lane] += 1, elapsed_ns
+        self._counters[lane, 0] += 1
+        self._counters[lane, 1] += elapsed_ns
 
     @property
     def masks(self) -> tuple[int, int]:

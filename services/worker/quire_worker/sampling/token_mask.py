@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from quire_worker.arrays import Bool, Float32, Int32
+    from collections.abc import Iterable
+
+    from quire_worker.arrays import Bool, Float32, Int32, UInt64
 
 
 class MaskKind(enum.IntEnum):
@@ -66,16 +68,36 @@ class TokenMask:
         logits[self.forbidden(len(logits))] = -np.inf
 
 
-def mask_of(allowed: int, ending: int, size: int) -> TokenMask | None:
-    """Make the mask of the tokens whose bits are 1 in `allowed`; `ending` has the bits of the model's eos tokens, and
-    `size` is that of the mask's bits in bytes. None: no token is left."""
-    if not allowed:
-        return None
-    if not allowed & ~ending:
-        return TokenMask(MaskKind.END, 0, allowed.to_bytes(size, "little"))
-    if allowed & (allowed - 1):
-        return TokenMask(MaskKind.BITS, 0, allowed.to_bytes(size, "little"))
-    return TokenMask(MaskKind.ONE, allowed.bit_length() - 1, b"")
+class MaskBuilder:
+    """Builds the masks of one vocabulary from the bits of the tokens that a grammar allows."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._size = mask_bytes(vocab_size)
+        ending = bit_words(vocab_size, eos_token_ids)
+        self._not_ending = ~ending
+        self._ending_words = np.count_nonzero(ending)
+
+    def build(self, allowed: UInt64) -> TokenMask | None:
+        """Build the mask of the tokens whose bits are 1 in `allowed`, as `bit_words` has them. None: no token is left."""
+        words = np.count_nonzero(allowed)
+        if not words:
+            return None
+        bits = allowed.tobytes()[: self._size]
+        if words <= self._ending_words and not np.bitwise_and(allowed, self._not_ending).any():
+            return TokenMask(MaskKind.END, 0, bits)
+        if words == 1:
+            place = int(allowed.argmax())
+            word = int(allowed[place])
+            if not word & (word - 1):
+                return TokenMask(MaskKind.ONE, 64 * place + word.bit_length() - 1, b"")
+        return TokenMask(MaskKind.BITS, 0, bits)
+
+
+def bit_words(vocab_size: int, tokens: Iterable[int]) -> UInt64:
+    """[ceil(V / 64)] a bit for every token of the vocabulary, the lowest first: 1 for these tokens."""
+    bits = np.zeros(64 * -(-vocab_size // 64), np.bool_)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 def mask_bytes(vocab_size: int) -> int:

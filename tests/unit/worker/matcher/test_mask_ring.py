@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from quire_worker.matcher.mask_ring import WHAT_AT, MaskRing
-from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes, mask_of
+from quire_worker.sampling.token_mask import MaskKind, TokenMask
+from tests.fakes.worker.token_masks import mask_of
 
 VOCAB = 100
 
@@ -17,9 +18,7 @@ def ring() -> MaskRing:
 
 
 def mask(*tokens: int) -> TokenMask:
-    found = mask_of(sum(1 << token for token in tokens), 1 << 1, mask_bytes(VOCAB))
-    assert found is not None
-    return found
+    return mask_of(VOCAB, (1,), tokens)
 
 
 def allowed(found: TokenMask | None) -> list[int]:

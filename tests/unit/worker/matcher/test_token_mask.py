@@ -9,20 +9,15 @@ import torch
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.sampler import sample
-from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes, mask_of
+from quire_worker.sampling.token_mask import MaskBuilder, MaskKind, TokenMask, bit_words
 from quire_worker.step import DAMAGED, NOTHING_LEFT
+from tests.fakes.worker.token_masks import mask_of
 
 VOCAB, EOS = 77, (3, 70)
 
 
 def mask(*tokens: int) -> TokenMask:
-    found = mask_of(bits_of(tokens), bits_of(EOS), mask_bytes(VOCAB))
-    assert found is not None
-    return found
-
-
-def bits_of(tokens: tuple[int, ...]) -> int:
-    return sum(1 << token for token in tokens)
+    return mask_of(VOCAB, EOS, tokens)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +25,10 @@ def bits_of(tokens: tuple[int, ...]) -> int:
     [
         ((5,), MaskKind.ONE),
         ((31,), MaskKind.ONE),
+        ((63,), MaskKind.ONE),
+        ((64,), MaskKind.ONE),
         ((76,), MaskKind.ONE),
+        ((5, 6), MaskKind.BITS),
         ((5, 76), MaskKind.BITS),
         ((3, 5), MaskKind.BITS),
         ((3,), MaskKind.END),
@@ -47,7 +45,7 @@ def test_mask_forbids_all_other_tokens_whatever_its_kind(tokens: tuple[int, ...]
 
 
 def test_mask_of_no_token_is_none() -> None:
-    assert mask_of(0, bits_of(EOS), mask_bytes(VOCAB)) is None
+    assert MaskBuilder(VOCAB, EOS).build(bit_words(VOCAB, ())) is None
 
 
 @pytest.mark.parametrize("tokens", [(5,), (5, 6), (3, 70), (31, 63)])
