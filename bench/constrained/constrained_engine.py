@@ -85,7 +85,7 @@ class ConstrainedEngine:
             facts.digest,
             PageGeometry(_PAGE, (group,), b"paced".ljust(32)),
         )
-        self._matcher = make_matcher(WorkerConfig(model=model, paced=rows.step_ms), model, info)
+        self._matcher = make_matcher(WorkerConfig(model=model, paced=rows.step_ms), model, info, "cpu")
         self._device = ThreadDevice(PacedRunner(PageArray(num_pages, _PAGE), spec.vocab_size, rows.step_ms))
         self._engine = Engine(spec, self._device, matcher=self._matcher)
         self._woken = threading.Event()

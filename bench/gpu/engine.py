@@ -35,6 +35,7 @@ from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.engine import Engine
 from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 
@@ -49,7 +50,9 @@ _TURNS = 3
 class Local:
     """One replica in this process, free-running."""
 
-    def __init__(self, served: ServedModel, max_num_seqs: int, matcher: MatcherClient | None = None) -> None:
+    def __init__(
+        self, served: ServedModel, max_num_seqs: int, matcher: MatcherClient | MatcherPool | None = None
+    ) -> None:
         sizes = served.engine_spec(max_num_seqs)
         if matcher is not None:
             sizes = replace(sizes, masks=matcher.ring)

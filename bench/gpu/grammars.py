@@ -83,7 +83,7 @@ def measure(name: str, batches: Listed[int], output: int) -> Iterator[tuple[str,
         config = worker_config(Path(folder), name, max(batches), 0, eager=False)
         write_tokenizer(Path(config.model), MODELS[name].vocab_size)
         served = load_configured(config, lambda *_: None)
-        matcher = make_matcher(config, config.model, served.info)
+        matcher = make_matcher(config, config.model, served.info, served.device)
         local = Local(served, max(batches), matcher)
         while local.device.prepare():
             pass

@@ -23,6 +23,7 @@ from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.loading import LoadedModel, LoadOptions, Quantize, load_model
 from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.model_source import model_info
 from quire_worker.replica import ServedModel, from_host, on_host
 
@@ -51,7 +52,7 @@ class LocalEngine:
         num_pages: int = 0,
         *,
         lockstep: bool = False,
-        matcher: MatcherClient | None = None,
+        matcher: MatcherClient | MatcherPool | None = None,
         **scheduler: object,
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages

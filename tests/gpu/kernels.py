@@ -12,9 +12,10 @@ from typing import IO
 
 from bench import ROOT
 from bench.gpu.record import Recorder
+from quire_worker.threads.cores import usable_cores
 
 _FOLDER = ROOT / "tests/kernels"
-_PROCESSES = 4
+_MOST_PROCESSES = 12
 # Those of this very check are other stages.
 _OTHERS = ("test_gpu_check.py",)
 _TOLD = 10
@@ -27,9 +28,8 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     """All files, the longest first and one to each process in turn; `tiny`: one file."""
     files = [file for file in _FOLDER.rglob("test_*.py") if file.name not in _OTHERS]
     files = sorted(files, key=lambda file: (-file.stat().st_size, file.name))
-    shares = (
-        [[_FOLDER / "memory" / "test_memory.py"]] if tiny else [files[place::_PROCESSES] for place in range(_PROCESSES)]
-    )
+    count = max(2, min(_MOST_PROCESSES, usable_cores() - 2))
+    shares = [[_FOLDER / "memory" / "test_memory.py"]] if tiny else [files[place::count] for place in range(count)]
     with contextlib.ExitStack() as stack:
         started, ends = [_start(share, stack) for share in shares], time.monotonic() + _LIMIT_S
         for place, (process, output) in enumerate(started):

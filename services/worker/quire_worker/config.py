@@ -51,6 +51,13 @@ class WorkerConfig(ServiceConfig):
         at_least=0,
         at_most=4096,
     )
+    matcher_processes: int = option(
+        0,
+        "processes that apply grammars, each with the model's tokens in memory; 0: one, and on a GPU one for every two "
+        "processors, at most eight",
+        at_least=0,
+        at_most=32,
+    )
     kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB, or what a GPU has left", at_least=0)
     block_size: int = option(0, "tokens per KV page; 0: 16, on a GPU 64", at_least=0, at_most=1024)
     device: str = option("auto", "where the model runs; auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire_worker.engine.transfer_agent import KvTransferAgent
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.ring import Ring
-    from quire_worker.matcher.matcher_client import MatcherClient
+    from quire_worker.matcher.matcher_pool import MatcherPool
     from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step_work import StepWork
 
@@ -157,11 +157,11 @@ class Replica:
         self._listeners.close()
 
 
-def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherClient | None:
+def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherPool | None:
     """Make the engine's side of the matcher, for a model whose capabilities have structured output."""
     if STRUCTURED_OUTPUT not in loaded.info.capabilities:
         return None
-    return make_matcher(config, loaded.model_path, loaded.info)
+    return make_matcher(config, loaded.model_path, loaded.info, loaded.device)
 
 
 def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:

@@ -20,8 +20,8 @@ from quire_common.sequence import Sequence, Stop
 from quire_common.telemetry import metrics
 from quire_worker.config import WorkerConfig
 from quire_worker.matcher import served
-from quire_worker.matcher.matcher_client import MatcherClient
 from quire_worker.matcher.matcher_main import GRAMMAR_BYTES
+from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.sampling.token_mask import MaskKind
 
@@ -40,13 +40,13 @@ def restarts() -> float:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherClient]]:
-    made: list[MatcherClient] = []
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherPool]]:
+    made: list[MatcherPool] = []
 
-    def make_seats(model: str, silent_pings: int = PATIENT.silent_pings) -> MatcherClient:
+    def make_seats(model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1) -> MatcherPool:
         monkeypatch.setattr(served, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
-        config = WorkerConfig(model=model, max_constrained_seqs=9, paced=0.0)
-        made.append(served.make_matcher(config, model, INFO))
+        config = WorkerConfig(model=model, max_constrained_seqs=9, matcher_processes=processes, paced=0.0)
+        made.append(served.make_matcher(config, model, INFO, "cpu"))
         return made[-1]
 
     yield make_seats
@@ -54,11 +54,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherCli
         seats.close()
 
 
-def open_row(seats: MatcherClient, text: str = 'start: "a" /[0-9]+/ "b"') -> RowConstraint:
+def open_row(seats: MatcherPool, text: str = 'start: "a" /[0-9]+/ "b"') -> RowConstraint:
     return seats.open(Sequence(np.zeros(PROMPT, np.int32), Stop(20)), text)
 
 
-def until(seats: MatcherClient, done: Callable[[], object]) -> None:
+def until(seats: MatcherPool, done: Callable[[], object]) -> None:
     clock = threading.Event()
     for _ in range(int(WAIT_S * 200)):
         seats.take_changes()
@@ -79,21 +79,21 @@ def has_mask(row: RowConstraint) -> bool:
     return row.mask_at(PROMPT + len(row.output)) is not None
 
 
-def draw(seats: MatcherClient, row: RowConstraint) -> None:
+def draw(seats: MatcherPool, row: RowConstraint) -> None:
     """Draw the first token that may come, and await the mask behind it."""
     row.keep(allowed(row)[:1])
-    row.flush()
+    row.seats.flush()
     until(seats, lambda: has_mask(row))
 
 
-def pid_of(seats: MatcherClient) -> int:
-    assert seats.pid is not None
-    return seats.pid
+def pid_of(seats: MatcherPool) -> int:
+    assert len(seats.pids) == 1
+    return seats.pids[0]
 
 
-def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[str], MatcherClient]) -> None:
+def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[str], MatcherPool]) -> None:
     seats = make(str(find_model(None)))
-    assert seats.pid is None
+    assert seats.pids == []
     row = open_row(seats)
     until(seats, lambda: row.is_open)
     for _ in range(6):
@@ -104,7 +104,24 @@ def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much a process has mapped")
-def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[str], MatcherClient]) -> None:
+def test_several_processes_make_the_masks_of_one_ring(make: Callable[..., MatcherPool]) -> None:
+    seats, alone = make(str(find_model(None)), processes=3), make(str(find_model(None)))
+    rows = [open_row(seats) for _ in range(6)]
+    reference = open_row(alone)
+    until(seats, lambda: all(row.is_open for row in rows))
+    until(alone, lambda: reference.is_open)
+    assert len(set(seats.pids)) == 3
+    for _ in range(4):
+        draw(alone, reference)
+        for row in rows:
+            draw(seats, row)
+            assert row.output == reference.output and allowed(row) == allowed(reference)
+    pids = seats.pids
+    seats.close()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[str], MatcherPool]) -> None:
     seats = make(str(find_model(None)))
     row = open_row(seats)
     until(seats, lambda: row.is_open)
@@ -116,7 +133,7 @@ def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[st
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_killed_or_frozen_process_is_replaced_and_the_same_masks_come(
-    make: Callable[..., MatcherClient], number: signal.Signals
+    make: Callable[..., MatcherPool], number: signal.Signals
 ) -> None:
     seats = make(str(find_model(None)), 20 if number is signal.SIGSTOP else PATIENT.silent_pings)
     row, other = open_row(seats), open_row(seats, "start: /[a-z]+/")
@@ -126,27 +143,27 @@ def test_killed_or_frozen_process_is_replaced_and_the_same_masks_come(
     before, pid, expected = restarts(), pid_of(seats), allowed(row)
     os.kill(pid, number)
     until(seats, lambda: restarts() > before)
-    until(seats, lambda: row.is_open and other.is_open and seats.pid not in (None, pid))
+    until(seats, lambda: row.is_open and other.is_open and seats.pids not in ([], [pid]))
     assert allowed(row) == expected and len(row.output) == 4 and row.failure is None
     draw(seats, row)
     assert not psutil.pid_exists(pid)
 
 
-def test_process_ends_with_its_engine(make: Callable[[str], MatcherClient]) -> None:
+def test_process_ends_with_its_engine(make: Callable[[str], MatcherPool]) -> None:
     seats = make(str(find_model(None)))
     row = open_row(seats)
     until(seats, lambda: row.is_open)
     pid = pid_of(seats)
     os.kill(pid, signal.SIGTERM)  # what a supervisor sends to the whole group is the worker's affair
     draw(seats, row)
-    assert seats.pid == pid
+    assert seats.pids == [pid]
     seats.close()
     assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("hangs", ["while True: pass", "threading.Event().wait()"], ids=["computes", "waits"])
 def test_grammar_that_keeps_a_thread_too_long_is_found(
-    hangs: str, make: Callable[[str], MatcherClient], monkeypatch: pytest.MonkeyPatch
+    hangs: str, make: Callable[[str], MatcherPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process, patched to hang at one text, ends itself; twice, and that sequence has failed, and no other."""
     stuck = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, threading, sys\n"
@@ -169,7 +186,7 @@ def test_grammar_that_keeps_a_thread_too_long_is_found(
 
 
 def test_step_whose_masks_take_long_together_is_no_hang(
-    make: Callable[..., MatcherClient], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., MatcherPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process, patched to wait before it takes a token in: none of these waits is too long by itself."""
     lazy = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, sys, time\n"
@@ -184,13 +201,13 @@ def test_step_whose_masks_take_long_together_is_no_hang(
     until(seats, lambda: all(row.is_open for row in rows))
     for row in rows:
         row.keep(allowed(row)[:1])
-    rows[0].flush()
+    rows[0].seats.flush()
     until(seats, lambda: all(has_mask(row) for row in rows))
     assert restarts() == before and all(row.failure is None for row in rows)
 
 
 def test_grammar_that_kills_the_process_fails_alone_beside_eight(
-    make: Callable[[str], MatcherClient], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[str], MatcherPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process aborts, as for want of memory, with the second token of one grammar. Nobody else loses more than
     time."""
@@ -212,7 +229,7 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
             until(seats, lambda: bad.is_open)
             draw(seats, bad)
             bad.keep(allowed(bad)[:1])
-            bad.flush()
+            bad.seats.flush()
             until(seats, lambda: bad.failure is not None)
             assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED"
             assert restarts() == before + 2
@@ -220,14 +237,14 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
             until(seats, lambda: all(row.is_open and has_mask(row) for row in rows))
             for row in rows:
                 row.keep(allowed(row)[:1])
-            rows[0].flush()
+            rows[0].seats.flush()
         assert all(row.failure is None for row in rows)
         return [row.output for row in rows]
 
     assert answers(True) == answers(False)
 
 
-def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str], MatcherClient]) -> None:
+def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str], MatcherPool]) -> None:
     """Its masks would take seconds each. Beside it, sequences with other grammars get a token for each of its."""
     seats = make(str(find_model(None)))
     before = restarts()
@@ -240,14 +257,14 @@ def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str]
         if has_mask(slow):
             # The masks of the longest text: the more letters, the more derivations.
             slow.keep(allowed(slow)[-1:])
-            slow.flush()
+            slow.seats.flush()
         seats.take_changes()
     assert slow.failure.code in ("GRAMMAR_TOO_SLOW", "GRAMMAR_FAILED")
     assert restarts() == before and all(row.failure is None and row.is_ready for row in others)
     assert min(len(row.output) for row in others) > len(slow.output) > 2
 
 
-def test_complete_answer_has_its_end_left(make: Callable[[str], MatcherClient]) -> None:
+def test_complete_answer_has_its_end_left(make: Callable[[str], MatcherPool]) -> None:
     seats = make(str(find_model(None)))
     row = open_row(seats, 'start: "a"')
     until(seats, lambda: row.is_open)

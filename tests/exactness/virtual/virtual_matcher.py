@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.fakes.worker.local_matcher import LocalMatcher
+from tests.fakes.worker.local_matcher import LocalLink, LocalMatcher
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ class MatcherWeather:
     busy: int = 0
     """On how many sequences a lost process says that it worked. Two are suspects, of which none may be to blame."""
     seats: int = 8
+    processes: int = 1
 
 
 class VirtualMatcher(LocalMatcher):
@@ -39,7 +40,14 @@ class VirtualMatcher(LocalMatcher):
         weather: MatcherWeather,
         events: Events,
     ) -> None:
-        super().__init__(grammars, vocab_size, weather.seats, prompt=False, clock=lambda: time.now_us / 1e6)
+        super().__init__(
+            grammars,
+            vocab_size,
+            weather.seats,
+            prompt=False,
+            clock=lambda: time.now_us / 1e6,
+            processes=weather.processes,
+        )
         self._time = time
         self._rng = rng
         self._weather = weather
@@ -49,21 +57,22 @@ class VirtualMatcher(LocalMatcher):
         for lost_us in weather.lost_us:
             time.at(lost_us, self._lose)
 
-    def _hear_later(self) -> None:
+    def _hear_later(self, link: LocalLink) -> None:
         """A frame was sent: it arrives behind those before it."""
         least, most = self._weather.delay_us
         self._heard_us = max(self._heard_us, self._time.now_us + int(self._rng.integers(least, most + 1)))
-        self._time.at(self._heard_us, self._hear_next)
+        self._time.at(self._heard_us, lambda: self._hear_next(link))
 
-    def _hear_next(self) -> None:
-        self.link.hear()
+    def _hear_next(self, link: LocalLink) -> None:
+        link.hear()
 
     def _lose(self) -> None:
-        """End the process, if there is one."""
+        """End a process, if there is one."""
         if not self.links:
             return
-        open_seats = [row.generation for row in self.seats._at_seat.values() if row.is_open]
+        lost = int(self._rng.integers(len(self.links)))
+        open_seats = [row.generation for row in self.clients[lost]._at_seat.values() if row.is_open]
         busy = open_seats[: self._weather.busy] if len(open_seats) >= self._weather.busy > 1 else []
         self._events["matchers lost"] += 1
         self._events["matchers lost with sequences"] += bool(open_seats)
-        self.link.lose(busy)
+        self.links[lost].lose(busy)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from quire_worker.matcher.crash_record import CrashRecord
 from quire_worker.matcher.grammars import Grammars, TokenGrammar
 from quire_worker.matcher.lanes import BusyLane, Lane
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
 from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.side_process.process_link import ProcessLost
 
@@ -101,7 +103,7 @@ class LocalLink:
     grammars: Grammars
     ring: MaskRing
     on_frames: Callable[[], None]
-    on_send: Callable[[], None]
+    on_send: Callable[[LocalLink], None]
     heard: list[Frame] = field(default_factory=list)
     incarnation: int = 1
     gave_up: list[str] = field(default_factory=list)
@@ -121,7 +123,7 @@ class LocalLink:
         if incarnation != self.incarnation:
             return False
         self.unheard.append(frame)
-        self.on_send()
+        self.on_send(self)
         return True
 
     def hear(self) -> bool:
@@ -163,7 +165,8 @@ class LocalLink:
 
 
 class LocalMatcher:
-    """A MatcherClient over a LocalLink. With `prompt`, the process hears every frame at once."""
+    """A MatcherClient over a LocalLink; with several processes, a MatcherPool of such clients. With `prompt`, a process
+    hears every frame at once."""
 
     def __init__(
         self,
@@ -173,28 +176,42 @@ class LocalMatcher:
         *,
         prompt: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        processes: int = 1,
     ) -> None:
         self.prompt = prompt
         self.ring = MaskRing.create(seats, PLACES, vocab_size)
         self.grammars = grammars
         self.links: list[LocalLink] = []
-        self.on_send: Callable[[], None] = self._hear
-        self.seats = MatcherClient(self.ring, self._make_link, clock)
+        self.on_send: Callable[[LocalLink], None] = self._hear
+        crashes = CrashRecord(clock)
+        self.clients = [
+            MatcherClient(ring, self._link_maker(ring), clock, seats=range(number, seats, processes), crashes=crashes)
+            for number, ring in enumerate([self.ring, *map(self.ring.of_process, range(1, processes))])
+        ]
+        self.seats = self.clients[0] if processes == 1 else MatcherPool(self.clients)
 
     @property
     def link(self) -> LocalLink:
-        """The link to the process, once there is one."""
+        """The link to the first process, once there is one."""
         return self.links[0]
 
-    def _make_link(self, on_frames: Callable[[], None]) -> LocalLink:
-        self.links.append(LocalLink(self.grammars, self.ring, on_frames, self._sent))
-        return self.links[0]
+    @property
+    def sequences(self) -> int:
+        """The sequences that have a seat, or wait for one."""
+        return sum(client.sequences for client in self.clients)
 
-    def _sent(self) -> None:
-        self.on_send()
+    def _link_maker(self, ring: MaskRing) -> Callable[[Callable[[], None]], LocalLink]:
+        def make_link(on_frames: Callable[[], None]) -> LocalLink:
+            self.links.append(LocalLink(self.grammars, ring, on_frames, self._sent))
+            return self.links[-1]
 
-    def _hear(self) -> None:
-        while self.prompt and self.links and self.links[0].hear():
+        return make_link
+
+    def _sent(self, link: LocalLink) -> None:
+        self.on_send(link)
+
+    def _hear(self, link: LocalLink) -> None:
+        while self.prompt and link.hear():
             pass
 
 

@@ -18,7 +18,7 @@ from tests.gpu import kernels
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
     monkeypatch.setattr(kernels, "ROOT", tmp_path)
-    monkeypatch.setattr(kernels, "_PROCESSES", 2)
+    monkeypatch.setattr(kernels, "_MOST_PROCESSES", 2)
     return tmp_path
 
 

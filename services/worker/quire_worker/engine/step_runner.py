@@ -145,7 +145,8 @@ def tell_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     for constraint, tokens, finish in columns:
         if tokens[0] >= 0 and not finish:
             constraint.keep([token for token in tokens if token >= 0])
-    constraint.flush()
+    for seats in dict.fromkeys(constraint.seats for constraint in batch.constraints.values()):
+        seats.flush()
 
 
 def _put_drafts(batch: StepBatch, proposed: Int32) -> None:

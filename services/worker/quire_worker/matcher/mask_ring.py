@@ -1,4 +1,4 @@
-"""MaskRing: memory in which the matcher's process leaves masks for the engine, by seat and position.
+"""MaskRing: memory in which the matcher's processes leave masks for the engine, by seat and position.
 
 The mask of position p is in place p % places of its seat. There is no lock. A place begins with a stamp, which names
 the sequence and the position; it is 0 while the rest is written.
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Int64, UInt8
 
 LANES: Final = 3
-"""Threads of the process that work on seats."""
+"""Threads of a process that work on seats."""
+MOST_PROCESSES: Final = 32
 _WORDS: Final = 3 * LANES
 # A place's head: its stamp, the hash over stamp and all that follows, kind and token. The mask's bits follow.
 _STAMP: Final = struct.Struct("<q")
@@ -38,28 +39,32 @@ WHAT_AT: Final = _HASHED_FROM
 BITS_AT: Final = 64
 """Offset of the bits, as int32."""
 _LINE: Final = 64
-PLACES_AT: Final = 128
-"""Where the first place begins: a line of the processor's cache, as all do."""
+PLACES_AT: Final = 4096
+"""Where the first place begins, behind the words of all processes: a line of the processor's cache, as all do."""
 _KINDS: Final = {int(kind): kind for kind in MaskKind}
 
 
 class MaskRing:
-    """An anonymous file, mapped. The engine makes it, the process inherits its descriptor."""
+    """An anonymous file, mapped. The engine makes it, the processes inherit its descriptor. Each object has the words
+    of one process, which say on what it works and how many masks it has made, and the places of all."""
 
-    def __init__(self, fd: int, seats: int, places: int, vocab_size: int) -> None:
+    def __init__(self, fd: int, seats: int, places: int, vocab_size: int, process: int = 0) -> None:
+        if not 0 <= process < MOST_PROCESSES:
+            raise IndexError(f"process {process} of {MOST_PROCESSES}")
         self.fd = fd
         self.seats = seats
         self.places = places
         self.words = mask_bytes(vocab_size) // 4
         """Length of a mask, in int32."""
         self.place_bytes = _place_bytes(vocab_size)
+        self._vocab_size = vocab_size
         self._used = BITS_AT + mask_bytes(vocab_size)
         self._map = mmap.mmap(fd, _size(seats, places, vocab_size))
         self.memory: UInt8 = np.frombuffer(self._map, np.uint8)
         """All of it. Places follow one another from PLACES_AT on, seat after seat."""
         stamps = self.memory[PLACES_AT:].view(np.int64).reshape(seats * places, -1)
         self._stamps: Int64 = stamps[:, 0]
-        state = np.frombuffer(self._map, np.int64, _WORDS)
+        state = np.frombuffer(self._map, np.int64, _WORDS * MOST_PROCESSES).reshape(MOST_PROCESSES, _WORDS)[process]
         self._busy: Int64 = state[:LANES]
         self._counters: Int64 = state[LANES:].reshape(LANES, 2)
 
@@ -73,6 +78,10 @@ class MaskRing:
         except BaseException:
             os.close(fd)
             raise
+
+    def of_process(self, process: int) -> MaskRing:
+        """Map the same memory again, with the words of another process."""
+        return MaskRing(os.dup(self.fd), self.seats, self.places, self._vocab_size, process)
 
     def put(self, seat: int, generation: int, position: int, mask: TokenMask) -> None:
         """Leave the mask of the token at `position` of the sequence that has the seat as its `generation`."""
@@ -106,7 +115,7 @@ class MaskRing:
         self._busy[lane] = generation
 
     def take_busy(self) -> set[int]:
-        """The sequences that the last process worked on when it ended; forgets them."""
+        """The sequences on which the process worked when it ended; forgets them."""
         busy = {int(each) for each in self._busy if each}
         self._busy[:] = 0
         return busy
@@ -118,7 +127,8 @@ class MaskRing:
 
     @property
     def masks(self) -> tuple[int, int]:
-        """Return the number of masks that were made since the ring was, and the nanoseconds that they took."""
+        """Return the number of masks that the process has made since the ring was made, and the nanoseconds that they
+        took."""
         count, elapsed_ns = self._counters.sum(axis=0).tolist()
         return count, elapsed_ns
 

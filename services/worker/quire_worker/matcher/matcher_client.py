@@ -1,5 +1,5 @@
-"""MatcherClient: the engine's side of the matcher. It gives seats to sequences, passes on the tokens that they
-sample, and opens the seats again when the process is lost.
+"""MatcherClient: the engine's side of one process of the matcher. It gives seats to sequences, passes on the tokens
+that they sample, and opens the seats again when the process is lost.
 
 The next process replays the outputs of all sequences. The ring records on which sequences the lost process worked.
 Their seats, and those of sequences in the same state, are opened behind all others that the process had, one at a
@@ -67,13 +67,17 @@ class MatcherLink(Protocol):
 
 class MatcherClient:
     """A GrammarMatcher. Methods belong to the model thread, but for those that RowConstraint passes on. The process
-    starts with the first sequence that has a grammar."""
+    starts with the first sequence that has a grammar, unless `start` was called before. It has these seats of the ring,
+    and all of them unless others have some."""
 
     def __init__(
         self,
         ring: MaskRing,
         make_link: Callable[[Callable[[], None]], MatcherLink],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        seats: Sequence[int] | None = None,
+        crashes: CrashRecord | None = None,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._ring = ring
@@ -84,7 +88,7 @@ class MatcherClient:
         # Guards what the device's thread changes too: outputs, what is to be sent, and who the process is.
         self._lock = threading.Lock()
         self._sampled: list[int] = []
-        self._free = list(range(ring.seats))[::-1]
+        self._free = list(range(ring.seats) if seats is None else seats)[::-1]
         self._waiting: deque[RowConstraint] = deque()
         self._at_seat: dict[int, RowConstraint] = {}
         self._to_open: deque[RowConstraint] = deque()
@@ -92,7 +96,7 @@ class MatcherClient:
         self._suspects: set[int] = set()
         self._opening: dict[int, int] = {}
         self._alone = False
-        self._crashes = CrashRecord(clock)
+        self._crashes = CrashRecord(clock) if crashes is None else crashes
         self._waits = MaskWaits(clock)
         self._lost = 0
         self._changed = False
@@ -113,10 +117,23 @@ class MatcherClient:
         """Return the number of masks that were made, and the nanoseconds that they took."""
         return self._ring.masks
 
-    def open(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
-        """Give a sequence that starts a seat, now or when one is free, and have its grammar compiled."""
+    @property
+    def sequences(self) -> int:
+        """The number of sequences whose grammars the process applies, or will."""
+        return len(self._at_seat) + len(self._waiting)
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Have this called where `take_changes` has something to do."""
+        self.wake = wake
+
+    def start(self) -> None:
+        """Start the process, unless that was done before."""
         if self._link is None:
             self._link = self._make_link(self._wake_model_thread)
+
+    def open(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
+        """Give a sequence that starts a seat, now or when one is free, and have its grammar compiled."""
+        self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
         self._metrics.begin(constraint.generation)
@@ -193,6 +210,7 @@ class MatcherClient:
 
     def close(self) -> None:
         """End the process, and release the ring. Idempotent."""
+        self._metrics.seats(0, 0)
         if self._link is not None:
             self._link.close()
             self._link = None

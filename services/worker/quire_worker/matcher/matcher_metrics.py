@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class MatcherMetrics:
-    """Belongs to the model thread. A sequence is named by its generation."""
+    """What one process does. Belongs to the model thread. A sequence is named by its generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began_s: dict[int, float] = {}
-        self._seen_masks = (0, 0)
+        self._seen_masks = self._seen_seats = (0, 0)
         self._first_mask_seconds = metrics.histogram(
             "quire_worker_first_mask_seconds",
             "Time from the start of a sequence with a grammar to its first mask, the wait for a seat included",
@@ -65,11 +65,12 @@ class MatcherMetrics:
 
     def seats(self, taken: int, waiting: int) -> None:
         """Note how many sequences have seats, and how many wait for one."""
-        self._seated.set(taken)
-        self._waiting.set(waiting)
+        self._seated.inc(taken - self._seen_seats[0])
+        self._waiting.inc(waiting - self._seen_seats[1])
+        self._seen_seats = taken, waiting
 
     def masks(self, made: tuple[int, int]) -> None:
-        """Note how many masks were made since the ring was made, and how many nanoseconds they took."""
+        """Note how many masks the process has made since the ring was made, and how many nanoseconds they took."""
         if made != self._seen_masks:
             self._masks.inc(made[0] - self._seen_masks[0])
             self._mask_seconds.inc((made[1] - self._seen_masks[1]) / 1e9)

@@ -20,7 +20,7 @@ NO_SEAT = -1
 
 
 class TokenSeats(Protocol):
-    """The masks of rows, as the device's thread asks for them."""
+    """The masks of rows, as the device's thread asks for them: one object for each process of the matcher."""
 
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
         """See RowConstraint."""
@@ -29,11 +29,11 @@ class TokenSeats(Protocol):
         """See RowConstraint."""
 
     def flush(self) -> None:
-        """See RowConstraint."""
+        """Send to the process what its sequences have sampled: once a step."""
 
 
 class RowConstraint:
-    """`mask_at`, `keep` and `flush` belong to the device's thread. All else is changed by MatcherClient alone, on the
+    """`mask_at` and `keep` belong to the device's thread. All else is changed by MatcherClient alone, on the
     model thread; `append` under its lock."""
 
     def __init__(self, sequence: Sequence, grammar: str, generation: int, seats: TokenSeats) -> None:
@@ -51,7 +51,8 @@ class RowConstraint:
         """Whether a step found its mask missing, and the process has not said since that it is there."""
         self.failure: QuireError | None = None
         self.ended = False
-        self._seats = seats
+        self.seats = seats
+        """The process that applies its grammar."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,15 +66,11 @@ class RowConstraint:
 
     def mask_at(self, position: int) -> TokenMask | None:
         """Which tokens may be sampled at this position; None: that is not known yet, and the row is held."""
-        return self._seats.mask_at(self, position)
+        return self.seats.mask_at(self, position)
 
     def keep(self, tokens: Many[int]) -> None:
         """Take in the tokens that the sequence has sampled and keeps."""
-        self._seats.keep(self, tokens)
-
-    def flush(self) -> None:
-        """Send to the matcher what all sequences have sampled: once a step."""
-        self._seats.flush()
+        self.seats.keep(self, tokens)
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""

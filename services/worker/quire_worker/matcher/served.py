@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,15 @@ from quire_common.structured.capability import STRUCTURED_OUTPUT
 from quire_common.structured.constraint import LLGUIDANCE_VERSION
 from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger, identity
+from quire_worker.matcher.crash_record import CrashRecord
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.matcher.setup import MatcherSetup
 from quire_worker.matcher.wire import MatcherFrameKind
 from quire_worker.side_process.frames import Frame
 from quire_worker.side_process.process_link import LinkTimeouts, ProcessKind, ProcessLink
+from quire_worker.threads.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +38,7 @@ _MAX_CAUSE_CHARS = 500
 TOKENIZER_FILE = "tokenizer.json"
 # Each seat has two: one that is read, and one that is being written.
 PLACES = 2
+GPU_PROCESSES = 8
 # A frozen process is a pause for its sequences: it is replaced after some three seconds, one that starts after sixty,
 # since a large vocabulary on a busy machine takes long to load.
 TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
@@ -79,20 +84,47 @@ def _problem_of(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) ->
     return (done.stdout.strip() or done.stderr.strip())[-_MAX_CAUSE_CHARS:] or f"exit code {done.returncode}"
 
 
-def make_matcher(config: WorkerConfig, model: str, info: ModelInfo) -> MatcherClient:
-    """Make the engine's side of the matcher, for the model at this path; its process starts with the first grammar."""
-    seats = config.max_constrained_seqs
+def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str) -> MatcherPool:
+    """Make the engine's side of the matcher, for the model at this path on cpu or cuda; its processes start with the
+    first grammar."""
+    seats, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
+    count = min(config.matcher_processes or _processes_on(device), seats)
+    ring = MaskRing.create(seats, PLACES, info.vocab_size)
+    rings = [ring, *(ring.of_process(number) for number in range(1, count))]
+    return MatcherPool(
+        [
+            MatcherClient(
+                each,
+                _link_maker(config, model, info, each, number),
+                seats=range(number, seats, count),
+                crashes=crashes,
+            )
+            for number, each in enumerate(rings)
+        ]
+    )
+
+
+def _processes_on(device: str) -> int:
+    """The number of processes unless the operator says otherwise. A GPU's step takes a millisecond or two, in which
+    hundreds of masks are to be made."""
+    return max(1, min(GPU_PROCESSES, usable_cores() // 2)) if device == "cuda" else 1
+
+
+def _link_maker(
+    config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, process: int
+) -> Callable[[Callable[[], None]], ProcessLink]:
+    """Return what starts one of the matcher's processes."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
-        seats=seats,
+        seats=ring.seats,
         places=PLACES,
+        process=process,
         instance=identity()[1] or config.instance,
         log_level=config.log_level,
         log_format=config.log_format,
     )
-    ring = MaskRing.create(seats, PLACES, info.vocab_size)
     restarts = metrics.counter("quire_worker_matcher_restarts_total", "Matchers that ended or hung")
     kind = ProcessKind("the matcher", COMMAND, MatcherFrameKind, "matcher-link", restarts.inc, awaits_next=True)
     frame = Frame(MatcherFrameKind.SETUP, payload=setup.to_json())
@@ -101,4 +133,4 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo) -> MatcherCl
         # Also with each ping: a sequence may wait for a mask that never comes while nothing else happens.
         return ProcessLink(kind, frame, {"--ring": ring.fd}, on_frames, TIMEOUTS, on_ping=on_frames)
 
-    return MatcherClient(ring, make_link)
+    return make_link

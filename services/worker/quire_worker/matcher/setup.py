@@ -18,6 +18,8 @@ class MatcherSetup:
     seats: int
     places: int
     """Masks for each seat."""
+    process: int = 0
+    """Which of the matcher's processes it is."""
     instance: str = ""
     log_level: str = "info"
     log_format: str = "json"

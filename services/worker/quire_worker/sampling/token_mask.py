@@ -78,7 +78,8 @@ class MaskBuilder:
         self._ending_words = np.count_nonzero(ending)
 
     def build(self, allowed: UInt64) -> TokenMask | None:
-        """Build the mask of the tokens whose bits are 1 in `allowed`, as `bit_words` has them. None: no token is left."""
+        """Build the mask of the tokens whose bits are 1 in `allowed`, in the layout of `bit_words`. Returns None where
+        no token is left."""
         words = np.count_nonzero(allowed)
         if not words:
             return None

@@ -34,7 +34,7 @@ def allowed(row: RowConstraint, output: int) -> list[int] | None:
 
 def keep(row: RowConstraint, *tokens: int) -> None:
     row.keep(tokens)
-    row.flush()
+    row.seats.flush()
 
 
 def wanted(*output: int, text: str = TEXT) -> list[int]:

@@ -54,9 +54,9 @@ def alone(made: Start) -> tuple[list[int], Finish]:
     return answer.tokens, answer.finish
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_constrained_answers_are_those_of_the_pure_model(depth: int) -> None:
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB), depth)
+@pytest.mark.parametrize(("depth", "processes"), [(1, 1), (2, 1), (2, 3)])
+def test_constrained_answers_are_those_of_the_pure_model(depth: int, processes: int) -> None:
+    bench = Bench(LocalMatcher(GRAMMARS, VOCAB, processes=processes), depth)
     starts = [start(slot, TEXT if slot % 3 else "", seed=slot) for slot in range(6)]
     bench.grant(*starts)
     told = bench.run()
@@ -80,7 +80,7 @@ def test_row_without_its_mask_is_held_while_others_go_on(depth: int) -> None:
         bench.step()
     assert len(bench.told.tokens[0]) <= had + depth and len(bench.told.tokens[1]) >= 12
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     told = bench.run()
     assert (told.tokens[0], told.finish[0]) == alone(held)
     assert (told.tokens[1], told.finish[1]) == alone(free)
@@ -99,7 +99,7 @@ def test_row_without_its_mask_computes_no_step_again_and_again(depth: int) -> No
     told = bench.run()
     assert bench.engine.steps - steps <= 2 * depth and not bench.engine.launch() and 0 not in told.finish
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     told = bench.run()
     assert (told.tokens[0], told.finish[0]) == alone(start(0, seed=1))
 
@@ -136,7 +136,7 @@ def test_slot_takes_no_row_before_its_first_mask() -> None:
     assert 0 not in bench.told.tokens and steps <= 1  # its prompt, and no more
     assert not bench.engine.launch()
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     assert bench.run().tokens[0] == alone(start(0))[0]
 
 
@@ -215,7 +215,7 @@ def test_new_run_leaves_no_seat_taken() -> None:
     bench.step()
     bench.engine.begin_run()
     bench.engine.check_integrity()
-    assert sorted(matcher.seats._free) == [0, 1] and not matcher.seats._waiting
+    assert sorted(matcher.clients[0]._free) == [0, 1] and not matcher.clients[0]._waiting
 
 
 def test_worker_without_a_matcher_refuses_a_grammar() -> None:

@@ -50,7 +50,7 @@ def test_tokens_of_a_step_travel_together() -> None:
     rows = [open_row(matcher) for _ in range(3)]
     for row in rows:
         row.keep([A])
-    rows[-1].flush()
+    rows[-1].seats.flush()
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.TOKENS) == 1
     assert all(allowed(row, 1) == wanted(A) for row in rows)
 
@@ -85,7 +85,7 @@ def test_lost_process_is_replayed_and_the_same_masks_come() -> None:
     keep(rows[0], C)  # drawn by a mask of the lost process, before the loss is known
     assert matcher.seats.take_changes() and not any(row.is_open for row in rows)
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     assert matcher.seats.take_changes() and all(row.is_open for row in rows)
     assert [allowed(rows[0], 1), allowed(rows[1], 1), allowed(rows[2], 2)] == [wanted(C), wanted(A), wanted(A, B)]
 
@@ -100,7 +100,7 @@ def test_token_that_comes_twice_is_consumed_once() -> None:
     matcher.seats.take_changes()
     row.keep([B])
     matcher.prompt = True
-    row.flush()
+    row.seats.flush()
     assert allowed(row, 2) == wanted(A, B) and not matcher.link.gave_up
 
 
@@ -174,7 +174,7 @@ def test_held_row_is_not_ready_until_its_mask_is_there() -> None:
     matcher.seats.take_changes()
     assert not row.is_ready
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     assert matcher.seats.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.AWAIT) == 1
 
@@ -187,7 +187,7 @@ def test_mask_that_is_awaited_before_its_token_is_known_comes_behind_it() -> Non
     assert held(matcher, row, 1)
     take_all(matcher)
     assert not row.is_ready
-    row.flush()
+    row.seats.flush()
     assert matcher.seats.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
 
 
@@ -274,7 +274,7 @@ def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     matcher = LocalMatcher(GRAMMARS, VOCAB, clock=lambda: now_s[0])
     served = open_row(matcher, text="start: /[A-D]+/")
     take_all(matcher)
-    matcher.on_send = lambda: None
+    matcher.on_send = lambda _: None
     row = open_row(matcher)
     late = matcher.link.unheard.popleft()
     matcher.on_send = matcher._hear
@@ -284,7 +284,7 @@ def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
         take_all(matcher)
         assert row.failure is None
     matcher.link.unheard.append(late)
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     take_all(matcher)
     assert row.is_ready
 
@@ -313,7 +313,7 @@ def test_row_that_ends_while_its_mask_is_overdue_is_not_opened_again() -> None:
     now_s[0] = 20.0
     matcher.seats.close_seat(row)
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     take_all(matcher)
     assert opened(matcher) == [row.generation]
 
@@ -326,11 +326,12 @@ def test_metrics_tell_how_long_first_masks_take_from_the_start_of_their_sequence
     now_s = [0.0]
     matcher = LocalMatcher(GRAMMARS, VOCAB, 1, prompt=False, clock=lambda: now_s[0])
     count, seconds = sample("first_mask_seconds_count"), sample("first_mask_seconds_sum")
+    slots, waiting = sample("constrained_slots"), sample("constrained_waiting")
     first, second = open_row(matcher), open_row(matcher)
-    assert (sample("constrained_slots"), sample("constrained_waiting")) == (1, 1)
+    assert (sample("constrained_slots") - slots, sample("constrained_waiting") - waiting) == (1, 1)
     now_s[0] = 2.0
     matcher.prompt = True
-    matcher.on_send()
+    matcher.on_send(matcher.link)
     take_all(matcher)
     assert sample("first_mask_seconds_count") - count == 1 and sample("first_mask_seconds_sum") - seconds == 2.0
     now_s[0] = 3.0
@@ -341,7 +342,9 @@ def test_metrics_tell_how_long_first_masks_take_from_the_start_of_their_sequence
     matcher.seats.close_seat(first)  # the second has waited for its seat since it began
     take_all(matcher)
     assert second.is_ready and sample("first_mask_seconds_sum") - seconds == 9.0
-    assert (sample("constrained_slots"), sample("constrained_waiting")) == (1, 0)
+    assert (sample("constrained_slots") - slots, sample("constrained_waiting") - waiting) == (1, 0)
+    matcher.seats.close()
+    assert sample("constrained_slots") == slots
 
 
 def test_metrics_count_the_replays_of_masks_that_did_not_come() -> None:

@@ -1,0 +1,73 @@
+"""Several processes of the matcher: how sequences are spread over them, and how little one of them harms the others."""
+
+from __future__ import annotations
+
+from quire_common.telemetry import metrics
+from quire_worker.matcher.wire import MatcherFrameKind
+from tests.fakes.worker.local_matcher import DeadlyGrammars, LocalMatcher
+from tests.unit.worker.matcher.letter_rows import GRAMMARS, VOCAB, A, allowed, keep, open_row, take_all, wanted
+
+DEADLY = "start: deadly\ndeadly: /[A-D]{3,8}/"
+
+
+def seated() -> float | None:
+    return metrics.registry.get_sample_value("quire_worker_constrained_slots")
+
+
+def test_each_sequence_goes_to_the_process_that_has_the_fewest() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, 9, processes=3)
+    before = seated() or 0.0
+    rows = [open_row(matcher) for _ in range(7)]
+    assert [client.sequences for client in matcher.clients] == [3, 2, 2] and seated() == before + 7
+    assert sorted(row.seat for row in rows) == [0, 1, 2, 3, 4, 5, 6]
+    for row in rows[:4:3]:
+        matcher.seats.close_seat(row)
+    open_row(matcher)
+    assert [client.sequences for client in matcher.clients] == [2, 2, 2] and seated() == before + 6
+
+
+def test_all_processes_start_with_the_first_sequence() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=3)
+    assert not matcher.links
+    open_row(matcher)
+    assert len(matcher.links) == 3
+
+
+def test_a_lost_process_delays_its_own_sequences_alone() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=2)
+    rows = [open_row(matcher) for _ in range(4)]
+    take_all(matcher)
+    matcher.prompt = False
+    matcher.links[1].lose()
+    matcher.seats.take_changes()
+    assert [row.is_open for row in rows] == [True, False, True, False]
+    matcher.prompt = True
+    keep(rows[0], A)
+    assert allowed(rows[0], 1) == wanted(A)
+    matcher.links[1].hear()
+    matcher.links[1].hear()
+    take_all(matcher)
+    assert all(row.is_open for row in rows) and [link.losses for link in matcher.links] == [0, 1]
+
+
+def test_what_ended_one_process_twice_ends_no_other() -> None:
+    matcher = LocalMatcher(DeadlyGrammars.like(GRAMMARS), VOCAB, 9, processes=3)
+    rows = [open_row(matcher, text=DEADLY) for _ in range(6)]
+    take_all(matcher)
+    assert all(row.failure is not None and row.failure.code == "GRAMMAR_CRASHED" for row in rows)
+    assert sum(link.losses for link in matcher.links) <= 2 + len(matcher.links)
+    before = [link.losses for link in matcher.links]
+    later = open_row(matcher, text=DEADLY)
+    take_all(matcher)
+    assert later.failure is not None and [link.losses for link in matcher.links] == before
+
+
+def test_masks_are_counted_over_all_processes() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=2)
+    rows = [open_row(matcher) for _ in range(4)]
+    take_all(matcher)
+    for row in rows:
+        keep(row, A)
+    assert matcher.seats.masks[0] == 4
+    kinds = [[frame.kind for frame in link.heard].count(MatcherFrameKind.TOKENS) for link in matcher.links]
+    assert kinds == [2, 2]
