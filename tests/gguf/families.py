@@ -8,6 +8,7 @@ from typing import Any
 UNKNOWN = {
     "mistral": "the converter drops windows of Mistral",
     "ministral": "llama.cpp does not know it",
+    "smollm3, windows": "files of SmolLM3 have no windows",
     "gptj": "llama.cpp has the name alone",
     "opt": "llama.cpp does not know it",
     "persimmon": "llama.cpp does not know it any more",

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3, windows": ("SmolLM3", _WINDOW | {"no_rope_layers": [1, 0, 1], "use_sliding_window": True}),
     "hunyuan": (
         "HunYuanDenseV1",
         {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 100.0, "factor": 1.0}},

@@ -30,6 +30,7 @@ def spec_of(folder: Path, **fields: Any) -> ArchSpec:
     return read_source(write_config(folder, **fields), LoadOptions(load_format="dummy")).spec
 
 
+GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
 STABLELM: dict[str, Any] = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "rms_norm_eps": ...}
 NO_SIZES: dict[str, Any] = dict.fromkeys(TINY, ...) | {"vocab_size": 97}
 OPT: dict[str, Any] = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "rms_norm_eps": ...}
@@ -64,7 +65,29 @@ def test_windows_are_those_of_the_families_own_defaults(tmp_path: Path) -> None:
     assert deep.windows == (0,) * 28 + (37, 37)
 
 
+def test_null_is_no_soft_cap_where_absence_is_the_default(tmp_path: Path) -> None:
+    for fields, caps in (
+        ({}, (50.0, 30.0)),
+        ({"attn_logit_softcapping": None}, (0.0, 30.0)),
+        ({"final_logit_softcapping": None}, (50.0, 0.0)),
+    ):
+        spec = spec_of(tmp_path, **GEMMA2, **fields)
+        assert (spec.attention[0].softcap, spec.logit_softcap) == caps
+        options = LoadOptions(load_format="dummy", hf_overrides=fields)
+        spec = read_source(write_config(tmp_path, **GEMMA2), options).spec
+        assert (spec.attention[0].softcap, spec.logit_softcap) == caps, "an option says it as the file does"
+
+
+def test_a_familys_own_name_of_a_field_does_not_hide_the_usual_one(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, **(GPT2 | {"n_embd": None, "hidden_size": 48})).hidden_size == 48
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a window that is null, in layers that have one": (GEMMA2 | {"sliding_window": None}, "sliding_window"),
+    "a window that is null, in layers by name": (
+        QWEN2 | {"use_sliding_window": True, "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+        "sliding_window",
+    ),
     "window without a flag": (QWEN2 | {"sliding_window": 37}, "sliding_window"),
     "window without a flag, qwen3": (QWEN3 | {"sliding_window": 37}, "sliding_window"),
     "flag without a window": (QWEN2 | {"use_sliding_window": True}, "sliding_window"),

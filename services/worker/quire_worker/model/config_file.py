@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The fields of one config.json. A field that is null counts as absent."""
+    """The fields of one config.json. A field that is null counts as absent, but for what `is_null` tells apart."""
 
     fields: Mapping[str, Any]
     source: str = "config.json"
@@ -53,18 +53,25 @@ class ConfigFile:
     """Fields whose values were read."""
 
     def overridden(self, fields: Mapping[str, Any]) -> Self:
-        """Return the same config with these fields in place of its own; null removes a field. An object replaces the
-        whole field. Errors say that the option --hf-overrides counts too."""
+        """Return the same config with these fields in place of its own; null is as null in the file. An object replaces
+        the whole field. Errors say that the option --hf-overrides counts too."""
         if not fields:
             return self
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
-    def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
+    def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any], nulls: Collection[str] = ()) -> Self:
         """Return the same config with fields under the names that others have for them, and with defaults for fields
-        that are absent. Nothing of it was read yet."""
-        fields = {renamed.get(name, name): value for name, value in self.fields.items() if value is not None}
+        that are absent. A default stands for null too, but for the fields of `nulls`. Nothing of it was read yet."""
+        fields: dict[str, Any] = {}
+        for name, value in self.fields.items():
+            usual = renamed.get(name, name)
+            if value is not None or fields.get(usual) is None:
+                fields[usual] = value
+        for name, value in defaults.items():
+            if name not in fields or (fields[name] is None and name not in nulls):
+                fields[name] = value
         keys = {**{usual: own for own, usual in renamed.items()}, **self.keys}
-        return replace(self, fields={**defaults, **fields}, keys=keys, seen=set())
+        return replace(self, fields=fields, keys=keys, seen=set())
 
     def note_read(self, *names: str) -> None:
         """Note that fields were considered, whatever their values."""
@@ -73,6 +80,10 @@ class ConfigFile:
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self.fields.get(name) is not None
+
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there and null."""
+        return name in self.fields and self.fields[name] is None
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_I32) -> int:
         """An integer from `minimum` to `maximum`."""
@@ -93,10 +104,10 @@ class ConfigFile:
             raise self.bad(name, "a number above 0")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return a field that is true or false, or `default` where it is absent. Raises ConfigError for any other
-        value."""
-        value = self._value(name, default)
+    def flag(self, name: str, default: bool, *, null: bool | None = None) -> bool:
+        """Return a field that is true or false, or `default` where it is absent. `null`: what null says; None: the
+        default. Raises ConfigError for any other value."""
+        value = self._value(name, default if null is None or not self.is_null(name) else null)
         if not isinstance(value, bool):
             raise self.bad(name, "true or false")
         return value
@@ -156,9 +167,9 @@ class ConfigFile:
         """The error for a field that is absent or not what is wanted. `fix`: another than the model's own file."""
         fix = fix or "Use the config.json of the model's own revision."
         key = self.keys.get(name, name)
-        if not self.has(name):
+        if name not in self.fields:
             return ConfigError("BAD_CONFIG", f"{self.source} lacks `{key}` ({wanted}).", fix)
-        shown = repr(self.fields[name])[:80]
+        shown = "null" if self.is_null(name) else repr(self.fields[name])[:80]
         return ConfigError("BAD_CONFIG", f"{self.source}: `{key}` is {shown}, not {wanted}.", fix)
 
     def _value(self, name: str, default: object) -> object:

@@ -47,9 +47,9 @@ def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
     return (config.integer("sliding_window"),) * layers
 
 
-def switched_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
+def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[int, ...]:
     """The window of each layer, where `use_sliding_window` switches them on: of the layers that `layer_types` names or,
-    where that is absent, from `max_window_layers` on."""
+    where that is absent, of those that `default` names, or from `max_window_layers` on."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
@@ -62,11 +62,12 @@ def switched_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
         return (0,) * layers
     if "sliding_window" not in config.fields:
         raise config.bad("sliding_window", "the number of positions of a window, as `use_sliding_window` is true")
-    if not wanted:
+    if not wanted and (config.has("sliding_window") or SLIDING not in types):
         return (0,) * layers
     if not types:
         first = config.integer("max_window_layers", _FIRST_WINDOW, minimum=0)
-        types = tuple(SLIDING if layer >= first else FULL for layer in range(layers))
+        default = default or (lambda layer: SLIDING if layer >= first else FULL)
+        types = tuple(default(layer) for layer in range(layers))
     return windows_of(config, types)
 
 

@@ -14,8 +14,10 @@ from quire_worker.model.config_file import ConfigFile
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """The second generation has windows in three of four layers; the fourth has no rotary embedding."""
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", False)
-    types, rope = (FULL,) * sizes.layers, read_rope(config, sizes.head_dim, interleaved=True)
-    if architecture == COHERE2.architectures[0]:
+    second = architecture == COHERE2.architectures[0]
+    rope = read_rope(config, sizes.head_dim, interleaved=True, theta=10_000.0 if second else 500_000.0)
+    types = (FULL,) * sizes.layers
+    if second:
         pattern = config.integer("sliding_window_pattern", 4)
         types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % pattern else FULL)
     mlp = read_dense(config, sizes)
@@ -23,7 +25,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     layers = tuple(
         LayerSpec(
             sizes.attention(
-                rope=None if kind == FULL and architecture == COHERE2.architectures[0] else rope,
+                rope=None if kind == FULL and second else rope,
                 window=window,
                 qk_norm=normed,
                 qkv_bias=bias,
@@ -66,6 +68,7 @@ COHERE2 = Family(
     USUAL_NAMES,
     "cohere2",
     defaults={"sliding_window": 4096},
+    nulls=frozenset(("sliding_window",)),
     gguf=(
         GgufMap(
             "cohere2",

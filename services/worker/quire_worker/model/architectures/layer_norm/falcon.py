@@ -17,8 +17,9 @@ from quire_worker.model.config_file import ConfigFile
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Old models have one KV head (`multi_query`) or as many as query heads; the new architecture says how many."""
     hidden, heads, is_new = config.integer("hidden_size"), config.integer("num_attention_heads"), _is_new(config)
-    kv_heads = config.integer("num_kv_heads", heads) if is_new else 1 if config.flag("multi_query", True) else heads
-    config.note_read("num_kv_heads", "multi_query")
+    shares_one = config.flag("multi_query", True, null=False)
+    kv_heads = config.integer("num_kv_heads", heads) if is_new else 1 if shares_one else heads
+    config.note_read("num_kv_heads")
     config = replace(config, fields={**config.fields, "num_key_value_heads": kv_heads})
     sizes = read_sizes(config, inner=4 * hidden, eps="layer_norm_epsilon", default_eps=1e-5)
     bias, alibi = config.flag("bias", False), config.flag("alibi", False)
@@ -31,7 +32,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     )
     if alibi:
         config.note_read("rope_parameters", "rope_scaling", "rope_theta")
-    parallel = is_new or config.flag("parallel_attn", True)
+    parallel = is_new or config.flag("parallel_attn", True, null=False)
     config.note_read("parallel_attn")
     layer = LayerSpec(
         attention,

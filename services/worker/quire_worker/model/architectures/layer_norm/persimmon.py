@@ -14,7 +14,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     normed = config.flag("qk_layernorm", True)
     attention = sizes.attention(
-        rope=read_rope(config, sizes.head_dim, theta=25000.0),
+        rope=read_rope(config, sizes.head_dim),
         qk_norm=QkNormSpec(kind="layer", bias=True) if normed else None,
         qkv_bias=True,
         o_bias=True,

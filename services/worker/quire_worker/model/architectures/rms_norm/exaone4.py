@@ -14,17 +14,16 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Without a `sliding_window` all layers are alike: full attention, with a rotary embedding."""
+    """If `sliding_window` is null, all layers are alike: full attention, with a rotary embedding."""
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("sliding_window", "sliding_window_pattern", "layer_types")
-    types = (FULL,) * sizes.layers
-    if config.has("sliding_window"):
-        types = layer_types(config, sizes.layers, _every_nth_full(config))
+    has_windows = config.has("sliding_window")
+    types = layer_types(config, sizes.layers, _every_nth_full(config) if has_windows else lambda _: FULL)
     layers = tuple(
         LayerSpec(
             sizes.attention(
-                rope=None if kind == FULL and config.has("sliding_window") else rope,
+                rope=None if kind == FULL and has_windows else rope,
                 window=window,
                 qk_norm=QkNormSpec(),
             ),
@@ -52,6 +51,9 @@ EXAONE4 = Family(
         attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm", mlp_norm="none"
     ),
     "exaone4",
-    gguf=(GgufMap("exaone4", keys=WINDOWS),),
+    defaults={"sliding_window": 4096},
+    nulls=frozenset(("sliding_window",)),
+    # A file without a window has none, where config.json has the default.
+    gguf=(GgufMap("exaone4", keys=WINDOWS, derive=lambda fields: {"sliding_window": fields.get("sliding_window")}),),
     models="EXAONE 4 1.2B and 32B",
 )

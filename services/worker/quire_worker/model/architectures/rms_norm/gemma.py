@@ -47,7 +47,7 @@ def _refuse_bidirectional(config: ConfigFile) -> None:
 
 def _cap(config: ConfigFile, key: str, default: float) -> float:
     """A soft cap; 0 where it is null."""
-    return config.number(key) if config.has(key) else 0.0 if key in config.fields else default
+    return config.number(key) if config.has(key) else 0.0 if config.is_null(key) else default
 
 
 def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
@@ -142,6 +142,7 @@ GEMMA2 = Family(
     _POST_NORMED,
     "gemma2",
     defaults={"final_logit_softcapping": 30.0, "sliding_window": 4096},
+    nulls=frozenset(("final_logit_softcapping", "sliding_window")),
     says={"cache_implementation": "hybrid"},
     gguf=(
         GgufMap(
@@ -160,6 +161,7 @@ GEMMA3 = Family(
     "gemma3_text",
     renamed={"_sliding_window_pattern": "sliding_window_pattern"},
     defaults={"sliding_window": 4096},
+    nulls=frozenset(("sliding_window",)),
     gguf=(
         GgufMap(
             "gemma3",

@@ -17,8 +17,9 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     types = (FULL,) * sizes.layers
     if architecture == OLMO3.architectures[0]:
         types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 4 else FULL)
-    rope = read_rope(config, sizes.head_dim, layer_type=FULL)
-    ropes = {FULL: rope, SLIDING: RopeSpec(theta=rope.theta)}
+        ropes = _ropes(config, sizes.head_dim)
+    else:
+        ropes = {FULL: read_rope(config, sizes.head_dim)}
     mlp = read_dense(config, sizes)
     layers = tuple(
         LayerSpec(
@@ -32,6 +33,15 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config))
 
 
+def _ropes(config: ConfigFile, head_dim: int) -> dict[str, RopeSpec]:
+    """The RoPE of each type of layer of an OLMo 3. Old files have one for all, of whose scaling windows have none."""
+    full = read_rope(config, head_dim, layer_type=FULL, theta=500_000.0)
+    section = config.section("rope_parameters")
+    if section is None or not (section.has(FULL) or section.has(SLIDING)):
+        return {FULL: full, SLIDING: RopeSpec(theta=full.theta)}
+    return {FULL: full, SLIDING: read_rope(config, head_dim, layer_type=SLIDING, theta=500_000.0)}
+
+
 _NAMES = usual_names(
     attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm", mlp_norm="none"
 )
@@ -42,6 +52,7 @@ OLMO3 = Family(
     _NAMES,
     "olmo3",
     defaults={"sliding_window": 4096},
+    nulls=frozenset(("sliding_window",)),
     gguf=(GgufMap("olmo2", keys=WINDOWS, nonzero=("attention.sliding_window",), if_key="attention.sliding_window"),),
     models="OLMo 3 7B and 32B",
 )

@@ -7,12 +7,13 @@ from quire_worker.model.architectures.common import USUAL_NAMES, is_tied, read_d
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import BIASES, GgufMap
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import switched_windows
+from quire_worker.model.architectures.windows import FULL, SLIDING, switched_windows
 from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """`no_rope_layers` has a 1 for each layer with a rotary embedding."""
+    """`no_rope_layers` has a 1 for each layer with a rotary embedding. Windows are those of the other layers, unless
+    `layer_types` says which."""
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     rope = read_rope(config, sizes.head_dim, theta=2e6)
     mlp = read_dense(config, sizes, bias=config.flag("mlp_bias", False))
@@ -20,9 +21,10 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     rotates = config.integers("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(sizes.layers)]
     if len(rotates) < sizes.layers:
         raise config.bad("no_rope_layers", f"a list of {sizes.layers} numbers")
+    windows = switched_windows(config, sizes.layers, lambda layer: FULL if rotates[layer] else SLIDING)
     layers = tuple(
         LayerSpec(sizes.attention(rope=rope if rotated else None, qkv_bias=bias, o_bias=bias, window=window), mlp)
-        for rotated, window in zip(rotates, switched_windows(config, sizes.layers), strict=False)
+        for rotated, window in zip(rotates, windows, strict=False)
     )
     return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config, default=True))
 
