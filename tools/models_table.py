@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire_common.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from quire_worker.model.architectures import FAMILIES
 from tests.gguf.families import READ_BY_TRANSFORMERS, REAL_MODELS
 from tests.parity import fallback_models
@@ -55,7 +56,9 @@ the names of tensors and keys. The order of rows is written down in the tests, a
 
 Quire refuses a GGUF file of another architecture, a key of the architecture that it does not read, and a
 pre-tokenizer that it does not know. The error names it. If only the pre-tokenizer is unknown, name the folder of its
-tokenizer with `--tokenizer`.
+tokenizer with `--tokenizer`. Quire knows these pre-tokenizers (`tokenizer.ggml.pre`) of byte-level vocabularies:
+
+{pre_tokenizers}.
 
 transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from GGUF files,
 and computes them as the family in the same row of the table, as llama.cpp's sources do. Their tests convert tiny
@@ -167,7 +170,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield f"In all: {len(FAMILIES)} architectures and {len(CASES)} configurations."
     yield ""
-    yield _GGUF
+    yield _GGUF.format(pre_tokenizers=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)))
     yield _FALLBACK
     yield ", ".join(f"`{model}`" for _, model, _ in fallback_models.CASES.values()) + "."
     yield ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from quire_common.errors import ConfigError, QuireError, Unsupported
 from quire_common.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
@@ -57,18 +57,68 @@ def test_byte_level_ids_are_transformers(pre: str, byte_level: Tokenizer, tmp_pa
     assert len({i for ids in wanted for i in ids}) > 100
 
 
-def test_digits_stand_alone_as_llama_cpp_has_them(byte_level: Tokenizer, tmp_path: Path) -> None:
-    """llama.cpp's two expressions for these names, one after the other; transformers knows none of the names."""
-    path = TextFile(byte_level, pre="smollm").write(tmp_path / "text.gguf")
-    theirs = transformers_of(path)
-    theirs.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
-            pre_tokenizers.Split(Regex(GPT2_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+_CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BLOOM = (r" ?[^(\s|.,!?…。，、।۔،)]+",)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# The expressions that llama.cpp applies for a name, one after the other. transformers knows none of these names.
+OF_LLAMA_CPP: dict[str, tuple[str, ...]] = {
+    "smollm": (r"\p{N}", GPT2_WORDS),
+    "exaone": (r"\p{N}", GPT2_WORDS),
+    "exaone4": (GPT2_WORDS,),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]"),
+    "glm4": (_WORDS % r"\p{N}{1,3}",),
+    "chatglm-bpe": (_WORDS % r"\p{N}{1,3}",),
+    "hunyuan": (_WORDS % r"\p{N}",),
+    "hunyuan-dense": _DEEPSEEK3,
+    "deepseek-v3": _DEEPSEEK3,
+    "bloom": _BLOOM,
+    "poro-chat": _BLOOM,
+    "seed-coder": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
+
+
+# Steps of a model's tokenizer.json, where they differ from llama.cpp's: they split words that no merge joins anyway.
+OWN_STEPS: dict[str, list[Any]] = {
+    "falcon": [
+        pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+    ]
+}
+
+
+@pytest.mark.parametrize("pre", OF_LLAMA_CPP)
+def test_words_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
+    """With a vocabulary that was learnt from such words, as a model's own is."""
+    steps = [
+        *(pre_tokenizers.Split(Regex(each), "isolated") for each in OF_LLAMA_CPP[pre]),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(OWN_STEPS.get(pre, steps))
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=folders.SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    assert ids_of(path, TEXTS) == [e.ids for e in theirs.encode_batch(TEXTS, add_special_tokens=False)]
+    tokenizer.train_from_iterator(random_texts(3000, seed=1), trainer)
+    path = TextFile(tokenizer, pre=pre).write(tmp_path / "text.gguf")
+    found = ids_of(path, TEXTS)
+    assert found == [e.ids for e in tokenizer.encode_batch(TEXTS, add_special_tokens=False)]
+    assert len({i for ids in found for i in ids}) > 300
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    assert found == [e.ids for e in tokenizer.encode_batch(TEXTS, add_special_tokens=False)]
 
 
 def test_qwen_composes_characters(byte_level: Tokenizer, tmp_path: Path) -> None:
