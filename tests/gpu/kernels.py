@@ -16,6 +16,7 @@ from quire_worker.threads.cores import usable_cores
 
 _FOLDER = ROOT / "tests/kernels"
 _MOST_PROCESSES = 12
+_MARKS = "not slow and not deep and not perf"
 # Those of this very check are other stages.
 _OTHERS = ("test_gpu_check.py",)
 _TOLD = 10
@@ -51,7 +52,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 def _start(files: list[Path], stack: contextlib.ExitStack) -> tuple[subprocess.Popen[str], IO[str]]:
     """A process that ends with the stack, and what it prints."""
     output = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115  # the stack closes it
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-m", "not slow", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-m", _MARKS, *map(str, files)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
     stack.callback(_end, process)
     return process, output

@@ -37,13 +37,18 @@ class StepCheck:
         self, recorder: Recorder, model: CheckModel, max_num_seqs: int, max_tokens: int, *, graphs: bool
     ) -> None:
         ring = MaskRing.create(SEATS, 2, model.spec.vocab_size)
-        spec = model.engine_spec(max_num_seqs, ring)
+        # The driver maps an address once, so that each device needs the ring at its own.
+        specs = [model.engine_spec(max_num_seqs, ring.of_process(0)) for _ in range(2)]
         ways = {"as graphs": False, "kernel by kernel": True} if graphs else {"kernel by kernel": True}
         self._recorder = recorder
         self._model = model
-        self._devices = {how: model.make_device(spec, max_tokens, eager=eager) for how, eager in ways.items()}
-        self._drawn: dict[str, Int64] = {how: np.zeros(spec.num_slots, np.int64) for how in ways}
-        self._batches = StepBatches(model.spec.vocab_size, model.page_size, model.num_pages, spec.num_slots, ring)
+        self._devices = {
+            how: model.make_device(spec, max_tokens, eager=eager)
+            for (how, eager), spec in zip(ways.items(), specs, strict=False)
+        }
+        slots = specs[0].num_slots
+        self._drawn: dict[str, Int64] = {how: np.zeros(slots, np.int64) for how in ways}
+        self._batches = StepBatches(model.spec.vocab_size, model.page_size, model.num_pages, slots, ring)
         self._errors = _Errors()
 
     def __enter__(self) -> StepCheck:
