@@ -23,6 +23,7 @@ from quire_worker.cuda.memory import (
 )
 from quire_worker.kv.page_geometry import kv_groups
 from quire_worker.loading import LoadOptions, load_model
+from quire_worker.model.arch_spec import ArchSpec
 from tests.model.folders import FAMILIES, load_dummy_model, write_config
 
 GIB = 1 << 30
@@ -45,6 +46,7 @@ def test_larger_steps_leave_less(tmp_path: Path) -> None:
 def test_both_pools_have_their_place_in_the_budget(tmp_path: Path) -> None:
     """One of graphs, one of steps that run kernel by kernel; the logits of all lie in one place."""
     spec = load_dummy_model(tmp_path, **FAMILIES["qwen3"]).spec
+    assert isinstance(spec, ArchSpec)
     pool, logits = pool_bytes(spec, 64, 8, 1000), 2 * 8 * 1000
     assert step_bytes(spec, 64, 8, 1000) == 2 * pool + logits + LOGITS_STATE_BYTES
     gates = 2 * 2 * 64 * spec.intermediate_size

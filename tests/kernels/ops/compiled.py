@@ -74,7 +74,7 @@ ALL_OPTIONS = OPTIONS | {"CAPPED": True, "WINDOWED": True, "SINKS": True}
 OTHER_OPTIONS = OPTIONS | {"CHUNKED": True, "ALIBI": True, "DIM": 80}
 MERGE = {"WIDTH": 2, "MERGED": 4}
 DECODE = HEADS | {"TILE": 32, "ROWS": 16, "STAGES": 5} | MERGE
-ROPE = HEADS | {"NORM": 1, "LANES": 64, "PARTS": 4, "KEPT": True}
+ROPE = HEADS | {"NORM": 1, "TABLE": 64, "LANES": 64, "PARTS": 4, "KEPT": True}
 PREFILL = HEADS | {"TILE": 64, "TOKENS": 32, "ROWS": 64, "STAGES": 2}
 FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
@@ -119,7 +119,9 @@ def main() -> None:
         kind = " of fp8" if pages else ""
         for rows, warps in ((1, 2), (4, 1)):
             check(f"rope{kind}, {rows} rows", qk_norm_rope_write_kernel, ROPE | {"TOGETHER": rows}, warps, pages)
-        odd = ROPE | {"TOGETHER": 1, "NORM": 2, "DIM": 96}
+        still = ROPE | {"TOGETHER": 1, "TABLE": 0}
+        check(f"rope{kind}, no rotation", qk_norm_rope_write_kernel, still, 2, pages)
+        odd = ROPE | {"TOGETHER": 1, "NORM": 2, "DIM": 96, "TABLE": 48}
         check(f"rope{kind}, normed after it, heads of 96", qk_norm_rope_write_kernel, odd, 2, pages)
         for options, named in ((OPTIONS, ""), (ALL_OPTIONS, ", all options"), (OTHER_OPTIONS, ", others, heads of 80")):
             told = kind + named

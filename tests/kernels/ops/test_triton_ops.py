@@ -52,6 +52,7 @@ def make(shape: HeadShape) -> TritonOps:
 
 
 PLAIN = HeadShape(4, 2, 32, 0.3)
+ROPE = RopeSpec()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -131,7 +132,15 @@ def test_layer_norms_norms_of_heads_and_additions(dtype: torch.dtype) -> None:
 class Case:
     """Sequences with pages in random order; every page that a sequence does not own holds NaN."""
 
-    def __init__(self, shape: HeadShape, page: int, position: Int32, count: Int32, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        page: int,
+        position: Int32,
+        count: Int32,
+        dtype: torch.dtype,
+        rope: RopeSpec | None = ROPE,
+    ) -> None:
         rng = np.random.default_rng(1)
         need = -(-(position + count) // page)
         total = int(need.sum()) + 4
@@ -155,7 +164,7 @@ class Case:
         self.poisoned = poisoned.to(dtype).to(DEVICE)
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self.qkv = randn(self.rows, width, seed=6).to(dtype)
-        tables = rope_tables(RopeSpec(), shape.head_dim, 512)
+        tables = rope_tables(rope, shape.head_dim, 512)
         self.rope = RopeTables(*tables)
         self.rope_device = RopeTables(*(t.to(DEVICE) for t in tables))
         norm_weights = [randn(shape.head_dim, seed=s).to(dtype) for s in (7, 8)]
@@ -169,12 +178,17 @@ SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(4, 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, HeadShape(4, 2, 24, 0.3)])
 @pytest.mark.parametrize("normed", ["before", "after", ""])
-@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize(("many", "rope"), [(1, ROPE), (1000, ROPE), (1000, None)])
 def test_rope_and_page_write(
-    shape: HeadShape, normed: str, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: HeadShape,
+    normed: str,
+    many: int,
+    rope: RopeSpec | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triton_ops, "_MANY_ROWS", many)
-    case = Case(shape, 16, ints(3, 40, 0), ints(1, 5, 17), dtype)
+    case = Case(shape, 16, ints(3, 40, 0), ints(1, 5, 17), dtype, rope)
     ops, reference = make(shape), TorchOps(shape, 16)
     norm, norm_device = (replace(each, after_rope=normed == "after") for each in (case.norm, case.norm_device))
     args = (case.position, case.count, case.table)

@@ -215,7 +215,7 @@ def test_nothing_is_unpickled_and_no_code_of_the_folder_runs(tmp_path: Path, mon
     assert not ran.exists()
 
 
-SHIFTS = TransformersSpec("Shifts", 97, 4, 128, 4, (Attention(1, 1, 4),))
+SHIFTS = TransformersSpec("Shifts", 97, 4, 128, (Attention(1, 1, 4),))
 
 
 class Rows:

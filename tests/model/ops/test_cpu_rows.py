@@ -112,9 +112,10 @@ def test_gated_activation_matches_torch_reference(ops: CpuOps, reference: TorchO
 
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 128])
 @pytest.mark.parametrize("normed", ["", "before", "after"])
-def test_rope_and_page_write_match_torch_reference(normed: str, head_dim: int) -> None:
+@pytest.mark.parametrize("rotates", [True, False])
+def test_rope_and_page_write_match_torch_reference(rotates: bool, normed: str, head_dim: int) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
-    rope = RopeTables(*rope_tables(RopeSpec(theta=50.0), head_dim, 300))
+    rope = RopeTables(*rope_tables(RopeSpec(theta=50.0) if rotates else None, head_dim, 300))
     norm = None
     if normed:
         weights = randn(head_dim, seed=7) + 1, randn(head_dim, seed=8) + 1

@@ -91,6 +91,27 @@ def test_rope_variants() -> None:
     )
 
 
+def test_tables_of_no_rotation_have_one_row_and_those_of_many_positions_are_made_piece_by_piece() -> None:
+    cos, sin = rope_tables(None, 8, 10**12)
+    assert cos.tolist() == [[1.0] * 4] and sin.tolist() == [[0.0] * 4]
+    rope = RopeSpec(theta=100.0)
+    angles = torch.outer(torch.arange(70_000, dtype=torch.float32), inverse_frequencies(rope, 8))
+    cos, sin = rope_tables(rope, 8, 70_000)
+    assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
+
+
+def test_heads_that_do_not_rotate_are_written_as_they_are(ops: TorchOps) -> None:
+    shape, rope = HeadShape(HEADS, KV_HEADS, DIM, 0.3), RopeTables(*rope_tables(None, DIM, 10**12))
+    pages = torch.zeros(12, KV_HEADS, LAYERS, 2, PAGE, DIM)
+    table = np.arange(1, 11, dtype=np.int32)[None]
+    qkv = randn(20, (HEADS + 2 * KV_HEADS) * DIM, seed=30)
+    plan = ops.plan(pages, 20, ints(100), ints(20), table)
+    query = ops.qk_norm_rope_write(qkv.clone(), pages, 1, plan, shape, rope, None)
+    assert torch.equal(query, qkv[:, : HEADS * DIM])
+    keys = pages.transpose(1, 4)[1:11, :, 1, 0].reshape(10 * PAGE, KV_HEADS * DIM)[100:120]
+    assert torch.equal(keys, qkv[:, HEADS * DIM : (HEADS + KV_HEADS) * DIM])
+
+
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, first: int, scale: float, cap: float, rules: AttentionRules
 ) -> Tensor:

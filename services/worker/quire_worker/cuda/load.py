@@ -61,6 +61,7 @@ def load_cuda_model(
     them. Raises ConfigError or Unsupported with the cause."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = find_source(folder, options, progress)
+    source = source.measured()
     spec = source.spec
     attention = backend_on("cuda", options.attention_backend)
     check_kernels(spec, options.page_size)

@@ -34,9 +34,7 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
 def pool_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) -> int:
     """Bytes that the largest step takes while it runs, beside its logits: activations of a layer, and logits in float32
     where controls change them."""
-    attention = spec.attention[0]
-    widest = 2 * attention.query_size + 2 * attention.kv_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
-    return (rows * widest + 2 * sequences * vocab_size) * _ELEMENT_BYTES
+    return rows * spec.row_bytes + 2 * sequences * vocab_size * _ELEMENT_BYTES
 
 
 def step_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) -> int:

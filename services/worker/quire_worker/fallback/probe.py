@@ -26,9 +26,7 @@ def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
     register()
     calls = _Calls()
     with refusing_failures(_OWN_ATTENTION, found.architecture), torch.device("meta"), torch.inference_mode():
-        model = found.build(PROBE, "batched_mm")
-        wide = max(_widths(model), default=1)
-        split = SplitModel(model)
+        split = SplitModel(found.build(PROBE, "batched_mm"))
         rows = torch.zeros(_ROWS, dtype=torch.int64), torch.arange(_ROWS), torch.ones(1, _ROWS, dtype=torch.int64)
         with running(calls):
             hidden = split.hidden(*rows)
@@ -44,7 +42,6 @@ def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
         logits.shape[-1],
         hidden.shape[-1],
         max_positions,
-        wide,
         tuple(_mixer(found, call, calls.found[0]) for call in calls.found),
     )
 
@@ -80,12 +77,6 @@ class _RowCounts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if self._inside and func.overloadpacket is torch.ops.aten.arange and result.numel() == _ROWS:
             self.found = True
         return result
-
-
-def _widths(model: nn.Module) -> list[int]:
-    """Outputs of the linear layers, but of the head."""
-    linear = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.Linear)]
-    return [each.out_features for name, each in linear if "head" not in name]
 
 
 def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from quire_worker.fallback.decoder import TransformersDecoder
 from quire_worker.fallback.find_model import FoundModel, check_rope, find_model
 from quire_worker.fallback.probe import read_spec
 from quire_worker.fallback.row_check import check_rows
+from quire_worker.fallback.step_memory import measure_row_bytes
 from quire_worker.fallback.weights import LoadedWeights, load_weights, make_dummy
 from quire_worker.model.arch_spec import TransformersSpec
 from quire_worker.model.config_facts import context_length
@@ -69,6 +70,10 @@ class TransformersSource(ModelSource):
                 )
         check_rows(self.spec, loaded.model, place)
         return TransformersWeights(self, loaded, model_digest(self.config, loaded.digest), place)
+
+    def measured(self) -> TransformersSource:
+        """See `ModelSource.measured`. Raises Unsupported for layers that do not compute in bfloat16."""
+        return replace(self, spec=replace(self.spec, measured_row_bytes=measure_row_bytes(self.found)))
 
     def page_kind(self) -> bytes:
         """See `ModelSource.page_kind`: which code computed the keys and values. A family's have other bits."""

@@ -1,7 +1,8 @@
 """Loads a model of transformers: its tensors are read by Quire's own reader of safetensors, and transformers puts them
 into the modules that it made on the meta device (and renames, splits or stacks them as its releases of the model need).
 
-No file is opened by transformers, so nothing is unpickled.
+No file is opened by transformers, so nothing is unpickled. A tensor is read piece by piece to the model's device, where
+it has its final type: the host never holds the weights of a GPU, nor a second copy of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def load_weights(
     that are missing, left over or of the wrong shape, and Unsupported for types of numbers that are not supported."""
     register()
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
-    reader = _Reader(sum(entry.num_bytes for _, entry in places.values()), progress)
+    reader = _Reader(device, sum(entry.num_bytes for _, entry in places.values()), progress)
     tensors = {name: _LazyTensor(reader, *place) for name, place in places.items()}
     try:
         model, told = found.model_class.from_pretrained(
@@ -79,7 +80,7 @@ def load_weights(
 def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed: int) -> LoadedWeights:
     """Make the model with random weights, as transformers initialises it."""
     register()
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
         torch.manual_seed(seed)
         model = found.build(STEP, dtype=dtype)
     return LoadedWeights.of(model, xxhash.xxh3_128(f"dummy/{seed}/{found.version}".encode()).digest(), device)
@@ -88,7 +89,8 @@ def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed
 class _Reader:
     """Reads tensors on whatever thread asks, and hashes them."""
 
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, device: torch.device, total: int, progress: Progress) -> None:
+        self._device = device
         self._total, self._done, self._progress = total, 0, progress
         self._digests: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -96,11 +98,11 @@ class _Reader:
         """The first that came up: transformers tells of it by an error of its own."""
         progress(0, total)
 
-    def read(self, file: SafetensorsFile, entry: TensorEntry) -> Tensor:
-        """The values of a tensor, in memory of their own."""
+    def read(self, file: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype | None) -> Tensor:
+        """The values of a tensor on the model's device; None: in the file's type."""
         try:
             file.tensor(entry)  # raises for kinds of numbers that are not supported
-            target = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+            target = torch.empty(entry.shape, dtype=dtype or DTYPES[entry.dtype], device=self._device)
             stage = max(1, min(STAGE_BYTES, entry.num_bytes))
             found = copy_tensors([TensorCopy(file.path, entry, target)], lambda _: None, threads=1, stage_bytes=stage)
         except QuireError as error:
@@ -121,13 +123,18 @@ class _Reader:
 
 
 class _LazyTensor:
-    """A tensor that is read when transformers takes all of it, `tensor[...]`, as it does of a slice of a file."""
+    """A tensor that is read when transformers takes all of it and says its type, `tensor[...].to(device, dtype)`, as it
+    does of a slice of a file. transformers names the CPU; the tensor goes to the device of the reader."""
 
     def __init__(self, reader: _Reader, file: SafetensorsFile, entry: TensorEntry) -> None:
-        self._read: Callable[[], Tensor] = lambda: reader.read(file, entry)
+        self._read: Callable[[torch.dtype | None], Tensor] = lambda dtype: reader.read(file, entry, dtype)
 
-    def __getitem__(self, _: object) -> Tensor:
-        return self._read()
+    def __getitem__(self, _: object) -> _LazyTensor:
+        return self
+
+    def to(self, device: object = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Read the tensor."""
+        return self._read(dtype)
 
 
 def _check_told(checkpoint: Checkpoint, told: dict[str, Collection[Any]]) -> None:

@@ -188,6 +188,11 @@ class AttentionLayers(ABC):
         return not any(each.window or each.chunk or each.alibi or each.sinks for each in self.attention)
 
     @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Bytes that the layers take for each row of a step while they run on a GPU, beside weights and pages."""
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """The window of each attention mixer; 0: none."""
         return tuple(each.window for each in self.attention)
@@ -231,6 +236,12 @@ class ArchSpec(AttentionLayers):
         """Width of the widest feed-forward block."""
         return max(layer.feed_forward.intermediate_size for layer in self.layers)
 
+    @property
+    def row_bytes(self) -> int:
+        """See `AttentionLayers.row_bytes`: the activations of a layer in bfloat16."""
+        heads = 2 * self.attention[0].query_size + 2 * self.attention[0].kv_size
+        return 2 * (heads + 6 * self.hidden_size + 3 * self.intermediate_size)
+
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec(AttentionLayers):
@@ -240,9 +251,9 @@ class TransformersSpec(AttentionLayers):
     vocab_size: int
     hidden_size: int
     max_positions: int
-    intermediate_size: int
-    """Width of the widest linear layer within a layer."""
     mixers: tuple[Attention, ...]
+    measured_row_bytes: int = 0
+    """See `row_bytes`; 0 until it was measured."""
 
     def __post_init__(self) -> None:
         self._check_one_shape()
@@ -251,6 +262,11 @@ class TransformersSpec(AttentionLayers):
     def attention(self) -> tuple[Attention, ...]:
         """The attention mixers, in the order of their layers in the KV pages."""
         return self.mixers
+
+    @property
+    def row_bytes(self) -> int:
+        """See `AttentionLayers.row_bytes`."""
+        return self.measured_row_bytes
 
 
 DecoderSpec = ArchSpec | TransformersSpec

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quire_worker.model.arch_spec import RopeSpec
 
+_PIECE = 1 << 16
+
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, positions: int = 0) -> Tensor:
     """[rotated dimensions // 2] float32 angular steps per position. `positions`: the most that a sequence has."""
@@ -25,14 +27,18 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, positions: int = 0) -> Te
 
 
 def rope_tables(rope: RopeSpec | None, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [positions, head_dim // 2] float32. None rotates nothing."""
-    cos, sin = torch.ones(positions, head_dim // 2), torch.zeros(positions, head_dim // 2)
+    """Cosines and sines, each [positions, head_dim // 2] float32; [1, head_dim // 2] for None, which rotates
+    nothing."""
+    rows = 1 if rope is None else positions
+    cos, sin = torch.ones(rows, head_dim // 2), torch.zeros(rows, head_dim // 2)
     if rope is not None:
-        angles = torch.outer(
-            torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim, positions)
-        )
-        cos[:, : angles.shape[1]] = angles.cos() * rope.attention_factor
-        sin[:, : angles.shape[1]] = angles.sin() * rope.attention_factor
+        frequencies = inverse_frequencies(rope, head_dim, positions)
+        # Piece by piece: contexts may have millions of positions, and the tables alone are large then.
+        for begin in range(0, positions, _PIECE):
+            piece = slice(begin, min(begin + _PIECE, positions))
+            angles = torch.outer(torch.arange(piece.start, piece.stop, dtype=torch.float32), frequencies)
+            cos[piece, : angles.shape[1]] = angles.cos() * rope.attention_factor
+            sin[piece, : angles.shape[1]] = angles.sin() * rope.attention_factor
     return cos, sin
 
 

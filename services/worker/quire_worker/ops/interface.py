@@ -65,10 +65,15 @@ class AttentionRules:
 
 @dataclass(frozen=True, slots=True)
 class RopeTables:
-    """Cosines and sines by absolute position, each [positions, D / 2]."""
+    """Cosines and sines by absolute position, each [positions, D / 2]; [1, D / 2] where all positions have the same."""
 
     cos: Tensor
     sin: Tensor
+
+    @property
+    def stride(self) -> int:
+        """Elements from one position to the next."""
+        return self.cos.shape[1] if self.cos.shape[0] > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

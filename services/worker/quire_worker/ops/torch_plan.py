@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_worker.arrays import Int32, Int64
+from quire_worker.ops.interface import RopeTables
 
 MASKED = -math.inf
 """Added to scores. exp of it is fast on the CPU; exp of large finite negatives is 15 times slower."""
@@ -86,11 +87,13 @@ class TorchPlan:
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Cosines and sines of the rows, by the address of their table; filled by the first layer that uses it."""
 
-    def rotate_by(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate_by(self, rope: RopeTables) -> tuple[Tensor, Tensor]:
         """The rows' cosines and sines out of tables [positions, dim]: computed once for each."""
-        if cos.data_ptr() not in self.rotations:
-            self.rotations[cos.data_ptr()] = cos[self.position][:, None], sin[self.position][:, None]
-        return self.rotations[cos.data_ptr()]
+        table = rope.cos.data_ptr()
+        if table not in self.rotations:
+            row = self.position if rope.stride else torch.zeros_like(self.position)
+            self.rotations[table] = rope.cos[row][:, None], rope.sin[row][:, None]
+        return self.rotations[table]
 
 
 def plan_step(

@@ -137,7 +137,7 @@ class TorchOps:
         parts = qkv.view(plan.rows, rotated_heads + shape.kv_heads, shape.head_dim)
         if norm is not None and not norm.after_rope:
             self._norm_heads(parts, heads, norm)
-        cos, sin = plan.rotate_by(rope.cos, rope.sin)
+        cos, sin = plan.rotate_by(rope)
         first, second = parts[:, :rotated_heads, :half], parts[:, :rotated_heads, half:]
         rotated = torch.empty(plan.rows, rotated_heads, shape.head_dim)
         torch.mul(first, cos, out=rotated[:, :, :half]).sub_(second * sin)

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import xxhash
@@ -79,6 +79,10 @@ class ModelSource(ABC):
     @abstractmethod
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> Weights:
         """Read, or make up, all weights: for a GPU in bfloat16; for the CPU (None) as the options say."""
+
+    def measured(self) -> Self:
+        """Return the source with the memory in its spec that steps take on a GPU (`row_bytes`)."""
+        return self
 
     @abstractmethod
     def page_kind(self) -> bytes:

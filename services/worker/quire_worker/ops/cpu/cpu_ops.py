@@ -61,7 +61,7 @@ class CpuOps:
         self._kernels: dict[str, Job] = {}
         """Kernels that not every model needs, compiled at their first use."""
         self._silu_and_mul = Job(compile_job_kernel(row_kernels.silu_and_mul_rows, "silu_and_mul_rows"), 3)
-        self._rope_write = Job(compile_job_kernel(row_kernels.rope_write_rows, "rope_write_rows"), 17)
+        self._rope_write = Job(compile_job_kernel(row_kernels.rope_write_rows, "rope_write_rows"), 18)
         self._attend = Job(compile_job_kernel(attention.attend_parts, "attend_parts"), 20)
         self._group = shape.heads // shape.kv_heads
         self._pair_cost_ns = shape.heads * shape.head_dim * _PAIR_COST_NS // 64
@@ -232,6 +232,7 @@ class CpuOps:
             shape.kv_heads,
             self._group,
             head_dim,
+            rope.stride,
         )
         return out
 

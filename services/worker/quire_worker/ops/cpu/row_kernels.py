@@ -177,10 +177,11 @@ def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
     """(qkv, pool, out, cos, sin, query norm weight, key norm weight, plan, real rows, norm order, eps, layer offset, KV
-    head stride, page size, KV heads, group, D): implement `Ops.qk_norm_rope_write`.
+    head stride, page size, KV heads, group, D, table stride): implement `Ops.qk_norm_rope_write`.
 
     norm order: 0 no norm, 1 before the rotation (then qkv is mutated), 2 after it. plan: the addresses of PLAN_ARRAYS.
     layer offset: index of the layer's first key within a (page, KV head). group: query heads per KV head.
+    table stride: elements of cos and sin from one position to the next.
     """
     qkv, pool, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
     cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
@@ -190,11 +191,11 @@ def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
     norms_before, norms_after = arguments[9] == 1, arguments[9] == 2
     eps, layer_offset = float_from_bits(arguments[10]), arguments[11]
     head_stride, page_size, kv_heads = arguments[12], arguments[13], arguments[14]
-    group, head_dim = arguments[15], arguments[16]
+    group, head_dim, table_stride = arguments[15], arguments[16], arguments[17]
     heads = kv_heads * group
     for row in range(first, last):
         at = row * (heads + 2 * kv_heads) * head_dim
-        table_at = position[row] * (head_dim // 2)
+        table_at = position[row] * table_stride
         for head in range(heads):
             if norms_before:
                 rms_norm(qkv, at, head_dim, query_norm_weight, eps, qkv, at)

@@ -151,6 +151,7 @@ class TritonOps:
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             DIM=shape.head_dim,
+            TABLE=rope.stride,
             PAGE=pages.shape[4],
             NORM=0 if norm is None else 2 if norm.after_rope else 1,
             LANES=power_of_two(shape.head_dim // 2),

@@ -30,6 +30,7 @@ def qk_norm_rope_write_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    TABLE: tl.constexpr,
     PAGE: tl.constexpr,
     NORM: tl.constexpr,
     LANES: tl.constexpr,
@@ -41,7 +42,8 @@ def qk_norm_rope_write_kernel(
     """Grid [rows / TOGETHER, KV heads]: a program takes rows' query heads of one KV head, their key and their value.
 
     qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative: a padding row, which is
-    written nowhere; sequence [R] row of page_table; pages as elements. PARTS: power of two above heads per KV head + 1.
+    written nowhere; sequence [R] row of page_table; pages as elements. TABLE: elements of cos and sin from one position
+    to the next, 0 where all positions have the same. PARTS: power of two above heads per KV head + 1.
     NORM: 1 before the rotation, 2 after it, 0 none. LANES: half of DIM up to a power of two.
     KEPT: turned keys are also written back to qkv, for an attention that knows no pages; keys and values of padding
     rows as 0, since such an attention multiplies what lies behind a prompt by 0, and there may be NaN.
@@ -80,7 +82,7 @@ def qk_norm_rope_write_kernel(
         inverse = tl.rsqrt((tl.sum(first * first, axis=2) + tl.sum(second * second, axis=2)) / DIM + eps)[:, :, None]
         first = tl.where(turned, first * inverse * norm1, first)
         second = tl.where(turned, second * inverse * norm2, second)
-    angle = (place.to(tl.int64) * HALF)[:, None] + lane[None, :]
+    angle = (place.to(tl.int64) * TABLE)[:, None] + lane[None, :]
     c = tl.load(cos + angle, mask=inside[None, :], other=0.0).to(tl.float32)[:, None, :]
     s = tl.load(sin + angle, mask=inside[None, :], other=0.0).to(tl.float32)[:, None, :]
     low = tl.where(turned, first * c - second * s, first)

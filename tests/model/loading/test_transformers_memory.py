@@ -1,0 +1,87 @@
+"""Memory of models that transformers computes: where weights lie while they are loaded, and what steps take."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quire_worker.cuda.memory import pool_bytes
+from quire_worker.fallback.source import TransformersSource
+from quire_worker.fallback.step_memory import measure_row_bytes
+from quire_worker.fallback.weights import load_weights, make_dummy
+from quire_worker.loading import LoadOptions, find_source
+from quire_worker.weights.checkpoint import Checkpoint
+from tests.parity.fallback_models import CASES, write_fallback
+from tests.parity.families import write_random
+from tests.tiers import deep_after
+
+
+def source_of(folder: Path) -> TransformersSource:
+    found = find_source(folder, LoadOptions(model_impl="transformers"), lambda *_: None)
+    assert isinstance(found, TransformersSource)
+    return found
+
+
+def bytes_on_host() -> int:
+    """Bytes of all tensors in the host's memory."""
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and each.device.type == "cpu"]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+@pytest.mark.parametrize("name", deep_after(1, ["mixtral", "gpt-oss", "helium"]))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_of_a_device_never_lie_in_the_hosts_memory(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The meta device stands for a GPU: what lies there takes no memory."""
+    found, seen = source_of(write_fallback(name, tmp_path)).found, []
+    before = bytes_on_host()
+
+    def look(done: int, total: int) -> None:
+        if done > total * 0.9:
+            seen.append((bytes_on_host() - before, total))
+
+    with Checkpoint(tmp_path) as checkpoint:
+        loaded = load_weights(found, checkpoint, dtype, torch.device("meta"), look)
+    assert seen and max(held / total for held, total in seen) < 0.3, "tensors of the host pile up"
+    assert loaded.num_bytes > loaded.parameters * dtype.itemsize
+
+
+def test_dummy_weights_are_made_on_their_device(tmp_path: Path) -> None:
+    found = source_of(write_fallback("mixtral", tmp_path)).found
+    made: list[str] = []
+    build = type(found).build
+
+    def watched(*args: Any, **choices: Any) -> Any:
+        model = build(*args, **choices)
+        made.extend(each.device.type for each in model.parameters())
+        return model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(found), "build", watched)
+        make_dummy(found, torch.bfloat16, torch.device("meta"), 0)
+    assert set(made) == {"meta"}
+
+
+@pytest.mark.parametrize("name", deep_after(2, CASES))
+def test_a_step_takes_more_with_each_row(name: str, tmp_path: Path) -> None:
+    source = source_of(write_fallback(name, tmp_path))
+    spec = source.measured().spec
+    assert source.spec.row_bytes == 0, "measured for a GPU alone"
+    widest = 2 * (spec.hidden_size + 3 * spec.heads * spec.head_dim)
+    assert widest < spec.row_bytes < 100 * widest
+    assert pool_bytes(spec, 9, 1, 10) - pool_bytes(spec, 8, 1, 10) == spec.row_bytes
+
+
+def test_the_experts_of_a_step_have_their_place_in_the_budget(tmp_path: Path) -> None:
+    """A row goes through several experts, whose weights are no linear layers."""
+    found = []
+    for experts in (1, 4):
+        changes = {"num_local_experts": 4, "num_experts_per_tok": experts, "intermediate_size": 320}
+        folder = write_random("MixtralConfig", "MixtralForCausalLM", changes, tmp_path / str(experts), seed=1)
+        found.append(measure_row_bytes(source_of(folder).found))
+    gates_and_ups = 2 * 2 * 320
+    assert found[1] - found[0] > 3 * gates_and_ups
