@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire_common.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from quire_worker.model.architectures import FAMILIES
 from tests.gguf.families import READ_BY_TRANSFORMERS, REAL_MODELS
-from tests.parity import fallback_models
+from tests.parity import transformers_models
 from tests.parity.families import CASES, causal_class
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield _GGUF.format(pre_tokenizers=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)))
     yield _FALLBACK
-    yield ", ".join(f"`{model}`" for _, model, _ in fallback_models.CASES.values()) + "."
+    yield ", ".join(f"`{model}`" for _, model, _ in transformers_models.CASES.values()) + "."
     yield ""
     yield _OUTRO
 

@@ -13,7 +13,6 @@ import torch
 
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
-from quire_worker.fallback.decoder import TransformersDecoder
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from quire_worker.ops.cpu.job_runner import JobRunner
@@ -22,6 +21,7 @@ from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 from quire_worker.threads import sharing_runner
 from quire_worker.threads.core_meter import CoreMeter
 from quire_worker.threads.share import Interval
+from quire_worker.transformers_backend.decoder import TransformersDecoder
 from tests.model.folders import write_config
 
 

@@ -12,7 +12,6 @@ import torch
 
 from quire_common.credit import PageGeometry
 from quire_common.errors import Unsupported
-from quire_worker.fallback.source import TransformersSource, transformers_source
 from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
 from quire_worker.model.arch_spec import DecoderSpec
@@ -24,6 +23,7 @@ from quire_worker.sources.family import FamilySource, family_source
 from quire_worker.sources.model_files import open_model
 from quire_worker.sources.options import DType, LoadFormat, LoadOptions, ModelImpl, Progress, Quantize
 from quire_worker.sources.source import ModelFacts
+from quire_worker.transformers_backend.source import TransformersSource, transformers_source
 
 __all__ = [
     "DType", "LoadFormat", "LoadOptions", "LoadedModel", "ModelFacts", "ModelImpl", "Progress", "Quantize",

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from quire_common.errors import QuireError
 from quire_worker.config import WorkerConfig
-from quire_worker.fallback.find_model import RELEASES
-from quire_worker.fallback.row_check import check_rows
-from quire_worker.fallback.source import TransformersSource
 from quire_worker.loading import LoadOptions, ModelImpl, find_source, load_model
 from quire_worker.model.arch_spec import Attention, TransformersSpec
 from quire_worker.model_source import load_configured
 from quire_worker.sources.family import FamilySource
+from quire_worker.transformers_backend.find_model import SUPPORTED_RELEASES
+from quire_worker.transformers_backend.row_check import check_rows
+from quire_worker.transformers_backend.source import TransformersSource
 from tests.model.folders import write_config, write_single
 from tests.oracle import quiet_transformers
 
@@ -147,10 +147,10 @@ def test_a_long_rope_is_refused_beyond_its_original_context(tmp_path: Path) -> N
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     error = refusal(tmp_path, HELIUM)
-    assert (error.code, f"pip install '{RELEASES}'" in error.fix) == ("TRANSFORMERS_MISSING", True)
+    assert (error.code, f"pip install '{SUPPORTED_RELEASES}'" in error.fix) == ("TRANSFORMERS_MISSING", True)
     extras = tomllib.loads((ROOT / "services/worker/pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["transformers"] == [RELEASES], "pip installs the same"
-    assert RELEASES in (ROOT / "docs/models.md").read_text()
+    assert extras["transformers"] == [SUPPORTED_RELEASES], "pip installs the same"
+    assert SUPPORTED_RELEASES in (ROOT / "docs/models.md").read_text()
 
 
 @pytest.mark.parametrize(

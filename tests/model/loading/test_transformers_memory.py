@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from quire_worker.cuda.memory import pool_bytes
-from quire_worker.fallback.source import TransformersSource
-from quire_worker.fallback.step_memory import measure_row_bytes
-from quire_worker.fallback.weights import load_weights, make_dummy
 from quire_worker.loading import LoadOptions, find_source
+from quire_worker.transformers_backend.source import TransformersSource
+from quire_worker.transformers_backend.step_memory import measure_row_bytes
+from quire_worker.transformers_backend.weights import load_weights, make_dummy
 from quire_worker.weights.checkpoint import Checkpoint
-from tests.parity.fallback_models import CASES, write_fallback
 from tests.parity.families import write_random
+from tests.parity.transformers_models import CASES, write_transformers_model
 from tests.tiers import deep_after
 
 
@@ -37,7 +37,7 @@ def bytes_on_host() -> int:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weights_of_a_device_never_lie_in_the_hosts_memory(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """The meta device stands for a GPU: what lies there takes no memory."""
-    found, seen = source_of(write_fallback(name, tmp_path)).found, []
+    found, seen = source_of(write_transformers_model(name, tmp_path)).found, []
     before = bytes_on_host()
 
     def look(done: int, total: int) -> None:
@@ -51,7 +51,7 @@ def test_weights_of_a_device_never_lie_in_the_hosts_memory(name: str, dtype: tor
 
 
 def test_dummy_weights_are_made_on_their_device(tmp_path: Path) -> None:
-    found = source_of(write_fallback("mixtral", tmp_path)).found
+    found = source_of(write_transformers_model("mixtral", tmp_path)).found
     made: list[str] = []
     build = type(found).build
 
@@ -68,7 +68,7 @@ def test_dummy_weights_are_made_on_their_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", deep_after(2, CASES))
 def test_a_step_takes_more_with_each_row(name: str, tmp_path: Path) -> None:
-    source = source_of(write_fallback(name, tmp_path))
+    source = source_of(write_transformers_model(name, tmp_path))
     spec = source.measured().spec
     assert source.spec.row_bytes == 0, "measured for a GPU alone"
     widest = 2 * (spec.hidden_size + 3 * spec.heads * spec.head_dim)

@@ -19,10 +19,10 @@ from quire_common.errors import ConfigError, QuireError, Unsupported
 from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 
-RELEASES: Final = "transformers>=5.23,<5.24"
+SUPPORTED_RELEASES: Final = "transformers>=5.23,<5.24"
 """The releases that the fallback was written for."""
 # Fields by which a config.json would choose code or another way to load.
-_DROPPED: Final = (
+_IGNORED_FIELDS: Final = (
     "auto_map", "attn_implementation", "distributed_config", "dtype", "experts_implementation", "fusion_config",
     "quantization_config", "torch_dtype", "transformers_weights",
 )  # fmt: skip  # a list of names
@@ -57,28 +57,28 @@ def find_model(file: ConfigFile) -> FoundModel:
     """Return the model that a config.json names. Raises Unsupported where transformers has no such causal model, or
     where Quire's pages cannot hold what it keeps of a sequence; ConfigError where its config is invalid, and where
     transformers is not installed."""
-    transformers = _import()
+    transformers = _import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     wanted = file.texts("architectures")
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     architecture = next((name for name in wanted if name in known), None)
     if architecture is None:
-        raise _unknown(file, wanted, transformers.__version__)
+        raise _unknown_architecture(file, wanted, transformers.__version__)
     model_class = getattr(transformers, architecture)
     config = _make_config(file, model_class.config_class)
-    _check_kept_state(architecture, model_class, config)
+    _check_sequence_state(architecture, model_class, config)
     return FoundModel(architecture, model_class, config, transformers.__version__)
 
 
-def _import() -> Any:
+def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
         raise ConfigError(
             "TRANSFORMERS_MISSING",
             "This model needs the package transformers, which is not installed.",
-            f"Run `pip install '{RELEASES}'`.",
+            f"Run `pip install '{SUPPORTED_RELEASES}'`.",
             param="model_impl",
         ) from error
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers'
@@ -86,7 +86,7 @@ def _import() -> Any:
     return transformers
 
 
-def _unknown(file: ConfigFile, wanted: tuple[str, ...], version: str) -> QuireError:
+def _unknown_architecture(file: ConfigFile, wanted: tuple[str, ...], version: str) -> QuireError:
     asked = ", ".join(wanted) if wanted else f"none (model_type {file.text('model_type', 'absent')})"
     if file.has("auto_map"):
         return Unsupported(
@@ -108,7 +108,9 @@ def _unknown(file: ConfigFile, wanted: tuple[str, ...], version: str) -> QuireEr
 def _make_config(file: ConfigFile, config_class: Any) -> Any:
     if file.text("model_type", config_class.model_type) != config_class.model_type:
         raise file.bad("model_type", f"{config_class.model_type}, as `architectures` implies")
-    fields = {name: value for name, value in file.fields.items() if name not in _DROPPED and not name.startswith("_")}
+    fields = {
+        name: value for name, value in file.fields.items() if name not in _IGNORED_FIELDS and not name.startswith("_")
+    }
     try:
         return config_class.from_dict(fields)
     except Exception as error:  # transformers checks fields by errors of many types
@@ -119,20 +121,26 @@ def _make_config(file: ConfigFile, config_class: Any) -> Any:
         ) from error
 
 
-def _check_kept_state(architecture: str, model_class: Any, config: Any) -> None:
+def _check_sequence_state(architecture: str, model_class: Any, config: Any) -> None:
     """Raise Unsupported for a model that keeps more of a sequence, or something else, than keys and values."""
     if config.is_encoder_decoder:
-        raise refused("UNSUPPORTED_ARCHITECTURE", architecture, "it has an encoder, whose states Quire does not keep")
+        raise unsupported_model(
+            "UNSUPPORTED_ARCHITECTURE", architecture, "it has an encoder, whose states Quire does not keep"
+        )
     parts = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if parts:
-        raise refused("UNSUPPORTED_ARCHITECTURE", architecture, f"its config has `{parts[0]}`: Quire serves text only")
+        raise unsupported_model(
+            "UNSUPPORTED_ARCHITECTURE", architecture, f"its config has `{parts[0]}`: Quire serves text only"
+        )
     own = _own_caches(sys.modules[model_class.__module__])
     if own:
-        raise refused("UNSUPPORTED_CACHE", architecture, f"it brings its own cache class, {own[0]}")
+        raise unsupported_model("UNSUPPORTED_CACHE", architecture, f"it brings its own cache class, {own[0]}")
     layers = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENTION_LAYERS)
     if layers or model_class._is_stateful:
         kind = f"layers of the type {layers[0]}" if layers else "recurrent layers"
-        raise refused("UNSUPPORTED_LAYER_TYPE", architecture, f"it has {kind}, whose state is no key or value")
+        raise unsupported_model(
+            "UNSUPPORTED_LAYER_TYPE", architecture, f"it has {kind}, whose state is no key or value"
+        )
 
 
 def check_rope(found: FoundModel, max_model_len: int) -> None:
@@ -142,7 +150,7 @@ def check_rope(found: FoundModel, max_model_len: int) -> None:
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
         original = rope.get("original_max_position_embeddings") or max_model_len
         if rope.get("rope_type") == "longrope" and max_model_len > original:
-            raise refused(
+            raise unsupported_model(
                 "UNSUPPORTED_ROPE",
                 found.architecture,
                 f"keys of its rotary embedding (longrope) change where a sequence exceeds {original} tokens",
@@ -161,7 +169,7 @@ def _own_caches(module: Any) -> list[str]:
     ]
 
 
-def refused(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsupported:
+def unsupported_model(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsupported:
     """The error for a model that transformers has and the fallback cannot run."""
     return Unsupported(
         code,
@@ -172,7 +180,7 @@ def refused(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsup
 
 
 @contextlib.contextmanager
-def refusing_failures(code: str, architecture: str) -> Iterator[None]:
+def failures_as_unsupported(code: str, architecture: str) -> Iterator[None]:
     """Inside, whatever a model's code raises where it meets what it does not expect becomes that error. That memory
     is short says nothing about the code."""
     try:
@@ -181,4 +189,4 @@ def refusing_failures(code: str, architecture: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause = f"its code does not run with Quire's attention ({type(error).__name__}: {str(error)[:200]})"
-        raise refused(code, architecture, cause) from error
+        raise unsupported_model(code, architecture, cause) from error

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def write_fallback(name: str, folder: Path) -> Path:
+def write_transformers_model(name: str, folder: Path) -> Path:
     """A random model of a case."""
     config, model, changes = CASES[name]
     return write_random(config, model, changes, folder, seed=sum(name.encode()))

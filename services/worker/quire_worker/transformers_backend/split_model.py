@@ -15,8 +15,8 @@ class SplitModel:
         found = model.get_decoder()
         self.layers: Any = model.model if found is model else found
         (name,) = (name for name, module in model.named_modules() if module is self.layers)
-        self._handed = _HandedRows()
-        model.set_submodule(name, self._handed)
+        self._hidden_rows = _HiddenRows()
+        model.set_submodule(name, self._hidden_rows)
         self._head = model
 
     def hidden(self, token: Tensor, position: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -29,7 +29,7 @@ class SplitModel:
             use_cache=False,
             return_dict=True,
         )
-        self._handed.note_kind(type(output))
+        self._hidden_rows.set_output_class(type(output))
         rows: Tensor = output.last_hidden_state[0]
         return rows
 
@@ -39,17 +39,17 @@ class SplitModel:
         return logits
 
 
-class _HandedRows(nn.Module):
+class _HiddenRows(nn.Module):
     """Stands where the layers were: its output is its input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kind: Any = None
+        self._output_class: Any = None
 
-    def note_kind(self, kind: Any) -> None:
+    def set_output_class(self, kind: Any) -> None:
         """Note the type of the layers' output, which the head expects."""
-        self._kind = kind
+        self._output_class = kind
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> Any:
         """Return the output of layers whose hidden rows are these."""
-        return self._kind(last_hidden_state=inputs_embeds)
+        return self._output_class(last_hidden_state=inputs_embeds)

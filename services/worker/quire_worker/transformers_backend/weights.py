@@ -17,9 +17,9 @@ import xxhash
 from torch import Tensor
 
 from quire_common.errors import ConfigError, QuireError
-from quire_worker.fallback.attention import STEP, register
-from quire_worker.fallback.find_model import FoundModel
-from quire_worker.fallback.split_model import SplitModel
+from quire_worker.transformers_backend.attention import STEP_ATTENTION, register_attention
+from quire_worker.transformers_backend.find_model import FoundModel
+from quire_worker.transformers_backend.split_model import SplitModel
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.safetensors_file import DTYPES
 from quire_worker.weights.tensor_copier import STAGE_BYTES, TensorCopy, copy_tensors
@@ -55,17 +55,17 @@ def load_weights(
 ) -> LoadedWeights:
     """Fill the model from a checkpoint; weights of other types of floats become `dtype`. Raises ConfigError for tensors
     that are missing, left over or of the wrong shape, and Unsupported for types of numbers that are not supported."""
-    register()
+    register_attention()
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
-    reader = _Reader(device, sum(entry.num_bytes for _, entry in places.values()), progress)
+    reader = _TensorReader(device, sum(entry.num_bytes for _, entry in places.values()), progress)
     tensors = {name: _LazyTensor(reader, *place) for name, place in places.items()}
     try:
-        model, told = found.model_class.from_pretrained(
+        model, info = found.model_class.from_pretrained(
             None,
             config=found.config,
             state_dict=tensors,
             dtype=dtype,
-            attn_implementation=STEP,
+            attn_implementation=STEP_ATTENTION,
             ignore_mismatched_sizes=True,  # told apart below
             output_loading_info=True,
         )
@@ -73,20 +73,20 @@ def load_weights(
         raise reader.error or ConfigError(
             "BAD_WEIGHTS", f"transformers cannot load {checkpoint.folder}: {str(error)[:300]}", _FIX
         ) from error
-    _check_told(checkpoint, told)
+    _check_loading_info(checkpoint, info)
     return LoadedWeights.of(model, reader.digest(), device)
 
 
 def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed: int) -> LoadedWeights:
     """Make the model with random weights, as transformers initialises it."""
-    register()
+    register_attention()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
         torch.manual_seed(seed)
-        model = found.build(STEP, dtype=dtype)
+        model = found.build(STEP_ATTENTION, dtype=dtype)
     return LoadedWeights.of(model, xxhash.xxh3_128(f"dummy/{seed}/{found.version}".encode()).digest(), device)
 
 
-class _Reader:
+class _TensorReader:
     """Reads tensors on whatever thread asks, and hashes them."""
 
     def __init__(self, device: torch.device, total: int, progress: Progress) -> None:
@@ -126,7 +126,7 @@ class _LazyTensor:
     """A tensor that is read when transformers takes all of it and says its type, `tensor[...].to(device, dtype)`, as it
     does of a slice of a file. transformers names the CPU; the tensor goes to the device of the reader."""
 
-    def __init__(self, reader: _Reader, file: SafetensorsFile, entry: TensorEntry) -> None:
+    def __init__(self, reader: _TensorReader, file: SafetensorsFile, entry: TensorEntry) -> None:
         self._read: Callable[[torch.dtype | None], Tensor] = lambda dtype: reader.read(file, entry, dtype)
 
     def __getitem__(self, _: object) -> _LazyTensor:
@@ -137,14 +137,14 @@ class _LazyTensor:
         return self._read(dtype)
 
 
-def _check_told(checkpoint: Checkpoint, told: dict[str, Collection[Any]]) -> None:
+def _check_loading_info(checkpoint: Checkpoint, info: dict[str, Collection[Any]]) -> None:
     """Raise ConfigError where the checkpoint and the model differ."""
     for code, kind, what in (
         ("MISSING_TENSOR", "missing_keys", "lacks {} tensors that its config.json implies"),
         ("UNEXPECTED_TENSOR", "unexpected_keys", "holds {} tensors that its config.json does not imply"),
         ("SHAPE_MISMATCH", "mismatched_keys", "holds {} tensors of other shapes than its config.json implies"),
     ):
-        names = sorted(str(each[0] if isinstance(each, tuple) else each) for each in told[kind])
+        names = sorted(str(each[0] if isinstance(each, tuple) else each) for each in info[kind])
         if names:
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             raise ConfigError(code, f"{checkpoint.folder} {what.format(len(names))}: {shown}.", _FIX)

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from quire_worker.fallback.attention import STEP, AttentionCall, register, running
-from quire_worker.fallback.find_model import FoundModel, refusing_failures
-from quire_worker.fallback.split_model import SplitModel
+from quire_worker.transformers_backend.attention import STEP_ATTENTION, AttentionCall, register_attention, use_attention
+from quire_worker.transformers_backend.find_model import FoundModel, failures_as_unsupported
+from quire_worker.transformers_backend.split_model import SplitModel
 
 # So many that what does not depend on the number of rows is little.
 _ROWS: Final = 1024
@@ -22,13 +22,13 @@ _ROWS: Final = 1024
 def measure_row_bytes(found: FoundModel) -> int:
     """Return the bytes that the layers take for each row of a step, in bfloat16 and beside the weights, at the moment
     when they take most. Raises Unsupported for layers that do not compute in bfloat16."""
-    register()
-    with refusing_failures("UNSUPPORTED_DTYPE", found.architecture), torch.device("meta"), torch.inference_mode():
-        model = found.build(STEP, dtype=torch.bfloat16)
+    register_attention()
+    with failures_as_unsupported("UNSUPPORTED_DTYPE", found.architecture), torch.device("meta"), torch.inference_mode():
+        model = found.build(STEP_ATTENTION, dtype=torch.bfloat16)
         weights = [*model.parameters(), *model.buffers()]
         split = SplitModel(model)
         token, position = torch.zeros(_ROWS, dtype=torch.int64), torch.arange(_ROWS)
-        with running(_ShapedRows()), _LiveBytes([*weights, token, position]) as live:
+        with use_attention(_ShapedRows()), _LiveBytes([*weights, token, position]) as live:
             split.hidden(token, position)
     most: int = live.most
     return -(-most // _ROWS)

@@ -10,14 +10,14 @@ import torch
 
 from bench.harness.local_engine import LocalEngine
 from quire_common.sequence import Sequence, Stop
-from quire_worker.fallback.decoder import TransformersDecoder
 from quire_worker.loading import LoadedModel, LoadOptions, ModelImpl, load_model
 from quire_worker.model.architectures import FAMILIES
+from quire_worker.transformers_backend.decoder import TransformersDecoder
 from tests.model.batches import PAGE_SIZE, Run, make_batch, pages_for
 from tests.oracle import Oracle
-from tests.parity.fallback_models import CASES, write_fallback
 from tests.parity.families import write_family
 from tests.parity.model_runs import ANSWER, CUTS, LENGTH, SHARED, cached_pages, greedy, logits, prompt
+from tests.parity.transformers_models import CASES, write_transformers_model
 from tests.tiers import deep_after
 
 # No bits are promised: torch's products depend on the number of rows.
@@ -33,7 +33,7 @@ def load(folder: Path, model_impl: ModelImpl) -> LoadedModel:
 
 @pytest.mark.parametrize("name", deep_after(1, CASES))
 def test_a_model_without_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
-    folder = write_fallback(name, tmp_path)
+    folder = write_transformers_model(name, tmp_path)
     # A family that comes to Quire later must not hide the fallback from this test.
     model = load(folder, "transformers" if CASES[name][1] in FAMILIES else "auto")
     assert isinstance(model.runner.decoder, TransformersDecoder)
@@ -73,7 +73,7 @@ def test_a_family_forced_through_transformers_gives_the_same_tokens(name: str, t
 
 def test_streams_served_together_equal_transformers(tmp_path: Path) -> None:
     """Through scheduler and engine: prompts in chunks, and sequences that lose their pages and come back."""
-    folder = write_fallback("gpt-oss", tmp_path)
+    folder = write_transformers_model("gpt-oss", tmp_path)
     model, drawn = load(folder, "auto"), np.random.default_rng(7)
     prompts = [drawn.integers(3, 131, int(length)).astype(np.int32) for length in drawn.integers(3, 120, 12)]
     pages = sum(-(-(len(each) + 40) // PAGE_SIZE) for each in prompts)
@@ -92,7 +92,7 @@ def test_streams_served_together_equal_transformers(tmp_path: Path) -> None:
 
 
 def test_dummy_weights_are_those_of_the_seed(tmp_path: Path) -> None:
-    folder, tokens, pages = write_fallback("helium", tmp_path), prompt(20), pages_for(20, 1)
+    folder, tokens, pages = write_transformers_model("helium", tmp_path), prompt(20), pages_for(20, 1)
     (folder / "model.safetensors").unlink()
     options = [LoadOptions(load_format="dummy", seed=seed, kv_cache_bytes=4 << 20) for seed in (1, 1, 2)]
     models = [load_model(folder, each) for each in options]

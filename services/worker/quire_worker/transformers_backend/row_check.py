@@ -13,13 +13,13 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from quire_worker.fallback.attention import AttentionCall, running
-from quire_worker.fallback.find_model import refused, refusing_failures
 from quire_worker.model.arch_spec import TransformersSpec
+from quire_worker.transformers_backend.attention import AttentionCall, use_attention
+from quire_worker.transformers_backend.find_model import failures_as_unsupported, unsupported_model
 
 _TOKENS: Final = 5
-_OTHERS: Final = 0.1
-_SAME_SHAPE: Final = 0.3
+_QUERY_KEY_SHARE: Final = 0.1
+_SAME_SHAPE_FACTOR: Final = 0.3
 """Part of the tolerance for two passes of the same shape, which sum in the same order."""
 
 
@@ -38,19 +38,23 @@ def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> N
     last = spec.max_positions - 1
     position = torch.tensor([0, last // 2, 1 % (last + 1), last, last // 3], device=device)
     start = torch.arange(min(_TOKENS, spec.max_positions), device=device)
-    with torch.inference_mode(), running(_LonelyRows()), refusing_failures("UNSUPPORTED_ATTENTION", spec.architecture):
+    with (
+        torch.inference_mode(),
+        use_attention(_IsolatedRows()),
+        failures_as_unsupported("UNSUPPORTED_ATTENTION", spec.architecture),
+    ):
         together = model.hidden(token, position)
         alone = torch.cat([model.hidden(token[row : row + 1], position[row : row + 1]) for row in range(_TOKENS)])
-        told, untold = (model.hidden(token[: len(start)], each) for each in (start, None))
+        given, counted = (model.hidden(token[: len(start)], each) for each in (start, None))
     if not _difference(together, alone) <= _tolerance(alone):  # NaN is no agreement either
-        raise refused(
+        raise unsupported_model(
             "UNSUPPORTED_ATTENTION",
             spec.architecture,
             "a row of a step depends on rows of other sequences (a shift of tokens, a state, positions that are "
             "counted by row, or a rotary embedding that depends on the longest sequence)",
         )
-    if not _difference(told, untold) <= _SAME_SHAPE * _tolerance(untold):
-        raise refused(
+    if not _difference(given, counted) <= _SAME_SHAPE_FACTOR * _tolerance(counted):
+        raise unsupported_model(
             "UNSUPPORTED_ATTENTION",
             spec.architecture,
             "its first position is not 0 (models of the RoBERTa kind begin behind `pad_token_id`)",
@@ -67,13 +71,13 @@ def _tolerance(hidden: Tensor) -> float:
     return 1e-3 if hidden.dtype == torch.float32 else 0.1
 
 
-class _LonelyRows:
+class _IsolatedRows:
     """An attention in which a row sees itself alone. Queries and keys take part, so that rotations count."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return [1, R, Q, D]: each head's value, and a little of its query and key."""
         each = call.query.shape[1] // call.key.shape[1]
         key, value = (part.repeat_interleave(each, dim=1) for part in (call.key, call.value))
-        mixed = value + _OTHERS * (call.query + key)
+        mixed = value + _QUERY_KEY_SHARE * (call.query + key)
         # Contiguous, as the attention of transformers is: models take views of it.
         return mixed.transpose(1, 2).to(call.query.dtype).contiguous()

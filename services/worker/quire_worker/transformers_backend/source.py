@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from quire_common.errors import ConfigError, Unsupported
-from quire_worker.fallback.decoder import TransformersDecoder
-from quire_worker.fallback.find_model import FoundModel, check_rope, find_model
-from quire_worker.fallback.probe import read_spec
-from quire_worker.fallback.row_check import check_rows
-from quire_worker.fallback.step_memory import measure_row_bytes
-from quire_worker.fallback.weights import LoadedWeights, load_weights, make_dummy
 from quire_worker.model.arch_spec import TransformersSpec
 from quire_worker.model.config_facts import context_length
 from quire_worker.ops.interface import Ops
 from quire_worker.sources.model_files import ModelFiles
 from quire_worker.sources.options import LoadOptions, Progress
 from quire_worker.sources.source import ModelSource, model_digest
+from quire_worker.transformers_backend.decoder import TransformersDecoder
+from quire_worker.transformers_backend.find_model import FoundModel, check_rope, find_model
+from quire_worker.transformers_backend.probe import read_spec
+from quire_worker.transformers_backend.row_check import check_rows
+from quire_worker.transformers_backend.step_memory import measure_row_bytes
+from quire_worker.transformers_backend.weights import LoadedWeights, load_weights, make_dummy
 from quire_worker.weights.checkpoint import Checkpoint
 
 

@@ -10,55 +10,65 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire_worker.fallback.attention import PROBE, AttentionCall, MaskRule, register, running
-from quire_worker.fallback.find_model import FoundModel, refused, refusing_failures
-from quire_worker.fallback.split_model import SplitModel
 from quire_worker.model.arch_spec import Attention, TransformersSpec
+from quire_worker.transformers_backend.attention import (
+    PROBE_ATTENTION,
+    AttentionCall,
+    MaskRule,
+    register_attention,
+    use_attention,
+)
+from quire_worker.transformers_backend.find_model import FoundModel, failures_as_unsupported, unsupported_model
+from quire_worker.transformers_backend.split_model import SplitModel
 
 # A number that no model's sizes have.
 _ROWS: Final = 7
-_OWN_ATTENTION: Final = "UNSUPPORTED_ATTENTION"
+_UNSUPPORTED_ATTENTION: Final = "UNSUPPORTED_ATTENTION"
 
 
 def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
     """Return the model's sizes and the attention of its layers. Raises Unsupported where a layer attends in a way that
     Quire's pages and kernels do not have."""
-    register()
-    calls = _Calls()
-    with refusing_failures(_OWN_ATTENTION, found.architecture), torch.device("meta"), torch.inference_mode():
-        split = SplitModel(found.build(PROBE, "batched_mm"))
+    register_attention()
+    recorder = _CallRecorder()
+    with (
+        failures_as_unsupported(_UNSUPPORTED_ATTENTION, found.architecture),
+        torch.device("meta"),
+        torch.inference_mode(),
+    ):
+        split = SplitModel(found.build(PROBE_ATTENTION, "batched_mm"))
         rows = torch.zeros(_ROWS, dtype=torch.int64), torch.arange(_ROWS), torch.ones(1, _ROWS, dtype=torch.int64)
-        with running(calls):
+        with use_attention(recorder):
             hidden = split.hidden(*rows)
         logits = split.logits(hidden)
-        with running(_Calls()), _RowCounts(call.module for call in calls.found) as counts:
+        with use_attention(_CallRecorder()), _RowCountDetector(call.module for call in recorder.calls) as counts:
             split.hidden(*rows)
-    _check_layers(found, calls.found)
+    _check_layers(found, recorder.calls)
     if counts.found:
         reason = "a layer counts the rows of a step, where it should read their positions"
-        raise refused(_OWN_ATTENTION, found.architecture, reason)
+        raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)
     return TransformersSpec(
         found.architecture,
         logits.shape[-1],
         hidden.shape[-1],
         max_positions,
-        tuple(_mixer(found, call, calls.found[0]) for call in calls.found),
+        tuple(_attention_of(found, call, recorder.calls[0]) for call in recorder.calls),
     )
 
 
-class _Calls:
+class _CallRecorder:
     """Notes the calls of a pass."""
 
     def __init__(self) -> None:
-        self.found: list[AttentionCall] = []
+        self.calls: list[AttentionCall] = []
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Note a call; its result has a shape and no values."""
-        self.found.append(call)
+        self.calls.append(call)
         return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
 
 
-class _RowCounts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class _RowCountDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Notices modules that number the rows of a pass by themselves, which `position_ids` should tell them."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -83,16 +93,16 @@ def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:
     """Raise Unsupported unless each layer of the model attends once, in order."""
     if not calls:
         reason = "its layers do not use transformers' AttentionInterface"
-        raise refused(_OWN_ATTENTION, found.architecture, reason)
+        raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)
     layers = [call.layer for call in calls]
     wanted = getattr(found.config, "num_hidden_layers", len(calls))
     if layers != list(range(wanted)):
         shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
         reason = f"its {wanted} layers do not attend once each, in order, but those of the indices {shown}"
-        raise refused(_OWN_ATTENTION, found.architecture, reason)
+        raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)
 
 
-def _mixer(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Attention:
+def _attention_of(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Attention:
     """The attention of one layer. Raises Unsupported for what pages or kernels do not have."""
     _, heads, _, head_dim = call.query.shape
     kv_heads, rule = call.key.shape[1], call.mask
@@ -109,8 +119,8 @@ def _mixer(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Atte
     elif not call.is_causal:
         reason = "a layer attends to later positions too"
     elif not isinstance(rule, MaskRule) or rule.unknown:
-        told = f" ({rule.unknown})" if isinstance(rule, MaskRule) else ""
-        reason = f"a layer has a mask of another kind than causal, sliding window or chunks{told}"
+        kind = f" ({rule.unknown})" if isinstance(rule, MaskRule) else ""
+        reason = f"a layer has a mask of another kind than causal, sliding window or chunks{kind}"
     elif call.unknown:
         reason = f"a layer attends with `{call.unknown[0]}`, which Quire's kernels do not know"
     else:
@@ -125,4 +135,4 @@ def _mixer(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Atte
             softcap=call.softcap,
             scale=first.scale,
         )
-    raise refused(_OWN_ATTENTION, found.architecture, reason)
+    raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)

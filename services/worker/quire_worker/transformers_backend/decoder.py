@@ -12,12 +12,12 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from quire_worker.fallback.attention import AttentionCall, running
-from quire_worker.fallback.split_model import SplitModel
 from quire_worker.model.arch_spec import TransformersSpec
 from quire_worker.model.mixers import Attend
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import AttentionRules, HeadShape, Ops, P, RopeTables
+from quire_worker.transformers_backend.attention import AttentionCall, use_attention
+from quire_worker.transformers_backend.split_model import SplitModel
 
 
 class TransformersDecoder(Generic[P]):
@@ -55,7 +55,7 @@ class TransformersDecoder(Generic[P]):
         """See `StepDecoder.forward`. Raises TypeError for `attend`: what follows attention is the model's."""
         if attend is not None:
             raise TypeError("the layers of a model of transformers cannot be cut at attention")
-        with running(_PagedRows(self, pages, plan, self._rules, self._rope)):
+        with use_attention(_PagedRows(self, pages, plan, self._rules, self._rope)):
             return self._model.hidden(token, self.ops.positions(plan))
 
     def logits(self, hidden: Tensor) -> Tensor:

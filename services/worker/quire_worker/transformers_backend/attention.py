@@ -15,12 +15,12 @@ from typing import Final, Protocol
 
 from torch import Tensor, nn
 
-STEP: Final = "quire"
+STEP_ATTENTION: Final = "quire"
 """Name of the attention of serving steps. transformers makes no masks for it."""
-PROBE: Final = "quire_probe"
+PROBE_ATTENTION: Final = "quire_probe"
 """Name of the attention of the probe. Instead of a mask, a layer gets its MaskRule."""
 # Arguments that do not change attention scores. The mask rule has the window.
-_SILENT: Final = frozenset(
+_IGNORED_ARGUMENTS: Final = frozenset(
     (
         "cache_position", "dropout", "logits_to_keep", "output_attentions", "output_hidden_states",
         "output_router_logits", "position_ids", "return_dict", "sliding_window", "use_cache",
@@ -69,27 +69,27 @@ class RowAttention(Protocol):
         ...
 
 
-_running: ContextVar[RowAttention | None] = ContextVar("quire_row_attention", default=None)
+_current_attention: ContextVar[RowAttention | None] = ContextVar("quire_row_attention", default=None)
 
 
 @contextlib.contextmanager
-def running(attention: RowAttention) -> Iterator[None]:
+def use_attention(attention: RowAttention) -> Iterator[None]:
     """Inside, on this thread, models that have Quire's attention attend by `attention`."""
-    token = _running.set(attention)
+    token = _current_attention.set(attention)
     try:
         yield
     finally:
-        _running.reset(token)
+        _current_attention.reset(token)
 
 
 @cache
-def register() -> None:
+def register_attention() -> None:
     """Make the names STEP and PROBE known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(STEP, _attend)
-    AttentionInterface.register(PROBE, _attend)
-    AttentionMaskInterface.register(PROBE, _tell_rule)
+    AttentionInterface.register(STEP_ATTENTION, _attend)
+    AttentionInterface.register(PROBE_ATTENTION, _attend)
+    AttentionMaskInterface.register(PROBE_ATTENTION, _mask_rule)
 
 
 def _attend(
@@ -105,7 +105,7 @@ def _attend(
     **further: object,
 ) -> tuple[Tensor, None]:
     """The function that models call, as transformers defines it."""
-    attention = _running.get()
+    attention = _current_attention.get()
     if attention is None:
         raise RuntimeError("a model with Quire's attention runs outside of `running`")
     call = AttentionCall(
@@ -118,14 +118,14 @@ def _attend(
         s_aux,
         attention_mask,
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
-        tuple(name for name, given in further.items() if given is not None and name not in _SILENT),
+        tuple(name for name, given in further.items() if given is not None and name not in _IGNORED_ARGUMENTS),
     )
     return attention.attend(call), None
 
 
-def _tell_rule(*_: object, mask_function: Callable[..., object], local_size: int = 0, **__: object) -> MaskRule:
+def _mask_rule(*_: object, mask_function: Callable[..., object], local_size: int = 0, **__: object) -> MaskRule:
     """The function that models call for a mask, as transformers defines it. Returns the rule in place of the mask."""
-    parts = set(_parts(mask_function))
+    parts = set(_mask_parts(mask_function))
     if parts == {"causal_mask_function"}:
         return MaskRule()
     if parts == {"causal_mask_function", "sliding_window_overlay"}:
@@ -135,7 +135,7 @@ def _tell_rule(*_: object, mask_function: Callable[..., object], local_size: int
     return MaskRule(unknown=", ".join(sorted(parts)))
 
 
-def _parts(mask_function: Callable[..., object]) -> Iterator[str]:
+def _mask_parts(mask_function: Callable[..., object]) -> Iterator[str]:
     """Names of the functions of transformers' masking_utils that a mask is the intersection of. Any other combination
     yields its own name too."""
     name = mask_function.__qualname__.partition(".")[0]
@@ -144,4 +144,4 @@ def _parts(mask_function: Callable[..., object]) -> Iterator[str]:
     if name != "and_masks":
         yield name
     for each in functions:
-        yield from _parts(each)
+        yield from _mask_parts(each)
