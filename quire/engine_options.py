@@ -148,7 +148,7 @@ ENGINE_OPTIONS = (
     _to(
         "model-impl",
         "worker",
-        "what computes the layers: auto, quire (Quire's own model families) or transformers (its modelling code)",
+        "what computes the layers: auto, quire (Quire's own model families) or transformers (the Transformers backend)",
         "NAME",
     ),
     EngineOption(

@@ -1,5 +1,5 @@
 """Writes docs/models.md: the model families that have an entry in the worker's registry, how each is tested, and which
-models without an entry were tested through transformers.
+models without an entry were tested in the Transformers backend.
 
 `python -m tools.models_table` writes the file; a test fails where it is out of date.
 """
@@ -74,9 +74,9 @@ llama.cpp's converter changes some models:
 """
 _FALLBACK = """## Other architectures
 
-Quire runs a model without an entry in the table through the Python package transformers: its modelling code computes
-the layers, with Quire's KV pages and attention. Prefix caching, chunked prefill, KV transfer and sampling
-work as for other models. transformers computes the layers operation by operation; only attention uses Quire's kernels.
+Models without an entry in the table run in the Transformers backend. The Python package transformers computes
+their layers operation by operation, and Quire's kernels compute attention over KV pages. Prefix caching, chunked
+prefill, KV transfer and sampling work as for other models.
 
 ```
 pip install 'transformers>=5.23,<5.24'
@@ -87,17 +87,18 @@ The container images do not have this package. `--model-impl` chooses the implem
 
 | value | layers are computed by |
 |---|---|
-| `auto` | Quire if the table has the architecture, else transformers |
+| `auto` | Quire if the table has the architecture, else the Transformers backend |
 | `quire` (alias: `vllm`) | Quire. Other architectures are an error |
-| `transformers` | transformers. A family of the table can be compared with it in this way |
+| `transformers` | the Transformers backend, also for architectures in the table, for example to compare the two |
 
 The worker reads the weights itself, from safetensors alone, and runs no code of the model's folder. Weights are float32
 on the CPU, bfloat16 on a GPU; `--dtype`, `--quantize` and GGUF files need an entry in the table.
 
-Logits may differ in their last bits with the batch, so greedy tokens may differ too. The worker does not report the
-capability `batch_invariant`, and refuses `--batch-invariant`. The two implementations never share KV pages.
+In the Transformers backend, the last bits of logits may depend on the batch, so greedy tokens may too. The worker does
+not report the capability `batch_invariant`, and refuses `--batch-invariant`. The two implementations never share KV
+pages.
 
-The worker refuses a model that it would compute wrongly, and says why:
+The backend refuses a model that it would compute wrongly. The error says why:
 
 | error | cause |
 |---|---|
@@ -105,28 +106,28 @@ The worker refuses a model that it would compute wrongly, and says why:
 | `UNSUPPORTED_ARCHITECTURE` | transformers has no such causal model, or the model has more parts than a decoder |
 | `REMOTE_CODE` | the code of the model is in its folder |
 | `UNSUPPORTED_LAYER_TYPE` | recurrent, convolution or linear-attention layers |
-| `UNSUPPORTED_CACHE` | the model brings a cache class of its own |
-| `UNSUPPORTED_ATTENTION` | see below |
+| `UNSUPPORTED_CACHE` | the code of the model defines its own cache class |
+| `UNSUPPORTED_ATTENTION` | attention that Quire's pages or kernels do not support (see below) |
 | `UNSUPPORTED_ROPE` | longrope, with sequences above the original context |
 | `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | `--dtype` or `--quantize` |
 | `NOT_BATCH_INVARIANT` | `--batch-invariant` |
 
-`UNSUPPORTED_ATTENTION` stands for attention that Quire's pages or kernels do not have. The message says which:
+The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 
-- layers that do not attend through transformers' `AttentionInterface`, or not once each
+- layers that do not call attention through transformers' `AttentionInterface`, or not once each
 - latent attention, and layers with heads of several shapes
 - masks other than causal, sliding windows and chunks
 - rows that depend on other sequences of the batch
-- positions that do not begin at 0, as those of RoBERTa
+- positions that do not start at 0, as those of RoBERTa
 
-Other architectures than the following may work too. For the following, tests compare tiny random models with
+Tests cover the following architectures; others may work too. A test compares a tiny random model of each with
 transformers alone, on the CPU in float32: logits to within 0.0001, and greedy tokens.
 """
 _OUTRO = """## GPUs
 
 The GPU's kernels compute the same features as the CPU's. Tests run the kernels on the CPU by Triton's interpreter,
-and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU. Models through transformers have not:
-their steps are written for a GPU, and are never captured in CUDA graphs. Heads must have a multiple of 16
+and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU. The Transformers backend was never run
+on a GPU: its steps are written for one, and are not captured in CUDA graphs. Heads must have a multiple of 16
 elements, at most 256; the worker refuses models with other heads, and its error names the size.
 
 ## What is refused

@@ -1,4 +1,4 @@
-"""Models that transformers' code computes with Quire's pages and attention, against transformers alone, in float32."""
+"""Models in the Transformers backend, with Quire's pages and attention, against transformers alone, in float32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(folder: Path, model_impl: ModelImpl) -> LoadedModel:
 @pytest.mark.parametrize("name", deep_after(1, CASES))
 def test_a_model_without_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     folder = write_transformers_model(name, tmp_path)
-    # A family that comes to Quire later must not hide the fallback from this test.
+    # If Quire gets a family for the model later, this test must run the Transformers backend still.
     model = load(folder, "transformers" if CASES[name][1] in FAMILIES else "auto")
     assert isinstance(model.runner.decoder, TransformersDecoder)
     oracle, tokens = Oracle(folder), prompt()

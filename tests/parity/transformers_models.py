@@ -1,4 +1,4 @@
-"""Tiny random models without a family of Quire's own, which transformers' code computes; and models that it cannot."""
+"""Tiny random models for which Quire has no family, so that the Transformers backend runs them."""
 
 from __future__ import annotations
 

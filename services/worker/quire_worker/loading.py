@@ -85,8 +85,8 @@ def load_model(
 
 
 def find_source(folder: str | Path, options: LoadOptions, progress: Progress) -> FamilySource | TransformersSource:
-    """Understand a model folder or GGUF file, without its weights, by the implementation that `model_impl` names; auto:
-    a family of Quire's own if there is one, else transformers' code. Raises ConfigError or Unsupported."""
+    """Read the config of a model folder or GGUF file, for the implementation that `model_impl` names. `auto` is a
+    family of Quire's own if there is one, else the Transformers backend. Raises ConfigError or Unsupported."""
     opened = open_model(folder, options, progress)
     impl = options.model_impl
     if impl == "auto":

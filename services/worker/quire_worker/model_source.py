@@ -256,7 +256,7 @@ def _check_promise(config: WorkerConfig, loaded: loading.LoadedModel | LoadedCud
         raise Unsupported(
             "NOT_BATCH_INVARIANT",
             f"--batch-invariant was given, and the bits of {loaded.facts.architecture} depend on the batch: "
-            "transformers' code computes it, or this machine's products depend on their rows.",
+            "it runs in the Transformers backend, or the GEMMs of this machine depend on the number of rows.",
             "Leave --batch-invariant out.",
             param="batch_invariant",
         )

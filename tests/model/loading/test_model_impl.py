@@ -1,5 +1,5 @@
-"""Which implementation computes a model, and the models that transformers' code may not compute, each refused by name
-before its weights are read."""
+"""The choice between Quire's families and the Transformers backend, and the models that the backend refuses before it
+reads weights, each with its cause."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_spec_is_read_from_the_modules(tmp_path: Path) -> None:
         ("UNSUPPORTED_CACHE", "MiniMaxCache", {"architectures": ["MiniMaxForCausalLM"]}),
         ("UNSUPPORTED_ATTENTION", "latent", {"architectures": ["DeepseekV3ForCausalLM"], **LATENT}),
         ("UNSUPPORTED_ATTENTION", "AttentionInterface", {"architectures": ["OpenAIGPTLMHeadModel"]}),
-        ("UNSUPPORTED_ATTENTION", "indices 0, 0, 1, 1", {"architectures": ["DiffLlamaForCausalLM"]}),
+        ("UNSUPPORTED_ATTENTION", "layers 0, 0, 1, 1", {"architectures": ["DiffLlamaForCausalLM"]}),
         ("UNSUPPORTED_ATTENTION", "later positions", {"architectures": ["BertLMHeadModel"]}),
         (
             "UNSUPPORTED_ATTENTION",

@@ -1,4 +1,4 @@
-"""Memory of models that transformers computes: where weights lie while they are loaded, and what steps take."""
+"""Memory of models in the Transformers backend: the place of weights while they are loaded, and the memory of steps."""
 
 from __future__ import annotations
 

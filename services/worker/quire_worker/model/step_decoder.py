@@ -1,5 +1,5 @@
-"""StepDecoder: what runs the rows of a step, whoever computes the layers. `Decoder` runs Quire's own families; the
-fallback's `TransformersDecoder` runs modelling code of transformers."""
+"""StepDecoder: the Protocol of what computes the rows of a step. `Decoder` implements it for Quire's own model
+families, `TransformersDecoder` for the Transformers backend."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
     if not isinstance(decoder, Decoder):
         raise Unsupported(
             "UNSUPPORTED_ARCHITECTURE",
-            f"The parts of {served.info.architecture} are not known: transformers' code computes its layers.",
+            f"The parts of {served.info.architecture} are not known: it runs in the Transformers backend.",
             "Profile a model of a family of Quire's own.",
             param="model",
         )

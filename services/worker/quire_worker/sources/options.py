@@ -21,8 +21,8 @@ class LoadOptions:
 
     load_format: LoadFormat = "auto"
     model_impl: ModelImpl = "auto"
-    """What computes the layers: a family of Quire's own, transformers' code, or the first of these that has the
-    architecture."""
+    """The implementation of the layers: a family of Quire's own (quire), the Transformers backend (transformers), or
+    the first of these that has the architecture (auto)."""
     seed: int = 0
     """Seed of dummy weights."""
     page_size: int = 16

@@ -1,5 +1,5 @@
-"""ModelSource: a model whose config was read, ready to load its weights. `family.py` has the models of Quire's own
-families, `fallback/source.py` those that transformers' code computes."""
+"""ModelSource: a model whose config was read, ready to load its weights. `family.py` implements it for Quire's own
+model families, `transformers_backend/source.py` for the Transformers backend."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""The fallback: runs causal models that no family describes by transformers' own modelling code."""
+"""The Transformers backend runs causal models for which Quire has no family: the modelling code of the package
+transformers computes their layers, and Quire's kernels compute attention over KV pages."""

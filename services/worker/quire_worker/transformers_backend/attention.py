@@ -1,7 +1,7 @@
-"""Registers Quire's attention in transformers' AttentionInterface.
+"""Registers Quire's attention in transformers' AttentionInterface, for all models of the Transformers backend.
 
-transformers calls a registered function with queries, keys and values. The function does not know the step. So
-`running` sets the step's attention in a context variable for one forward pass.
+transformers calls a registered function with queries, keys and values. The function does not get the step. So
+`use_attention` puts the step's attention into a context variable for one forward pass.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final, Protocol
 from torch import Tensor, nn
 
 STEP_ATTENTION: Final = "quire"
-"""Name of the attention of serving steps. transformers makes no masks for it."""
+"""The name of the attention that serves requests. transformers makes no masks for it."""
 PROBE_ATTENTION: Final = "quire_probe"
-"""Name of the attention of the probe. Instead of a mask, a layer gets its MaskRule."""
-# Arguments that do not change attention scores. The mask rule has the window.
+"""The name of the probe's attention. transformers gives each layer its MaskRule instead of a mask."""
+# Arguments that do not change attention scores. The window is in the mask rule.
 _IGNORED_ARGUMENTS: Final = frozenset(
     (
         "cache_position", "dropout", "logits_to_keep", "output_attentions", "output_hidden_states",
@@ -30,39 +30,41 @@ _IGNORED_ARGUMENTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """The positions up to its own that a row sees. `unknown` names a rule that Quire's kernels do not have."""
+    """The earlier positions to which a row attends: all of them, a sliding window or a chunk. 0: no such limit."""
 
     window: int = 0
     chunk: int = 0
     unknown: str = ""
+    """The name of a rule that Quire's kernels do not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's call: query [1, Q, R, D], key and value [1, K, R, D], of the rows of a pass."""
+    """The arguments with which one layer calls attention: query [1, Q, R, D], key and value [1, K, R, D], where R is
+    the number of rows of the forward pass."""
 
     module: nn.Module
-    """The layer's attention."""
+    """The attention module of the layer."""
     query: Tensor
     key: Tensor
     value: Tensor
     scale: float
     softcap: float
     sinks: Tensor | None
-    """[Q] scores that take part in the softmax and have no value."""
+    """[Q] attention sinks: scores that take part in the softmax and have no value."""
     mask: object
     is_causal: bool
     unknown: tuple[str, ...]
-    """Further arguments, which may change scores."""
+    """The names of further arguments, which may change attention scores."""
 
     @property
     def layer(self) -> int:
-        """The module's own index; -1: it has none."""
+        """The index of the layer; -1: the module does not say."""
         return int(getattr(self.module, "layer_idx", -1))
 
 
 class RowAttention(Protocol):
-    """Computes attention for the rows of a pass."""
+    """Computes attention for the rows of one forward pass."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return [1, R, Q, D]."""
@@ -74,7 +76,7 @@ _current_attention: ContextVar[RowAttention | None] = ContextVar("quire_row_atte
 
 @contextlib.contextmanager
 def use_attention(attention: RowAttention) -> Iterator[None]:
-    """Inside, on this thread, models that have Quire's attention attend by `attention`."""
+    """In this context, on this thread, models with Quire's attention call `attention`."""
     token = _current_attention.set(attention)
     try:
         yield
@@ -84,7 +86,7 @@ def use_attention(attention: RowAttention) -> Iterator[None]:
 
 @cache
 def register_attention() -> None:
-    """Make the names STEP and PROBE known to transformers."""
+    """Register STEP_ATTENTION and PROBE_ATTENTION in transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(STEP_ATTENTION, _attend)
@@ -104,10 +106,10 @@ def _attend(
     is_causal: bool | None = None,
     **further: object,
 ) -> tuple[Tensor, None]:
-    """The function that models call, as transformers defines it."""
+    """Models call this function for attention. transformers defines its signature."""
     attention = _current_attention.get()
     if attention is None:
-        raise RuntimeError("a model with Quire's attention runs outside of `running`")
+        raise RuntimeError("a model with Quire's attention runs outside of `use_attention`")
     call = AttentionCall(
         module,
         query,
@@ -124,7 +126,7 @@ def _attend(
 
 
 def _mask_rule(*_: object, mask_function: Callable[..., object], local_size: int = 0, **__: object) -> MaskRule:
-    """The function that models call for a mask, as transformers defines it. Returns the rule in place of the mask."""
+    """Models call this function for a mask, and get the mask's rule. transformers defines its signature."""
     parts = set(_mask_parts(mask_function))
     if parts == {"causal_mask_function"}:
         return MaskRule()
@@ -136,8 +138,8 @@ def _mask_rule(*_: object, mask_function: Callable[..., object], local_size: int
 
 
 def _mask_parts(mask_function: Callable[..., object]) -> Iterator[str]:
-    """Names of the functions of transformers' masking_utils that a mask is the intersection of. Any other combination
-    yields its own name too."""
+    """Yield the names of the functions in transformers' masking_utils whose intersection (`and_masks`) is the mask. Any
+    other combination, such as a union, yields its own name too."""
     name = mask_function.__qualname__.partition(".")[0]
     inner = [cell.cell_contents for cell in mask_function.__closure__ or ()] if name.endswith("_masks") else []
     functions = [each for found in inner if isinstance(found, tuple) for each in found]

@@ -1,7 +1,7 @@
-"""TransformersDecoder: runs the rows of a step through transformers' modelling code, with Quire's pages and attention.
+"""TransformersDecoder: computes the rows of a step with a model of the Transformers backend.
 
-All rows of a step are one sequence of tokens to the model, [1, R], with the position of each row in its own sequence.
-Only attention mixes rows, and that is Quire's; `check_rows` has shown that nothing else of the model does.
+The model gets all rows of a step as one sequence of tokens, [1, R]. Each row has its position in its own sequence. Only
+attention mixes rows, and Quire computes it, over KV pages. `check_rows` has tested that no other layer mixes rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire_worker.transformers_backend.split_model import SplitModel
 
 
 class TransformersDecoder(Generic[P]):
-    """Implements `StepDecoder`. `pages` hold keys as the model gives them, so rotated already."""
+    """Implements `StepDecoder`. The model applies RoPE itself, so that pages hold its rotated keys."""
 
     def __init__(self, spec: TransformersSpec, model: SplitModel, ops: Ops[P], device: torch.device) -> None:
         self.spec = spec
@@ -29,32 +29,33 @@ class TransformersDecoder(Generic[P]):
         self.head_shape = HeadShape.of(spec)
         self._model = model
         self._rules = [AttentionRules(each.window, each.chunk) for each in spec.attention]
-        # The model rotates by itself: these tables rotate nothing.
+        # The model applies RoPE: these tables rotate nothing.
         self._rope = RopeTables(*(each.to(device) for each in rope_tables(None, spec.head_dim, spec.max_positions)))
 
     @property
     def batch_invariant(self) -> bool:
-        """See `StepDecoder`: transformers' code promises nothing of the kind."""
+        """See `StepDecoder`: modelling code of transformers does not promise it."""
         return False
 
     @property
     def can_be_cut(self) -> bool:
-        """See `StepDecoder`: never, since the model's code may look at values."""
+        """See `StepDecoder`: never, since the modelling code may branch on values."""
         return False
 
     @property
     def ops_compute_layers(self) -> bool:
-        """See `StepDecoder`: all but attention is torch's, whose bits depend on the number of threads."""
+        """See `StepDecoder`: torch computes all but attention, and its bits depend on the number of threads."""
         return False
 
     def few_layers(self) -> TransformersDecoder[P]:
-        """The decoder itself: its layers are the model's."""
+        """Return the decoder itself: only the model can build a decoder with fewer layers."""
         return self
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
-        """See `StepDecoder.forward`. Raises TypeError for `attend`: what follows attention is the model's."""
+        """See `StepDecoder.forward`. Raises TypeError for `attend`: the model computes the linear layer that it would
+        replace."""
         if attend is not None:
-            raise TypeError("the layers of a model of transformers cannot be cut at attention")
+            raise TypeError("the Transformers backend cannot cut layers at attention")
         with use_attention(_PagedRows(self, pages, plan, self._rules, self._rope)):
             return self._model.hidden(token, self.ops.positions(plan))
 
@@ -64,7 +65,7 @@ class TransformersDecoder(Generic[P]):
 
 
 class _PagedRows(Generic[P]):
-    """The attention of one step."""
+    """The attention of one step, over the KV pages of its sequences."""
 
     def __init__(
         self, decoder: TransformersDecoder[P], pages: Tensor, plan: P, rules: list[AttentionRules], rope: RopeTables
@@ -73,8 +74,8 @@ class _PagedRows(Generic[P]):
         self._pages, self._plan, self._rules = pages, plan, rules
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Write the rows' keys and values to the layer's place in the pages, and attend to what their sequences have
-        there."""
+        """Write the rows' keys and values to the pages of the layer, and attend to the pages of each row's sequence.
+        Returns [1, R, Q, D]."""
         shape, rules = self._shape, self._rules[call.layer]
         rows = call.query.shape[2]
         query = call.query if call.scale == shape.score_scale else call.query * (call.scale / shape.score_scale)

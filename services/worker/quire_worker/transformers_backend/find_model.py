@@ -1,6 +1,7 @@
-"""Finds the class of transformers that a config.json names, and refuses the models that the fallback cannot run.
+"""Finds the class in transformers that a config.json names, and refuses models that the Transformers backend cannot
+run.
 
-It reads the config and the class; the probe finds out what only the modules know.
+This file looks at the config and the class alone; the probe looks at the modules.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 
 SUPPORTED_RELEASES: Final = "transformers>=5.23,<5.24"
-"""The releases that the fallback was written for."""
-# Fields by which a config.json would choose code or another way to load.
+"""The releases of transformers for which this backend was written."""
+# A config.json could choose code, or another way to load weights, by these fields.
 _IGNORED_FIELDS: Final = (
     "auto_map", "attn_implementation", "distributed_config", "dtype", "experts_implementation", "fusion_config",
     "quantization_config", "torch_dtype", "transformers_weights",
@@ -32,7 +33,7 @@ _FIX: Final = "Serve another model."
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A causal model of transformers: its class, and the config that the class is made with."""
+    """A causal model of transformers: its class, and the config for it."""
 
     architecture: str
     model_class: Any
@@ -41,21 +42,21 @@ class FoundModel:
     """The release of transformers."""
 
     def build(self, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        """Make the model with random weights, on the current device. `experts`: how transformers computes a mixture of
-        experts; None: as it likes."""
+        """Make the model with random weights, on the current device. `experts` is the implementation of a mixture of
+        experts; None: transformers chooses."""
         config = copy.deepcopy(self.config)
         choice = {} if experts is None else {"experts_implementation": experts}
         return self.model_class._from_config(config, attn_implementation=attention, dtype=dtype, **choice).eval()
 
     def with_context(self, file: ConfigFile) -> ConfigFile:
-        """The config.json with the model's context under its usual name, if transformers knows it."""
+        """Return the config.json with the model's context length under its usual name, if transformers knows it."""
         positions = getattr(self.config, CONTEXT, None)
         return file if positions is None else file.overridden({CONTEXT: positions})
 
 
 def find_model(file: ConfigFile) -> FoundModel:
-    """Return the model that a config.json names. Raises Unsupported where transformers has no such causal model, or
-    where Quire's pages cannot hold what it keeps of a sequence; ConfigError where its config is invalid, and where
+    """Return the model that a config.json names. Raises Unsupported if transformers has no such causal model, or if
+    Quire's pages cannot hold the state that it keeps of a sequence. Raises ConfigError if its config is invalid, or if
     transformers is not installed."""
     transformers = _import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -93,7 +94,7 @@ def _unknown_architecture(file: ConfigFile, wanted: tuple[str, ...], version: st
             "REMOTE_CODE",
             f"{file.source} names the architecture {asked}, whose code is in the model's folder (`auto_map`). Quire "
             "never runs code of a folder.",
-            "Serve a model whose architecture transformers itself has.",
+            "Serve a model whose architecture is in transformers itself.",
             param="model",
         )
     return Unsupported(
@@ -122,7 +123,7 @@ def _make_config(file: ConfigFile, config_class: Any) -> Any:
 
 
 def _check_sequence_state(architecture: str, model_class: Any, config: Any) -> None:
-    """Raise Unsupported for a model that keeps more of a sequence, or something else, than keys and values."""
+    """Raise Unsupported for a model whose state of a sequence is not just keys and values."""
     if config.is_encoder_decoder:
         raise unsupported_model(
             "UNSUPPORTED_ARCHITECTURE", architecture, "it has an encoder, whose states Quire does not keep"
@@ -144,8 +145,8 @@ def _check_sequence_state(architecture: str, model_class: Any, config: Any) -> N
 
 
 def check_rope(found: FoundModel, max_model_len: int) -> None:
-    """Raise Unsupported for sequences so long that the rotary embedding depends on the longest of a step, as that of
-    the type longrope does beyond the model's original context."""
+    """Raise Unsupported if sequences may exceed the model's original context, and its RoPE has the type longrope: the
+    rotation of a row then depends on the longest sequence of the step."""
     ropes = getattr(found.config, "rope_parameters", None) or {}
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
         original = rope.get("original_max_position_embeddings") or max_model_len
@@ -159,7 +160,7 @@ def check_rope(found: FoundModel, max_model_len: int) -> None:
 
 
 def _own_caches(module: Any) -> list[str]:
-    """Names of the cache classes that a file of modelling code defines."""
+    """Return the names of the cache classes that a module of modelling code defines."""
     from transformers.cache_utils import Cache, CacheLayerMixin
 
     return [
@@ -170,10 +171,10 @@ def _own_caches(module: Any) -> list[str]:
 
 
 def unsupported_model(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsupported:
-    """The error for a model that transformers has and the fallback cannot run."""
+    """Return the error for a model that transformers has and the Transformers backend cannot run."""
     return Unsupported(
         code,
-        f"{architecture} cannot run through transformers' code: {reason}.",
+        f"The Transformers backend cannot run {architecture}: {reason}.",
         fix,
         param="model",
     )
@@ -181,8 +182,8 @@ def unsupported_model(code: str, architecture: str, reason: str, fix: str = _FIX
 
 @contextlib.contextmanager
 def failures_as_unsupported(code: str, architecture: str) -> Iterator[None]:
-    """Inside, whatever a model's code raises where it meets what it does not expect becomes that error. That memory
-    is short says nothing about the code."""
+    """In this context, Unsupported replaces whatever the modelling code raises. Two kinds of errors pass unchanged:
+    Quire's own, and those of a GPU without enough memory, since they say nothing about the code."""
     try:
         yield
     except (QuireError, torch.OutOfMemoryError):

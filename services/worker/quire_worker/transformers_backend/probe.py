@@ -1,5 +1,8 @@
-"""Reads what the worker must know of a model out of its modules: runs passes of a few rows on the meta device, which
-has shapes and no values, and looks at each layer's call of attention."""
+"""Reads a model's sizes and the attention of its layers from its modules, for a worker that is to serve the model.
+
+The probe runs forward passes of a few rows on the meta device, which computes shapes and no values. It records how each
+layer calls attention.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from quire_worker.transformers_backend.attention import (
 from quire_worker.transformers_backend.find_model import FoundModel, failures_as_unsupported, unsupported_model
 from quire_worker.transformers_backend.split_model import SplitModel
 
-# A number that no model's sizes have.
+# No size of a model is this number, so that the probe recognises the rows in a shape.
 _ROWS: Final = 7
 _UNSUPPORTED_ATTENTION: Final = "UNSUPPORTED_ATTENTION"
 
 
 def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
-    """Return the model's sizes and the attention of its layers. Raises Unsupported where a layer attends in a way that
-    Quire's pages and kernels do not have."""
+    """Return the model's sizes and the attention of its layers. Raises Unsupported if Quire's pages or kernels do not
+    support the attention of a layer."""
     register_attention()
     recorder = _CallRecorder()
     with (
@@ -57,19 +60,19 @@ def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
 
 
 class _CallRecorder:
-    """Notes the calls of a pass."""
+    """Records the calls of attention in a forward pass."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Note a call; its result has a shape and no values."""
+        """Record a call. Returns a tensor of the right shape, [1, R, Q, D], without values."""
         self.calls.append(call)
         return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
 
 
 class _RowCountDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Notices modules that number the rows of a pass by themselves, which `position_ids` should tell them."""
+    """Detects modules that number the rows of a pass by `torch.arange`, where they should read `position_ids`."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -90,7 +93,7 @@ class _RowCountDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 
 def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:
-    """Raise Unsupported unless each layer of the model attends once, in order."""
+    """Raise Unsupported unless each layer of the model calls attention once, in order."""
     if not calls:
         reason = "its layers do not use transformers' AttentionInterface"
         raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)
@@ -98,12 +101,12 @@ def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:
     wanted = getattr(found.config, "num_hidden_layers", len(calls))
     if layers != list(range(wanted)):
         shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
-        reason = f"its {wanted} layers do not attend once each, in order, but those of the indices {shown}"
+        reason = f"its {wanted} layers should call attention once each, in order, and layers {shown} called it"
         raise unsupported_model(_UNSUPPORTED_ATTENTION, found.architecture, reason)
 
 
 def _attention_of(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Attention:
-    """The attention of one layer. Raises Unsupported for what pages or kernels do not have."""
+    """Return the attention of one layer. Raises Unsupported if Quire's pages or kernels do not support it."""
     _, heads, _, head_dim = call.query.shape
     kv_heads, rule = call.key.shape[1], call.mask
     reason = ""

@@ -1,9 +1,12 @@
-"""Shows that a loaded model computes each row of a step by itself, but for attention, and at the position it is told.
+"""Tests at each start that a loaded model mixes the rows of a step in attention alone, and that it uses the positions
+that the step gives.
 
-A step holds rows of many sequences. A model that shifts tokens, keeps a state, or scales rotary embeddings by the
-longest row of a pass would mix them. So a few rows are computed together and one by one, with an attention in which no
-row sees another; their results must agree. A step also tells positions, from 0. A model of the RoBERTa kind begins at
-another position where it is told none, as transformers runs it. So a pass without positions must agree too.
+A step holds rows of many sequences. A model would mix them if it shifts tokens, keeps a state, or scales rotary
+embeddings by the longest row of a pass. So the check computes a few rows together and one by one, with an attention in
+which each row sees itself alone. The results must agree.
+
+The positions of a step start at 0. Models like RoBERTa start at another position, which they choose if they get no
+positions. So a pass with positions and a pass without them must agree too.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from quire_worker.transformers_backend.attention import AttentionCall, use_atten
 from quire_worker.transformers_backend.find_model import failures_as_unsupported, unsupported_model
 
 _TOKENS: Final = 5
+# The weight of queries and keys in the result of _IsolatedRows.
 _QUERY_KEY_SHARE: Final = 0.1
+# Two passes of the same shape sum in the same order, so that they must agree to within this part of the tolerance.
 _SAME_SHAPE_FACTOR: Final = 0.3
-"""Part of the tolerance for two passes of the same shape, which sum in the same order."""
 
 
 class Layers(Protocol):
-    """Computes hidden rows: a SplitModel."""
+    """Computes hidden rows, as a SplitModel does."""
 
     def hidden(self, token: Tensor, position: Tensor | None) -> Tensor:
         """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence from its start."""
@@ -32,8 +36,8 @@ class Layers(Protocol):
 
 
 def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> None:
-    """Raise Unsupported if a row's result depends on the other rows of the pass, if the model does not count positions
-    from 0, or if its code fails."""
+    """Raise Unsupported if a row's result depends on the other rows of the pass, if the model's first position is not
+    0, or if its code fails."""
     token = torch.arange(1, 1 + _TOKENS, device=device) % spec.vocab_size
     last = spec.max_positions - 1
     position = torch.tensor([0, last // 2, 1 % (last + 1), last, last // 3], device=device)
@@ -62,22 +66,23 @@ def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> N
 
 
 def _difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, as a part of the largest number."""
+    """Return the largest difference, relative to the largest number in `wanted`."""
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
 
 
 def _tolerance(hidden: Tensor) -> float:
-    """Return the difference that float32 has if it sums in another order; bfloat16 also rounds in other places."""
+    """Return the relative difference that another order of summation may cause. bfloat16 also rounds elsewhere."""
     return 1e-3 if hidden.dtype == torch.float32 else 0.1
 
 
 class _IsolatedRows:
-    """An attention in which a row sees itself alone. Queries and keys take part, so that rotations count."""
+    """An attention in which each row sees itself alone. Queries and keys take part, so that rotations have an
+    effect."""
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Return [1, R, Q, D]: each head's value, and a little of its query and key."""
+        """Return [1, R, Q, D]: the value of each head, plus a small share of its query and key."""
         each = call.query.shape[1] // call.key.shape[1]
         key, value = (part.repeat_interleave(each, dim=1) for part in (call.key, call.value))
         mixed = value + _QUERY_KEY_SHARE * (call.query + key)
-        # Contiguous, as the attention of transformers is: models take views of it.
+        # Contiguous, as from the attention of transformers, since models call `view` on it.
         return mixed.transpose(1, 2).to(call.query.dtype).contiguous()

@@ -1,4 +1,4 @@
-"""Models that transformers' own code computes."""
+"""TransformersSource: a model of the Transformers backend whose config was read, ready to load its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire_worker.weights.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TransformersWeights:
-    """Implements `Weights` for the fallback."""
+    """Implements `Weights` for the Transformers backend."""
 
     source: TransformersSource
     loaded: LoadedWeights
@@ -49,14 +49,14 @@ class TransformersWeights:
 
 @dataclass(frozen=True, slots=True)
 class TransformersSource(ModelSource):
-    """A model that transformers' own code computes."""
+    """Implements `ModelSource` for the Transformers backend."""
 
     spec: TransformersSpec
     found: FoundModel
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> TransformersWeights:
-        """See `ModelSource.load`. Raises Unsupported where the options ask for weights that transformers' modules do
-        not compute with, and where rows of a step would depend on each other."""
+        """See `ModelSource.load`. Raises Unsupported for types of weights that the backend does not have, and for a
+        model that mixes the rows of a step."""
         place = torch.device("cpu") if device is None else device
         dtype = torch.float32 if device is None else torch.bfloat16
         if device is None:
@@ -76,11 +76,11 @@ class TransformersSource(ModelSource):
         return replace(self, spec=replace(self.spec, measured_row_bytes=measure_row_bytes(self.found)))
 
     def page_kind(self) -> bytes:
-        """See `ModelSource.page_kind`: which code computed the keys and values. A family's have other bits."""
+        """See `ModelSource.page_kind`: the code that computes keys and values. Those of a family have other bits."""
         return f"transformers {self.found.version}".encode()
 
     def _check_plain(self, options: LoadOptions) -> None:
-        """Raise Unsupported for options by which the CPU's weights would be of another type than float32."""
+        """Raise Unsupported for options that ask for other weights than float32, on the CPU."""
         for code, option, given, plain in (
             ("UNSUPPORTED_DTYPE", "dtype", options.dtype, ("auto", "float32")),
             ("UNSUPPORTED_QUANTIZATION", "quantize", options.quantize, ("none",)),
@@ -88,15 +88,15 @@ class TransformersSource(ModelSource):
             if given not in plain:
                 raise Unsupported(
                     code,
-                    f"--{option} {given} is not supported for a model that transformers' code computes: on the CPU it "
-                    "computes in float32.",
+                    f"--{option} {given} is not supported: this model runs in the Transformers backend, which computes "
+                    "in float32 on the CPU.",
                     "Leave it out.",
                     param=option,
                 )
 
 
 def transformers_source(opened: ModelFiles, options: LoadOptions) -> TransformersSource:
-    """Understand a model through transformers' code. Raises ConfigError or Unsupported."""
+    """Read a model's config for the Transformers backend. Raises ConfigError or Unsupported."""
     path, config, gguf = opened
     if gguf is not None:
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""A causal model of transformers in two parts, as steps need it: the layers for all rows, the head for some of them."""
+"""SplitModel: a causal model of transformers in two parts. A step runs the layers for all of its rows, and the head
+only for the rows that need logits."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 
 class SplitModel:
-    """`layers` computes hidden rows from tokens. `head` is the model with another module in the layers' place, which
-    hands on hidden rows: so what the model does to its logits (scales, caps) is the model's own code."""
+    """`layers` computes hidden rows from tokens. The head is the whole model, in which a module that returns its input
+    replaces the layers. So the model's own code scales and caps logits."""
 
     def __init__(self, model: Any) -> None:
         found = model.get_decoder()
@@ -20,8 +21,8 @@ class SplitModel:
         self._head = model
 
     def hidden(self, token: Tensor, position: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence from its start, as
-        the model counts. `mask`: [1, R], for a pass that shall make masks."""
+        """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence, and the model
+        numbers them. `mask`: [1, R] of ones makes transformers ask for a mask of each layer."""
         output = self.layers(
             input_ids=token[None],
             position_ids=None if position is None else position[None],
@@ -40,16 +41,16 @@ class SplitModel:
 
 
 class _HiddenRows(nn.Module):
-    """Stands where the layers were: its output is its input."""
+    """Replaces the layers in the head: its output is its input."""
 
     def __init__(self) -> None:
         super().__init__()
         self._output_class: Any = None
 
     def set_output_class(self, kind: Any) -> None:
-        """Note the type of the layers' output, which the head expects."""
+        """Set the class of the layers' output, which the head expects."""
         self._output_class = kind
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> Any:
-        """Return the output of layers whose hidden rows are these."""
+        """Return the hidden rows as the layers would."""
         return self._output_class(last_hidden_state=inputs_embeds)

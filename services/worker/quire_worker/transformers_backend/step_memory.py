@@ -1,4 +1,7 @@
-"""Measures the memory that a model's layers take while they run: on the meta device, which has shapes and no values."""
+"""Measures the memory that a model's layers take for each row of a step, so that a GPU's memory can be divided.
+
+The layers run on the meta device, which computes shapes and no values.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from quire_worker.transformers_backend.attention import STEP_ATTENTION, Attentio
 from quire_worker.transformers_backend.find_model import FoundModel, failures_as_unsupported
 from quire_worker.transformers_backend.split_model import SplitModel
 
-# So many that what does not depend on the number of rows is little.
+# With so many rows, memory that does not depend on their number is a small part.
 _ROWS: Final = 1024
 
 
 def measure_row_bytes(found: FoundModel) -> int:
-    """Return the bytes that the layers take for each row of a step, in bfloat16 and beside the weights, at the moment
-    when they take most. Raises Unsupported for layers that do not compute in bfloat16."""
+    """Return the bytes that the layers take for each row of a step, in bfloat16 and without the weights, at their peak.
+    Raises Unsupported for layers that do not compute in bfloat16."""
     register_attention()
     with failures_as_unsupported("UNSUPPORTED_DTYPE", found.architecture), torch.device("meta"), torch.inference_mode():
         model = found.build(STEP_ATTENTION, dtype=torch.bfloat16)
@@ -35,7 +38,7 @@ def measure_row_bytes(found: FoundModel) -> int:
 
 
 class _ShapedRows:
-    """Takes the memory that the attention of a step does (see TransformersDecoder)."""
+    """An attention that takes as much memory as that of TransformersDecoder."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return [1, R, Q, D]."""
@@ -47,7 +50,7 @@ class _ShapedRows:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Counts the bytes of the tensors that operations make, as long as these exist."""
+    """Counts the bytes of the tensors that operations have made and that still exist."""
 
     def __init__(self, others: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's

@@ -1,8 +1,10 @@
-"""Loads a model of transformers: its tensors are read by Quire's own reader of safetensors, and transformers puts them
-into the modules that it made on the meta device (and renames, splits or stacks them as its releases of the model need).
+"""Loads the weights of a model of the Transformers backend.
 
-No file is opened by transformers, so nothing is unpickled. A tensor is read piece by piece to the model's device, where
-it has its final type: the host never holds the weights of a GPU, nor a second copy of its own.
+Quire's own reader of safetensors reads the tensors. transformers puts them into its modules; where its code needs other
+tensors than the file has, it renames, splits or stacks them. transformers opens no file, so that nothing is unpickled.
+
+The reader copies a tensor piece by piece to the model's device, in its final type. So host memory never holds the
+weights of a GPU, nor a second copy of its own.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ class LoadedWeights:
 
     model: SplitModel
     digest: bytes
-    """Digest of the weights, however they are sharded."""
+    """A digest of the weights. It does not depend on how files divide them."""
     parameters: int
     num_bytes: int
 
     @classmethod
     def of(cls, model: Any, digest: bytes, device: torch.device) -> LoadedWeights:
-        """A model that transformers made, on a device."""
+        """Move a model that transformers made to a device."""
         model.to(device).requires_grad_(False)
         parameters = list(model.parameters())  # each once, where several modules share it
         size = sum(each.nbytes for each in (*parameters, *model.buffers()))
@@ -53,8 +55,8 @@ class LoadedWeights:
 def load_weights(
     found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> LoadedWeights:
-    """Fill the model from a checkpoint; weights of other types of floats become `dtype`. Raises ConfigError for tensors
-    that are missing, left over or of the wrong shape, and Unsupported for types of numbers that are not supported."""
+    """Make the model with the weights of a checkpoint; floats become `dtype`. Raises ConfigError for tensors that are
+    missing, unexpected or of the wrong shape, and Unsupported for types of numbers that are not supported."""
     register_attention()
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
     reader = _TensorReader(device, sum(entry.num_bytes for _, entry in places.values()), progress)
@@ -66,7 +68,7 @@ def load_weights(
             state_dict=tensors,
             dtype=dtype,
             attn_implementation=STEP_ATTENTION,
-            ignore_mismatched_sizes=True,  # told apart below
+            ignore_mismatched_sizes=True,  # _check_loading_info names them
             output_loading_info=True,
         )
     except Exception as error:  # transformers reports what went wrong with a tensor by a RuntimeError
@@ -87,7 +89,7 @@ def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed
 
 
 class _TensorReader:
-    """Reads tensors on whatever thread asks, and hashes them."""
+    """Reads and hashes tensors. transformers calls it from several threads."""
 
     def __init__(self, device: torch.device, total: int, progress: Progress) -> None:
         self._device = device
@@ -95,11 +97,11 @@ class _TensorReader:
         self._digests: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self.error: QuireError | None = None
-        """The first that came up: transformers tells of it by an error of its own."""
+        """The first error. transformers raises an error of its own instead."""
         progress(0, total)
 
     def read(self, file: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype | None) -> Tensor:
-        """The values of a tensor on the model's device; None: in the file's type."""
+        """Read a tensor to the model's device, in this type; None: in the file's type."""
         try:
             file.tensor(entry)  # raises for kinds of numbers that are not supported
             target = torch.empty(entry.shape, dtype=dtype or DTYPES[entry.dtype], device=self._device)
@@ -115,7 +117,7 @@ class _TensorReader:
         return target
 
     def digest(self) -> bytes:
-        """A digest of what was read."""
+        """Return a digest of all tensors that were read."""
         combined = xxhash.xxh3_128()
         for name in sorted(self._digests):
             combined.update(self._digests[name])
@@ -123,8 +125,9 @@ class _TensorReader:
 
 
 class _LazyTensor:
-    """A tensor that is read when transformers takes all of it and says its type, `tensor[...].to(device, dtype)`, as it
-    does of a slice of a file. transformers names the CPU; the tensor goes to the device of the reader."""
+    """A tensor that is read when transformers evaluates `tensor[...].to(device, dtype)`. It stands for the slices of
+    safetensors files, which transformers evaluates in the same way. transformers names the CPU; the tensor goes to the
+    device of the reader."""
 
     def __init__(self, reader: _TensorReader, file: SafetensorsFile, entry: TensorEntry) -> None:
         self._read: Callable[[torch.dtype | None], Tensor] = lambda dtype: reader.read(file, entry, dtype)
@@ -138,7 +141,8 @@ class _LazyTensor:
 
 
 def _check_loading_info(checkpoint: Checkpoint, info: dict[str, Collection[Any]]) -> None:
-    """Raise ConfigError where the checkpoint and the model differ."""
+    """Raise ConfigError if the checkpoint has other tensors than the model. `info`: the loading info of
+    transformers."""
     for code, kind, what in (
         ("MISSING_TENSOR", "missing_keys", "lacks {} tensors that its config.json implies"),
         ("UNEXPECTED_TENSOR", "unexpected_keys", "holds {} tensors that its config.json does not imply"),
