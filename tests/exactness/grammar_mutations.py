@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Bool
     from quire_worker.engine.stop_rule import KeptTokens
     from quire_worker.matcher.row_constraint import RowConstraint
-    from quire_worker.matcher.wire import OpenSeat
+    from quire_worker.matcher.wire import OpenMessage
     from quire_worker.side_process.frames import Frame
     from quire_worker.step import StepBatch, StepOutput
 
@@ -29,19 +29,19 @@ def mask_of_the_position_before(patch: MonkeyPatch) -> None:
     """A row whose mask has not come takes the one of the position before."""
     read = MaskRing.mask_at
 
-    def found(self: MaskRing, seat: int, generation: int, position: int) -> TokenMask | None:
-        return read(self, seat, generation, position) or read(self, seat, generation, position - 1)
+    def found(self: MaskRing, mask_slot: int, generation: int, position: int) -> TokenMask | None:
+        return read(self, mask_slot, generation, position) or read(self, mask_slot, generation, position - 1)
 
     patch.setattr(MaskRing, "mask_at", found)
 
 
-def mask_of_another_seat(patch: MonkeyPatch) -> None:
+def mask_of_another_slot(patch: MonkeyPatch) -> None:
     """A row whose mask has not come takes one from the next seat."""
     read = MatcherClient.mask_at
 
     def found(self: MatcherClient, constraint: RowConstraint, position: int) -> TokenMask | None:
         own = read(self, constraint, position)
-        other = self._at_seat.get((constraint.seat + 1) % self._ring.seats)
+        other = self._by_mask_slot.get((constraint.mask_slot + 1) % self._ring.mask_slots)
         if own is not None or other is None:
             return own
         return read(self, other, other.first_position + len(other.output))
@@ -53,9 +53,9 @@ def mask_of_the_sequence_before(patch: MonkeyPatch) -> None:
     """A row takes whatever mask lies in its seat for its position, whosever it is."""
     read = MaskRing.mask_at
 
-    def found(self: MaskRing, seat: int, generation: int, position: int) -> TokenMask | None:
-        index, _ = self._place_of(seat, position)
-        return read(self, seat, int(self._stamps[index]) >> 32, position)
+    def found(self: MaskRing, mask_slot: int, generation: int, position: int) -> TokenMask | None:
+        index, _ = self._entry_of(mask_slot, position)
+        return read(self, mask_slot, int(self._stamps[index]) >> 32, position)
 
     patch.setattr(MaskRing, "mask_at", found)
 
@@ -87,7 +87,7 @@ def held_row_is_told_to_the_matcher(patch: MonkeyPatch) -> None:
 def lost_process_is_not_replayed(patch: MonkeyPatch) -> None:
     """The next process begins each grammar anew, at the position where its sequence is."""
 
-    def packed(opened: OpenSeat) -> Frame:
+    def packed(opened: OpenMessage) -> Frame:
         position = opened.position + len(opened.output_ids)
         return pack_open(replace(opened, position=position, output_ids=()))
 
@@ -97,25 +97,25 @@ def lost_process_is_not_replayed(patch: MonkeyPatch) -> None:
 def last_token_lost_in_the_replay(patch: MonkeyPatch) -> None:
     """A replay leaves out the token that was sampled last."""
 
-    def packed(opened: OpenSeat) -> Frame:
+    def packed(opened: OpenMessage) -> Frame:
         ids, moved = opened.output_ids[:-1], len(opened.output_ids) > 0
         return pack_open(replace(opened, position=opened.position + moved, output_ids=ids))
 
     patch.setattr(matcher_client, "pack_open", packed)
 
 
-def seats_kept_at_the_end(patch: MonkeyPatch) -> None:
+def mask_slots_kept_at_the_end(patch: MonkeyPatch) -> None:
     """A sequence that leaves keeps its seat."""
-    patch.setattr(MatcherClient, "close_seat", lambda self, constraint: None)
+    patch.setattr(MatcherClient, "close_sequence", lambda self, constraint: None)
 
 
 MUTATIONS = (
     Mutation(mask_of_the_position_before, {}),
-    Mutation(mask_of_another_seat, {}),
+    Mutation(mask_of_another_slot, {}),
     Mutation(mask_of_the_sequence_before, {}),
     Mutation(row_without_a_mask_is_not_held, {}),
     Mutation(held_row_is_told_to_the_matcher, {}),
     Mutation(lost_process_is_not_replayed, {}),
     Mutation(last_token_lost_in_the_replay, {}),
-    Mutation(seats_kept_at_the_end, {}),
+    Mutation(mask_slots_kept_at_the_end, {}),
 )

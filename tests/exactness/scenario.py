@@ -296,8 +296,8 @@ def some_matcher(rng: np.random.Generator) -> MatcherWeather:
         delay_us=delays_us[int(rng.integers(len(delays_us)))],
         lost_us=tuple(sorted(int(each) for each in rng.integers(0, 200_000, int(rng.choice([0, 0, 1, 3, 8]))))),
         busy=int(rng.choice([0, 0, 2])),
-        seats=(seats := int(rng.choice([1, 2, 8]))),
-        processes=min(seats, int(rng.choice([1, 1, 3]))),
+        mask_slots=(mask_slots := int(rng.choice([1, 2, 8]))),
+        processes=min(mask_slots, int(rng.choice([1, 1, 3]))),
     )
 
 

@@ -38,7 +38,7 @@ LEAST = {
 SPLIT = {"prefilled for others": 100, "pulled whole": 50, "matchers lost": 80}
 # Scenarios that a mutation may survive at most.
 MOST = 200
-ON_CPU = ("row_without_a_mask_is_not_held", "mask_of_another_seat", "lost_process_is_not_replayed")
+ON_CPU = ("row_without_a_mask_is_not_held", "mask_of_another_slot", "lost_process_is_not_replayed")
 
 
 def serve(kind: str, count: int) -> None:

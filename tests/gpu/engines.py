@@ -145,8 +145,8 @@ def _local(served: ServedModel, rows: int, grammars: Grammars | None, *, lockste
     if grammars is None:
         return LocalEngine(served, max_num_seqs=rows, lockstep=lockstep)
     info = replace(served.info, capabilities=(*served.info.capabilities, STRUCTURED_OUTPUT))
-    matcher = LocalMatcher(grammars, info.vocab_size, seats=rows)
-    return LocalEngine(replace(served, info=info), max_num_seqs=rows, lockstep=lockstep, matcher=matcher.seats)
+    matcher = LocalMatcher(grammars, info.vocab_size, mask_slots=rows)
+    return LocalEngine(replace(served, info=info), max_num_seqs=rows, lockstep=lockstep, matcher=matcher.client)
 
 
 def _grammars(vocab_size: int) -> Grammars:

@@ -12,16 +12,16 @@ from quire_worker.sampling.token_mask import TokenMask
 class RingRow(RowConstraint):
     """Has a seat of its own."""
 
-    def __init__(self, ring: MaskRing, seat: int) -> None:
+    def __init__(self, ring: MaskRing, mask_slot: int) -> None:
         self._ring = ring
-        self.seat, self.generation = seat, 100 + seat
+        self.mask_slot, self.generation = mask_slot, 100 + mask_slot
 
     def mask_at(self, position: int) -> TokenMask | None:
-        return self._ring.mask_at(self.seat, self.generation, position)
+        return self._ring.mask_at(self.mask_slot, self.generation, position)
 
     def put(self, position: int, mask: TokenMask) -> None:
         """Leave the mask of the token at this position."""
-        self._ring.put(self.seat, self.generation, position, mask)
+        self._ring.put(self.mask_slot, self.generation, position, mask)
 
     def keep(self, tokens: Sequence[int]) -> None:
         """The test knows."""

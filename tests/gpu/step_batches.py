@@ -20,7 +20,7 @@ _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bi
 _CHUNKS, _MANY_CHUNKS = 4, 8
 _CONTROLLED = 64
 """Rows at most: each has a sheet to be made and uploaded."""
-SEATS = 2 * _CONTROLLED
+MASK_SLOTS = 2 * _CONTROLLED
 _FAR = 1 << 30
 
 

@@ -22,7 +22,7 @@ from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.step import StepBatch
 from tests.gpu.check_model import CheckModel
 from tests.gpu.launching import run_one
-from tests.gpu.step_batches import SEATS, StepBatches
+from tests.gpu.step_batches import MASK_SLOTS, StepBatches
 
 # How far a log probability may be off, and how much better a token there may have been than the one that was drawn: a
 # part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
@@ -36,7 +36,7 @@ class StepCheck:
     def __init__(
         self, recorder: Recorder, model: CheckModel, max_num_seqs: int, max_tokens: int, *, graphs: bool
     ) -> None:
-        ring = MaskRing.create(SEATS, 2, model.spec.vocab_size)
+        ring = MaskRing.create(MASK_SLOTS, 2, model.spec.vocab_size)
         # The driver maps an address once, so that each device needs the ring at its own.
         specs = [model.engine_spec(max_num_seqs, ring.of_process(0)) for _ in range(2)]
         ways = {"as graphs": False, "kernel by kernel": True} if graphs else {"kernel by kernel": True}

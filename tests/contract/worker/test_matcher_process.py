@@ -43,25 +43,25 @@ def restarts() -> float:
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherPool]]:
     made: list[MatcherPool] = []
 
-    def make_seats(model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1) -> MatcherPool:
+    def make_pool(model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1) -> MatcherPool:
         monkeypatch.setattr(served, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
         config = WorkerConfig(model=model, max_constrained_seqs=9, matcher_processes=processes, paced=0.0)
         made.append(served.make_matcher(config, model, INFO, "cpu"))
         return made[-1]
 
-    yield make_seats
-    for seats in made:
-        seats.close()
+    yield make_pool
+    for pool in made:
+        pool.close()
 
 
-def open_row(seats: MatcherPool, text: str = 'start: "a" /[0-9]+/ "b"') -> RowConstraint:
-    return seats.open(Sequence(np.zeros(PROMPT, np.int32), Stop(20)), text)
+def open_row(pool: MatcherPool, text: str = 'start: "a" /[0-9]+/ "b"') -> RowConstraint:
+    return pool.open_sequence(Sequence(np.zeros(PROMPT, np.int32), Stop(20)), text)
 
 
-def until(seats: MatcherPool, done: Callable[[], object]) -> None:
+def until(pool: MatcherPool, done: Callable[[], object]) -> None:
     clock = threading.Event()
     for _ in range(int(WAIT_S * 200)):
-        seats.take_changes()
+        pool.take_changes()
         if done():
             return
         clock.wait(0.005)
@@ -79,53 +79,53 @@ def has_mask(row: RowConstraint) -> bool:
     return row.mask_at(PROMPT + len(row.output)) is not None
 
 
-def draw(seats: MatcherPool, row: RowConstraint) -> None:
+def draw(pool: MatcherPool, row: RowConstraint) -> None:
     """Draw the first token that may come, and await the mask behind it."""
     row.keep(allowed(row)[:1])
-    row.seats.flush()
-    until(seats, lambda: has_mask(row))
+    row.mask_source.flush()
+    until(pool, lambda: has_mask(row))
 
 
-def pid_of(seats: MatcherPool) -> int:
-    assert len(seats.pids) == 1
-    return seats.pids[0]
+def pid_of(pool: MatcherPool) -> int:
+    assert len(pool.pids) == 1
+    return pool.pids[0]
 
 
 def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[str], MatcherPool]) -> None:
-    seats = make(str(find_model(None)))
-    assert seats.pids == []
-    row = open_row(seats)
-    until(seats, lambda: row.is_open)
+    pool = make(str(find_model(None)))
+    assert pool.pids == []
+    row = open_row(pool)
+    until(pool, lambda: row.is_open)
     for _ in range(6):
-        draw(seats, row)
+        draw(pool, row)
     assert len(row.output) == 6 and len(allowed(row)) >= 1
-    loaded = {Path(each.path).name for each in psutil.Process(pid_of(seats)).memory_maps()}
+    loaded = {Path(each.path).name for each in psutil.Process(pid_of(pool)).memory_maps()}
     assert not {name for name in loaded if "torch" in name or "cuda" in name or "llvmlite" in name}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much a process has mapped")
 def test_several_processes_make_the_masks_of_one_ring(make: Callable[..., MatcherPool]) -> None:
-    seats, alone = make(str(find_model(None)), processes=3), make(str(find_model(None)))
-    rows = [open_row(seats) for _ in range(6)]
+    pool, alone = make(str(find_model(None)), processes=3), make(str(find_model(None)))
+    rows = [open_row(pool) for _ in range(6)]
     reference = open_row(alone)
-    until(seats, lambda: all(row.is_open for row in rows))
+    until(pool, lambda: all(row.is_open for row in rows))
     until(alone, lambda: reference.is_open)
-    assert len(set(seats.pids)) == 3
+    assert len(set(pool.pids)) == 3
     for _ in range(4):
         draw(alone, reference)
         for row in rows:
-            draw(seats, row)
+            draw(pool, row)
             assert row.output == reference.output and allowed(row) == allowed(reference)
-    pids = seats.pids
-    seats.close()
+    pids = pool.pids
+    pool.close()
     assert not any(map(psutil.pid_exists, pids))
 
 
 def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[str], MatcherPool]) -> None:
-    seats = make(str(find_model(None)))
-    row = open_row(seats)
-    until(seats, lambda: row.is_open)
-    process = psutil.Process(pid_of(seats))
+    pool = make(str(find_model(None)))
+    row = open_row(pool)
+    until(pool, lambda: row.is_open)
+    process = psutil.Process(pid_of(pool))
     most = process.rlimit(psutil.RLIMIT_AS)[0]
     assert GRAMMAR_BYTES < most < GRAMMAR_BYTES + process.memory_info().vms + 1
     assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
@@ -135,29 +135,29 @@ def test_process_has_a_bound_on_its_memory_and_leaves_no_core(make: Callable[[st
 def test_killed_or_frozen_process_is_replaced_and_the_same_masks_come(
     make: Callable[..., MatcherPool], number: signal.Signals
 ) -> None:
-    seats = make(str(find_model(None)), 20 if number is signal.SIGSTOP else PATIENT.silent_pings)
-    row, other = open_row(seats), open_row(seats, "start: /[a-z]+/")
-    until(seats, lambda: row.is_open and other.is_open)
+    pool = make(str(find_model(None)), 20 if number is signal.SIGSTOP else PATIENT.silent_pings)
+    row, other = open_row(pool), open_row(pool, "start: /[a-z]+/")
+    until(pool, lambda: row.is_open and other.is_open)
     for _ in range(4):
-        draw(seats, row)
-    before, pid, expected = restarts(), pid_of(seats), allowed(row)
+        draw(pool, row)
+    before, pid, expected = restarts(), pid_of(pool), allowed(row)
     os.kill(pid, number)
-    until(seats, lambda: restarts() > before)
-    until(seats, lambda: row.is_open and other.is_open and seats.pids not in ([], [pid]))
+    until(pool, lambda: restarts() > before)
+    until(pool, lambda: row.is_open and other.is_open and pool.pids not in ([], [pid]))
     assert allowed(row) == expected and len(row.output) == 4 and row.failure is None
-    draw(seats, row)
+    draw(pool, row)
     assert not psutil.pid_exists(pid)
 
 
 def test_process_ends_with_its_engine(make: Callable[[str], MatcherPool]) -> None:
-    seats = make(str(find_model(None)))
-    row = open_row(seats)
-    until(seats, lambda: row.is_open)
-    pid = pid_of(seats)
+    pool = make(str(find_model(None)))
+    row = open_row(pool)
+    until(pool, lambda: row.is_open)
+    pid = pid_of(pool)
     os.kill(pid, signal.SIGTERM)  # what a supervisor sends to the whole group is the worker's affair
-    draw(seats, row)
-    assert seats.pids == [pid]
-    seats.close()
+    draw(pool, row)
+    assert pool.pids == [pid]
+    pool.close()
     assert not psutil.pid_exists(pid)
 
 
@@ -172,16 +172,16 @@ def test_grammar_that_keeps_a_thread_too_long_is_found(
     limit = "CPU_LIMIT_S" if "while" in hangs else "WALL_LIMIT_S"
     stuck += f"g.Grammars.start = slow\nlanes.{limit} = 1.0\nm.run_matcher(sys.argv[1:])\n"
     monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", stuck))
-    seats = make(str(find_model(None)))
-    good = open_row(seats)
-    until(seats, lambda: good.is_open)
-    draw(seats, good)
-    before, bad = restarts(), open_row(seats, 'start: "stuck"')
-    until(seats, lambda: bad.failure is not None)
+    pool = make(str(find_model(None)))
+    good = open_row(pool)
+    until(pool, lambda: good.is_open)
+    draw(pool, good)
+    before, bad = restarts(), open_row(pool, 'start: "stuck"')
+    until(pool, lambda: bad.failure is not None)
     assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED" and restarts() == before + 2
-    seats.close_seat(bad)
-    until(seats, lambda: good.is_open)
-    draw(seats, good)
+    pool.close_sequence(bad)
+    until(pool, lambda: good.is_open)
+    draw(pool, good)
     assert good.failure is None
 
 
@@ -195,14 +195,14 @@ def test_step_whose_masks_take_long_together_is_no_hang(
     lazy += "g.TokenGrammar.consume = consumed\nm.run_matcher(sys.argv[1:])\n"
     monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", lazy))
     silent_pings, before = 20, restarts()
-    seats = make(str(find_model(None)), silent_pings)
-    rows = [open_row(seats) for _ in range(8)]
+    pool = make(str(find_model(None)), silent_pings)
+    rows = [open_row(pool) for _ in range(8)]
     assert 0.5 * len(rows) > 1.5 * silent_pings * PATIENT.ping_s
-    until(seats, lambda: all(row.is_open for row in rows))
+    until(pool, lambda: all(row.is_open for row in rows))
     for row in rows:
         row.keep(allowed(row)[:1])
-    rows[0].seats.flush()
-    until(seats, lambda: all(has_mask(row) for row in rows))
+    rows[0].mask_source.flush()
+    until(pool, lambda: all(has_mask(row) for row in rows))
     assert restarts() == before and all(row.failure is None for row in rows)
 
 
@@ -221,23 +221,23 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
 
     def answers(with_deadly: bool) -> list[list[int]]:
         monkeypatch.setattr(served, "COMMAND", (*served.COMMAND[:1], "-c", deadly))
-        seats = make(model)
-        rows = [open_row(seats, text) for text in texts]
+        pool = make(model)
+        rows = [open_row(pool, text) for text in texts]
         if with_deadly:
-            bad = open_row(seats, "start: deadly\ndeadly: /[a-z]+/")
+            bad = open_row(pool, "start: deadly\ndeadly: /[a-z]+/")
             before = restarts()
-            until(seats, lambda: bad.is_open)
-            draw(seats, bad)
+            until(pool, lambda: bad.is_open)
+            draw(pool, bad)
             bad.keep(allowed(bad)[:1])
-            bad.seats.flush()
-            until(seats, lambda: bad.failure is not None)
+            bad.mask_source.flush()
+            until(pool, lambda: bad.failure is not None)
             assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED"
             assert restarts() == before + 2
         for _ in range(5):
-            until(seats, lambda: all(row.is_open and has_mask(row) for row in rows))
+            until(pool, lambda: all(row.is_open and has_mask(row) for row in rows))
             for row in rows:
                 row.keep(allowed(row)[:1])
-            rows[0].seats.flush()
+            rows[0].mask_source.flush()
         assert all(row.failure is None for row in rows)
         return [row.output for row in rows]
 
@@ -246,28 +246,28 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
 
 def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str], MatcherPool]) -> None:
     """Its masks would take seconds each. Beside it, sequences with other grammars get a token for each of its."""
-    seats = make(str(find_model(None)))
+    pool = make(str(find_model(None)))
     before = restarts()
-    slow = open_row(seats, "start: s\ns: /[a-z ]/ | s s | s s s")
-    others = [open_row(seats) for _ in range(3)]
-    until(seats, lambda: slow.is_open and all(row.is_open for row in others))
+    slow = open_row(pool, "start: s\ns: /[a-z ]/ | s s | s s s")
+    others = [open_row(pool) for _ in range(3)]
+    until(pool, lambda: slow.is_open and all(row.is_open for row in others))
     while slow.failure is None:
         for row in others:
-            draw(seats, row)
+            draw(pool, row)
         if has_mask(slow):
             # The masks of the longest text: the more letters, the more derivations.
             slow.keep(allowed(slow)[-1:])
-            slow.seats.flush()
-        seats.take_changes()
+            slow.mask_source.flush()
+        pool.take_changes()
     assert slow.failure.code in ("GRAMMAR_TOO_SLOW", "GRAMMAR_FAILED")
     assert restarts() == before and all(row.failure is None and row.is_ready for row in others)
     assert min(len(row.output) for row in others) > len(slow.output) > 2
 
 
 def test_complete_answer_has_its_end_left(make: Callable[[str], MatcherPool]) -> None:
-    seats = make(str(find_model(None)))
-    row = open_row(seats, 'start: "a"')
-    until(seats, lambda: row.is_open)
-    draw(seats, row)
+    pool = make(str(find_model(None)))
+    row = open_row(pool, 'start: "a"')
+    until(pool, lambda: row.is_open)
+    draw(pool, row)
     found = row.mask_at(PROMPT + 1)
     assert found is not None and found.kind is MaskKind.END and allowed(row) == sorted(EOS)

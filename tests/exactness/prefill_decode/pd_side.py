@@ -75,14 +75,14 @@ class Side:
             self._device,
             self._transfer_agent,
             depth=1 if weather.lockstep else weather.depth,
-            matcher=None if self._matcher is None else self._matcher.seats,
+            matcher=None if self._matcher is None else self._matcher.client,
         )
         self._worker = VirtualWorker(
             time, rng, self.engine, self._device, peers.events, think_us=weather.think_us, coalesce=weather.coalesce
         )
         self._device.wake = self._transfer_agent.wake = self._worker.wake
         if self._matcher is not None:
-            self._matcher.seats.wake = self._worker.wake
+            self._matcher.client.wake = self._worker.wake
         self._pump_due = False
         self._says: DelayLine[list[SessionOutputs]] = DelayLine(
             time, rng, weather.router_us, lambda outputs: hear(self, outputs)

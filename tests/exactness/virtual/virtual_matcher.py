@@ -24,7 +24,7 @@ class MatcherWeather:
     """When its process is lost, each time with all that it holds."""
     busy: int = 0
     """On how many sequences a lost process says that it worked. Two are suspects, of which none may be to blame."""
-    seats: int = 8
+    mask_slots: int = 8
     processes: int = 1
 
 
@@ -43,7 +43,7 @@ class VirtualMatcher(LocalMatcher):
         super().__init__(
             grammars,
             vocab_size,
-            weather.seats,
+            weather.mask_slots,
             prompt=False,
             clock=lambda: time.now_us / 1e6,
             processes=weather.processes,
@@ -71,8 +71,8 @@ class VirtualMatcher(LocalMatcher):
         if not self.links:
             return
         lost = int(self._rng.integers(len(self.links)))
-        open_seats = [row.generation for row in self.clients[lost]._at_seat.values() if row.is_open]
-        busy = open_seats[: self._weather.busy] if len(open_seats) >= self._weather.busy > 1 else []
+        open_sequences = [row.generation for row in self.clients[lost]._by_mask_slot.values() if row.is_open]
+        busy = open_sequences[: self._weather.busy] if len(open_sequences) >= self._weather.busy > 1 else []
         self._events["matchers lost"] += 1
-        self._events["matchers lost with sequences"] += bool(open_seats)
+        self._events["matchers lost with sequences"] += bool(open_sequences)
         self.links[lost].lose(busy)

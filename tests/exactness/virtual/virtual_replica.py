@@ -86,7 +86,7 @@ class VirtualReplica:
             self._device,
             self._transfer_agent,
             depth=1 if lockstep else scenario.depth,
-            matcher=None if self._matcher is None else self._matcher.seats,
+            matcher=None if self._matcher is None else self._matcher.client,
         )
         self._worker = VirtualWorker(
             self.time,
@@ -99,7 +99,7 @@ class VirtualReplica:
         )
         self._device.wake = self._transfer_agent.wake = self._worker.wake
         if self._matcher is not None:
-            self._matcher.seats.wake = self._worker.wake
+            self._matcher.client.wake = self._worker.wake
         self._pump_due = False
         self._attach()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
     from quire_worker.side_process.frames import Frame
 
-PLACES = 2
+ENTRIES_PER_SLOT = 2
 
 
 class LetterTokens:
@@ -172,23 +172,25 @@ class LocalMatcher:
         self,
         grammars: Grammars,
         vocab_size: int,
-        seats: int = 8,
+        mask_slots: int = 8,
         *,
         prompt: bool = True,
         clock: Callable[[], float] = time.monotonic,
         processes: int = 1,
     ) -> None:
         self.prompt = prompt
-        self.ring = MaskRing.create(seats, PLACES, vocab_size)
+        self.ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, vocab_size)
         self.grammars = grammars
         self.links: list[LocalLink] = []
         self.on_send: Callable[[LocalLink], None] = self._hear
         crashes = CrashRecord(clock)
         self.clients = [
-            MatcherClient(ring, self._link_maker(ring), clock, seats=range(number, seats, processes), crashes=crashes)
+            MatcherClient(
+                ring, self._link_maker(ring), clock, mask_slots=range(number, mask_slots, processes), crashes=crashes
+            )
             for number, ring in enumerate([self.ring, *map(self.ring.of_process, range(1, processes))])
         ]
-        self.seats = self.clients[0] if processes == 1 else MatcherPool(self.clients)
+        self.client = self.clients[0] if processes == 1 else MatcherPool(self.clients)
 
     @property
     def link(self) -> LocalLink:

@@ -63,8 +63,8 @@ SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
         "tile_step",
         "head_step",
         "words",
-        "places",
-        "place_words",
+        "entries_per_slot",
+        "entry_words",
     ),
     "i32",
 )
@@ -148,7 +148,7 @@ def main() -> None:
     for masked in (False, True):
         told = ", masked" * masked
         check(f"control{told}", control_kernel, {"BLOCK": 4096, "MASKED": masked, "PDL": False}, 8, CHANGED)
-    check("places", place_kernel, {"BLOCK": 256, "PDL": False}, 4, {})
+    check("positions", place_kernel, {"BLOCK": 256, "PDL": False}, 4, {})
     fetch = check("masks", fetch_masks_kernel, FETCH, 8, {"ring": "i64"})
     print("order of the masks' loads:", *memory_order(fetch), flush=True)
 

@@ -17,7 +17,7 @@ from tests.fakes.worker.token_masks import mask_of
 from tests.kernels.sampling.sampling_rig import DEVICE, on_device
 
 EOS = (1, 2)
-SEATS, PLACES, SLOTS = 16, 2, 16
+MASK_SLOTS, ENTRIES_PER_SLOT, SLOTS = 16, 2, 16
 GENERATION = 7
 LAST_TOKEN = 55
 """The results that every row of the step has computed."""
@@ -32,29 +32,29 @@ class MaskedRows:
     """One row for each seat number, -1 being a row without a grammar; a row's slot is its place. All decode, each at a
     position of its own, which the device knows from the step before."""
 
-    def __init__(self, vocab: int, seats: list[int], position: list[int] | None = None) -> None:
-        self.ring = MaskRing.create(SEATS, PLACES, vocab)
-        self.masks = DeviceMasks(self.ring, DEVICE, SLOTS, len(seats))
-        self.seats = seats
-        self.position = np.array(position or [40 + row for row in range(len(seats))], np.int32)
+    def __init__(self, vocab: int, mask_slots: list[int], position: list[int] | None = None) -> None:
+        self.ring = MaskRing.create(MASK_SLOTS, ENTRIES_PER_SLOT, vocab)
+        self.masks = DeviceMasks(self.ring, DEVICE, SLOTS, len(mask_slots))
+        self.mask_slots = mask_slots
+        self.position = np.array(position or [40 + row for row in range(len(mask_slots))], np.int32)
         self.last_token = torch.full((SLOTS,), LAST_TOKEN, dtype=torch.int32, device=DEVICE)
-        self.min_len = [0] * len(seats)
-        self.bound = [1000] * len(seats)
-        self.stop_id = [[-1, -1] for _ in seats]
-        self.blocked = [0] * len(seats)
+        self.min_len = [0] * len(mask_slots)
+        self.bound = [1000] * len(mask_slots)
+        self.stop_id = [[-1, -1] for _ in mask_slots]
+        self.blocked = [0] * len(mask_slots)
         self.views: dict[str, Tensor] = {}
         self._set_known()
 
     def put(self, row: int, mask: TokenMask, *, late: int = 0, generation: int = GENERATION) -> None:
         """Leave the mask of the token that a row draws next, or of one that stands `late` places before it."""
-        self.ring.put(self.seats[row], generation, int(self.position[row]) + 1 - late, mask)
+        self.ring.put(self.mask_slots[row], generation, int(self.position[row]) + 1 - late, mask)
 
     def fetch(self, ahead: int = 0) -> RowMasks:
         """Begin a step that the host has packed for positions `ahead` of the right ones, and read its masks."""
-        rows = len(self.seats)
-        packed = self.position + np.where(np.array(self.seats) == -1, 0, ahead)
+        rows = len(self.mask_slots)
+        packed = self.position + np.where(np.array(self.mask_slots) == -1, 0, ahead)
         columns = {
-            "seat": self.seats,
+            "mask_slot": self.mask_slots,
             "generation": [GENERATION] * rows,
             "bound": self.bound,
             "min_len": self.min_len,
@@ -84,7 +84,7 @@ class MaskedRows:
         changed: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[list[int], list[int]]:
         """Draw the step's tokens; the positions become those of what is fed next."""
-        rows = len(self.seats)
+        rows = len(self.mask_slots)
         token, finish = (torch.full((rows,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
         fed = self.last_token[:rows].clone()
         sample_rows(
@@ -103,12 +103,12 @@ class MaskedRows:
     @property
     def known(self) -> np.ndarray:
         """The positions of the rows' last tokens, as the device has them."""
-        return self.masks._known[: len(self.seats)].cpu().numpy()
+        return self.masks._known[: len(self.mask_slots)].cpu().numpy()
 
     @property
     def held(self) -> list[int]:
         """Which rows were held, as the device has it."""
-        return self.masks._held[: len(self.seats)].tolist()
+        return self.masks._held[: len(self.mask_slots)].tolist()
 
     def set_position(self, row: int, position: int) -> None:
         """Put a row's last token elsewhere."""
@@ -116,7 +116,7 @@ class MaskedRows:
         self._set_known()
 
     def _set_known(self) -> None:
-        self.masks._known[: len(self.seats)] = torch.from_numpy(self.position).to(DEVICE)
+        self.masks._known[: len(self.mask_slots)] = torch.from_numpy(self.position).to(DEVICE)
 
 
 def _ints(values: object) -> Tensor:

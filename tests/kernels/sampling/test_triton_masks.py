@@ -21,7 +21,7 @@ from quire_common.thinking import ThinkingBudget
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.masks import ring_mapping
 from quire_worker.cuda.repetition_watch import RepetitionWatch
-from quire_worker.matcher.mask_ring import PLACES_AT, MaskRing
+from quire_worker.matcher.mask_ring import ENTRIES_AT, MaskRing
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.kernels import mask as mask_kernels
 from quire_worker.ops.triton.kv_splits import BEGIN, COLUMNS, END, SEQUENCE
@@ -134,7 +134,7 @@ def missing(rows: MaskedRows) -> dict[int, str]:
     rows.put(0, mask, late=2)
     rows.put(1, mask, generation=GENERATION + 1)
     rows.put(2, mask)
-    index, _ = rows.ring._place_of(rows.seats[2], int(rows.position[2]) + 1)
+    index, _ = rows.ring._entry_of(rows.mask_slots[2], int(rows.position[2]) + 1)
     rows.ring._stamps[index] = 0
     rows.put(5, mask)
     return {0: "of another position", 1: "of another sequence", 2: "half written", 3: "none", 4: "no seat"}
@@ -286,13 +286,13 @@ def test_mask_that_changes_while_it_is_read_is_not_taken(reads: str, monkeypatch
     before, after = make_mask(VOCAB, *range(0, VOCAB, 7)), make_mask(VOCAB, *range(3, VOCAB, 7))
     rows.put(0, before)
     wanted, taken = before, 0
-    scratch = MaskRing.create(rows.ring.seats, rows.ring.places, VOCAB)
+    scratch = MaskRing.create(rows.ring.mask_slots, rows.ring.entries_per_slot, VOCAB)
     scratch.put(0, GENERATION, 41, before)
     scratch.put(0, GENERATION, 43, after)
     if reads == "the next one":
         rows.set_position(0, 42)
         wanted = after
-    (index, begin), size = rows.ring._place_of(0, 41), rows.ring.place_bytes
+    (index, begin), size = rows.ring._entry_of(0, 41), rows.ring.entry_bytes
     memory = rows.ring.memory[begin : begin + size]
     old = memory.copy()
     new = scratch.memory[begin : begin + size]
@@ -351,13 +351,13 @@ def test_masks_that_are_left_beside_a_reader_are_whole() -> None:
         nonlocal at
         while not ended.is_set():
             rows.ring.put(0, GENERATION, at, whole[at % 7])
-            at += rows.ring.places
+            at += rows.ring.entries_per_slot
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
         for _ in range(3000):
-            rows.set_position(0, at + int(rows.position[0]) % 5 * rows.ring.places - 1)
+            rows.set_position(0, at + int(rows.position[0]) % 5 * rows.ring.entries_per_slot - 1)
             found = rows.fetch()
             kinds += found.kind.tolist()
             if kinds[-1] == mask_kernels.HAS_MASK.value:
@@ -373,7 +373,7 @@ def test_ring_that_cannot_be_mapped_is_named(monkeypatch: pytest.MonkeyPatch) ->
         """Stands for CUDA's runtime."""
 
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-            assert address % 4096 == 0 and size > PLACES_AT and flags == 2
+            assert address % 4096 == 0 and size > ENTRIES_AT and flags == 2
             return 1
 
     monkeypatch.setattr(torch.cuda, "cudart", Driver)
@@ -384,12 +384,12 @@ def test_ring_that_cannot_be_mapped_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_kernel_knows_the_places_of_the_ring(tmp_path: Path) -> None:
     """Many seats and positions: each row reads its own place."""
-    seats = [15, 3, 0, 8, 2, 7]
-    rows = MaskedRows(VOCAB, seats, [90, 91, 4, 5, 1000, 77])
+    mask_slots = [15, 3, 0, 8, 2, 7]
+    rows = MaskedRows(VOCAB, mask_slots, [90, 91, 4, 5, 1000, 77])
     masks: list[TokenMask | None] = [make_mask(VOCAB, 100 + row, 1400 - row) for row in range(6)]
-    for seat in range(16):
+    for mask_slot in range(16):
         for at in range(2):
-            rows.ring.put(seat, GENERATION + 1, at, make_mask(VOCAB, 3))
+            rows.ring.put(mask_slot, GENERATION + 1, at, make_mask(VOCAB, 3))
     for row, mask in enumerate(masks):
         assert mask is not None
         rows.put(row, mask)

@@ -167,7 +167,7 @@ class MaskedBench(EngineBench):
         self.matcher = matcher
         super().__init__(SPEC, depth=depth)
         self.device = device(LastTokenModel(), matcher.ring)
-        self.engine = Engine(SPEC, self.device, depth=depth, matcher=matcher.seats)
+        self.engine = Engine(SPEC, self.device, depth=depth, matcher=matcher.client)
 
     def settle(self) -> None:
         """One round, and the end of all steps in flight."""

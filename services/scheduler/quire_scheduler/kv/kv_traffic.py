@@ -281,10 +281,10 @@ class KvTraffic:
         """Raise AssertionError unless answers are of READY requests, records are of requests that live, and every lease
         is held once."""
         requests = list(requests)
-        seated = {request.uid for request in requests if request.state is State.READY}
+        ready = {request.uid for request in requests if request.state is State.READY}
         require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")
         self.offload.check_integrity(requests)
-        require(self._found.keys() <= seated, "a lease is held for nobody")
+        require(self._found.keys() <= ready, "a lease is held for nobody")
         leases = [lease for found in self._found.values() for lease in found.leases]
         leases += [move.lease for move in self._moves.all() if move.lease]
         require(len(leases) == len(set(leases)), "a lease is held twice")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_worker.matcher.mask_ring import stamp_of
-from quire_worker.matcher.row_constraint import NO_SEAT
+from quire_worker.matcher.row_constraint import NO_MASK_SLOT
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _ALIGN = 4
 _NO_CONTROLS: Mapping[int, int] = MappingProxyType({})
-NO_GRAMMAR, NO_SEAT_YET = -1, -2
+NO_GRAMMAR, NO_MASK_SLOT_YET = -1, -2
 """In place of a seat, of sequences without a grammar, and of those that wait for a seat."""
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
     "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked", "drawn_at",
 )  # fmt: skip  # a list of names
-_OF_MASKS = ("seat", "generation", "bound", "min_len")
+_OF_MASKS = ("mask_slot", "generation", "bound", "min_len")
 _BY_ROW = ("token", "fed", "row_position", "row_sequence")
 
 
@@ -121,7 +121,7 @@ class StepLayout:
     def pack_nobody(self, buffer: Tensor) -> None:
         """Write a step in which all rows are padding into a device buffer."""
         buffer[: self.words(1)] = 0
-        for name in ("slot", "seat", "stop_id", "row_position", "tile_sequence", "split"):
+        for name in ("slot", "mask_slot", "stop_id", "row_position", "tile_sequence", "split"):
             if name in self.place:
                 begin, length = self.place[name]
                 buffer[begin : begin + length] = -1
@@ -169,8 +169,8 @@ class StepLayout:
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
         if size.masked:
-            seat, generation = _seats(batch)
-            put("seat", seat, NO_GRAMMAR)
+            mask_slot, generation = _mask_slots(batch)
+            put("mask_slot", mask_slot, NO_GRAMMAR)
             put("generation", generation)
             put("bound", batch.bound)
             put("min_len", batch.min_len)
@@ -255,11 +255,11 @@ class StepLayout:
             tile_token[: len(owner)] = begin[order]
 
 
-def _seats(batch: StepBatch) -> tuple[Int32, Int32]:
+def _mask_slots(batch: StepBatch) -> tuple[Int32, Int32]:
     """[S] the seats of sequences that draw by a grammar, and what a mask's stamp has of their generation."""
-    seat = np.full(len(batch.count), NO_GRAMMAR, np.int32)
+    mask_slot = np.full(len(batch.count), NO_GRAMMAR, np.int32)
     generation = np.zeros(len(batch.count), np.int32)
     for sequence, constraint in batch.constraints.items():
-        seat[sequence] = NO_SEAT_YET if constraint.seat == NO_SEAT else constraint.seat
+        mask_slot[sequence] = NO_MASK_SLOT_YET if constraint.mask_slot == NO_MASK_SLOT else constraint.mask_slot
         generation[sequence] = stamp_of(constraint.generation, 0) >> 32
-    return seat, generation
+    return mask_slot, generation

@@ -93,10 +93,10 @@ class GrammarMatcher(Protocol):
     wake: Callable[[], None]
     """Set by the run loop; called, from whatever thread, when `take_changes` has something to do."""
 
-    def open(self, sequence: Sequence, grammar: str) -> RowConstraint:
+    def open_sequence(self, sequence: Sequence, grammar: str) -> RowConstraint:
         """Begin to apply a grammar to a sequence that starts. Returns at once."""
 
-    def close_seat(self, constraint: RowConstraint) -> None:
+    def close_sequence(self, constraint: RowConstraint) -> None:
         """Forget a sequence that has left its slot."""
 
     def take_changes(self) -> bool:

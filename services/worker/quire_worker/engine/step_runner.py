@@ -145,8 +145,8 @@ def tell_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     for constraint, tokens, finish in columns:
         if tokens[0] >= 0 and not finish:
             constraint.keep([token for token in tokens if token >= 0])
-    for seats in dict.fromkeys(constraint.seats for constraint in batch.constraints.values()):
-        seats.flush()
+    for mask_source in dict.fromkeys(constraint.mask_source for constraint in batch.constraints.values()):
+        mask_source.flush()
 
 
 def _put_drafts(batch: StepBatch, proposed: Int32) -> None:

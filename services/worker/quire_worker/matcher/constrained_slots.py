@@ -34,14 +34,14 @@ class ConstrainedSlots:
         """Begin to apply the grammar of a sequence that was put into its slot, if it has one and draws tokens."""
         if self._matcher is None or sequence.constraint is None or sequence.stop.max_tokens == 0:
             return
-        constraint = self._matcher.open(sequence, sequence.constraint.text)
+        constraint = self._matcher.open_sequence(sequence, sequence.constraint.text)
         self._slots[slot] = constraint
         self._table.constrain(slot, constraint)
 
     def end(self, slot: int) -> None:
         """Close the seat of a slot whose sequence leaves, if it has one."""
         if self._matcher is not None and (constraint := self._slots.pop(slot, None)) is not None:
-            self._matcher.close_seat(constraint)
+            self._matcher.close_sequence(constraint)
 
     def hold(self, slots: Iterable[int]) -> None:
         """Keep slots whose rows were held for want of a mask out of further steps, until the mask is there."""

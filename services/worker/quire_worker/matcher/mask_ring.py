@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 LANES: Final = 3
 """Threads of a process that work on seats."""
 MOST_PROCESSES: Final = 32
-_WORDS: Final = 3 * LANES
+_STATE_WORDS: Final = 3 * LANES
 # A place's head: its stamp, the hash over stamp and all that follows, kind and token. The mask's bits follow.
 _STAMP: Final = struct.Struct("<q")
 _HASH: Final = struct.Struct("<Q")
-_WHAT: Final = struct.Struct("<q")
+_KIND_AND_TOKEN: Final = struct.Struct("<q")
 _HASHED_FROM: Final = _STAMP.size + _HASH.size
-WHAT_AT: Final = _HASHED_FROM
+KIND_AND_TOKEN_AT: Final = _HASHED_FROM
 """Offset in a place, in bytes: kind, and from the ninth bit on the token, as int64."""
 BITS_AT: Final = 64
 """Offset of the bits, as int32."""
 _LINE: Final = 64
-PLACES_AT: Final = 4096
+ENTRIES_AT: Final = 4096
 """Where the first place begins, behind the words of all processes: a line of the processor's cache, as all do."""
 _KINDS: Final = {int(kind): kind for kind in MaskKind}
 
@@ -48,67 +48,71 @@ class MaskRing:
     """An anonymous file, mapped. The engine makes it, the processes inherit its descriptor. Each object has the words
     of one process, which say on what it works and how many masks it has made, and the places of all."""
 
-    def __init__(self, fd: int, seats: int, places: int, vocab_size: int, process: int = 0) -> None:
+    def __init__(self, fd: int, mask_slots: int, entries_per_slot: int, vocab_size: int, process: int = 0) -> None:
         if not 0 <= process < MOST_PROCESSES:
             raise IndexError(f"process {process} of {MOST_PROCESSES}")
         self.fd = fd
-        self.seats = seats
-        self.places = places
+        self.mask_slots = mask_slots
+        self.entries_per_slot = entries_per_slot
         self.words = mask_bytes(vocab_size) // 4
         """Length of a mask, in int32."""
-        self.place_bytes = _place_bytes(vocab_size)
+        self.entry_bytes = _entry_bytes(vocab_size)
         self._vocab_size = vocab_size
         self._used = BITS_AT + mask_bytes(vocab_size)
-        self._map = mmap.mmap(fd, _size(seats, places, vocab_size))
+        self._map = mmap.mmap(fd, _size(mask_slots, entries_per_slot, vocab_size))
         self.memory: UInt8 = np.frombuffer(self._map, np.uint8)
         """All of it. Places follow one another from PLACES_AT on, seat after seat."""
-        stamps = self.memory[PLACES_AT:].view(np.int64).reshape(seats * places, -1)
+        stamps = self.memory[ENTRIES_AT:].view(np.int64).reshape(mask_slots * entries_per_slot, -1)
         self._stamps: Int64 = stamps[:, 0]
-        state = np.frombuffer(self._map, np.int64, _WORDS * MOST_PROCESSES).reshape(MOST_PROCESSES, _WORDS)[process]
+        state = np.frombuffer(self._map, np.int64, _STATE_WORDS * MOST_PROCESSES).reshape(MOST_PROCESSES, _STATE_WORDS)[
+            process
+        ]
         self._busy: Int64 = state[:LANES]
         self._counters: Int64 = state[LANES:].reshape(LANES, 2)
 
     @classmethod
-    def create(cls, seats: int, places: int, vocab_size: int) -> MaskRing:
+    def create(cls, mask_slots: int, entries_per_slot: int, vocab_size: int) -> MaskRing:
         """Make a ring in a new anonymous file, for masks of so many tokens."""
         fd = os.memfd_create("quire-masks", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, _size(seats, places, vocab_size))
-            return cls(fd, seats, places, vocab_size)
+            os.ftruncate(fd, _size(mask_slots, entries_per_slot, vocab_size))
+            return cls(fd, mask_slots, entries_per_slot, vocab_size)
         except BaseException:
             os.close(fd)
             raise
 
     def of_process(self, process: int) -> MaskRing:
         """Map the same memory again, with the words of another process."""
-        return MaskRing(os.dup(self.fd), self.seats, self.places, self._vocab_size, process)
+        return MaskRing(os.dup(self.fd), self.mask_slots, self.entries_per_slot, self._vocab_size, process)
 
-    def put(self, seat: int, generation: int, position: int, mask: TokenMask) -> None:
+    def put(self, mask_slot: int, generation: int, position: int, mask: TokenMask) -> None:
         """Leave the mask of the token at `position` of the sequence that has the seat as its `generation`."""
-        index, begin, stamp = *self._place_of(seat, position), stamp_of(generation, position)
-        what = _WHAT.pack(int(mask.kind) | mask.token << 8).ljust(BITS_AT - WHAT_AT, b"\0")
+        index, begin, stamp = *self._entry_of(mask_slot, position), stamp_of(generation, position)
+        kind_and_token = _KIND_AND_TOKEN.pack(int(mask.kind) | mask.token << 8).ljust(
+            BITS_AT - KIND_AND_TOKEN_AT, b"\0"
+        )
         # A mask without bits leaves those of the one before in its place, and is hashed with them.
-        digest = xxhash.xxh3_64(_STAMP.pack(stamp) + what)
+        digest = xxhash.xxh3_64(_STAMP.pack(stamp) + kind_and_token)
         digest.update(mask.bits or self._map[begin + BITS_AT : begin + self._used])
         self._stamps[index] = 0
-        self._map[begin + _STAMP.size : begin + BITS_AT] = _HASH.pack(digest.intdigest()) + what
+        self._map[begin + _STAMP.size : begin + BITS_AT] = _HASH.pack(digest.intdigest()) + kind_and_token
         if mask.bits:
             self._map[begin + BITS_AT : begin + self._used] = mask.bits
         self._stamps[index] = stamp
 
-    def mask_at(self, seat: int, generation: int, position: int) -> TokenMask | None:
+    def mask_at(self, mask_slot: int, generation: int, position: int) -> TokenMask | None:
         """Read a mask; None: it is not there, or not whole."""
-        index, begin = self._place_of(seat, position)
+        index, begin = self._entry_of(mask_slot, position)
         stamp = stamp_of(generation, position)
         if self._stamps[index] != stamp:
             return None
-        place = self._map[begin : begin + self._used]
-        hashed = _STAMP.pack(stamp) + place[_HASHED_FROM:]
-        (what,) = _WHAT.unpack_from(place, WHAT_AT)
-        kind = _KINDS.get(what & 0xFF)
-        if kind is None or _HASH.unpack_from(place, _STAMP.size)[0] != xxhash.xxh3_64_intdigest(hashed):
+        entry = self._map[begin : begin + self._used]
+        hashed = _STAMP.pack(stamp) + entry[_HASHED_FROM:]
+        (kind_and_token,) = _KIND_AND_TOKEN.unpack_from(entry, KIND_AND_TOKEN_AT)
+        kind = _KINDS.get(kind_and_token & 0xFF)
+        if kind is None or _HASH.unpack_from(entry, _STAMP.size)[0] != xxhash.xxh3_64_intdigest(hashed):
             return None
-        return TokenMask(kind, what >> 8, b"" if kind == MaskKind.ONE else place[BITS_AT:])
+        return TokenMask(kind, kind_and_token >> 8, b"" if kind == MaskKind.ONE else entry[BITS_AT:])
 
     def set_busy(self, lane: int, generation: int) -> None:
         """Note which sequence a thread of the process works on; 0: none. After a crash it says who was at fault."""
@@ -132,12 +136,12 @@ class MaskRing:
         count, elapsed_ns = self._counters.sum(axis=0).tolist()
         return count, elapsed_ns
 
-    def _place_of(self, seat: int, position: int) -> tuple[int, int]:
+    def _entry_of(self, mask_slot: int, position: int) -> tuple[int, int]:
         """The number of a position's place, and where it begins. Raises IndexError for a seat that is not there."""
-        if not 0 <= seat < self.seats:
-            raise IndexError(f"seat {seat} of {self.seats}")
-        index = seat * self.places + position % self.places
-        return index, PLACES_AT + index * self.place_bytes
+        if not 0 <= mask_slot < self.mask_slots:
+            raise IndexError(f"seat {mask_slot} of {self.mask_slots}")
+        index = mask_slot * self.entries_per_slot + position % self.entries_per_slot
+        return index, ENTRIES_AT + index * self.entry_bytes
 
     def close(self) -> None:
         """Close the descriptor. The memory goes with the last reader of it. Idempotent."""
@@ -151,9 +155,9 @@ def stamp_of(generation: int, position: int) -> int:
     return (generation & 0x7FFFFFFF) << 32 | position
 
 
-def _place_bytes(vocab_size: int) -> int:
+def _entry_bytes(vocab_size: int) -> int:
     return BITS_AT + -(-mask_bytes(vocab_size) // _LINE) * _LINE
 
 
-def _size(seats: int, places: int, vocab_size: int) -> int:
-    return PLACES_AT + seats * places * _place_bytes(vocab_size)
+def _size(mask_slots: int, entries_per_slot: int, vocab_size: int) -> int:
+    return ENTRIES_AT + mask_slots * entries_per_slot * _entry_bytes(vocab_size)

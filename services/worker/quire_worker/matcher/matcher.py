@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire_worker.matcher.grammars import Grammars, TokenGrammar
     from quire_worker.matcher.lanes import BusyLane
     from quire_worker.matcher.mask_ring import MaskRing
-    from quire_worker.matcher.wire import OpenSeat
+    from quire_worker.matcher.wire import OpenMessage
     from quire_worker.sampling.token_mask import TokenMask
 
 log = get_logger(__name__)
@@ -35,10 +35,10 @@ _MOST_SLOW_TEXTS = 1024
 
 
 @dataclass
-class _Seat:
+class _ConstrainedSequence:
     """A sequence at its seat. Only the thread of its lane works on it; a lane is left between two pieces of work."""
 
-    seat: int
+    mask_slot: int
     generation: int
     text_hash: int
     """Digest of its grammar's text."""
@@ -59,7 +59,7 @@ class _Seat:
     """Tokens that came while the sequence was replayed: sampled by a mask of the process before this one."""
     budget: CpuBudget = field(default_factory=CpuBudget)
 
-    def resume(self, before: _Seat) -> None:
+    def resume(self, before: _ConstrainedSequence) -> None:
         """It is the same sequence, which is to be replayed: what it has spent counts on, and a slow one stays slow."""
         self.next_lane, self.budget = before.next_lane, copy.copy(before.budget)
 
@@ -114,7 +114,7 @@ class Matcher:
         self._grammars = grammars
         self._ring = ring
         self._send = send
-        self._seats: dict[int, _Seat] = {}
+        self._sequences: dict[int, _ConstrainedSequence] = {}
         # Guards the end of a replay against tokens that come meanwhile, and the ring against masks of sequences that
         # have left: their seat may have another sequence by now.
         self._lock = threading.Lock()
@@ -144,33 +144,35 @@ class Matcher:
             lane.name_last()
         return True
 
-    def _open(self, opened: OpenSeat) -> None:
+    def _open(self, opened: OpenMessage) -> None:
         """Give the seat to a sequence, and have its grammar compiled."""
-        if not 0 <= opened.seat < self._ring.seats:
-            raise WireError(f"seat {opened.seat} of {self._ring.seats}")
-        before = self._seats.get(opened.seat)
-        self._close(opened.seat)
-        seat = _Seat(opened.seat, opened.generation, hash(opened.grammar), opened.position + len(opened.output_ids))
+        if not 0 <= opened.mask_slot < self._ring.mask_slots:
+            raise WireError(f"seat {opened.mask_slot} of {self._ring.mask_slots}")
+        before = self._sequences.get(opened.mask_slot)
+        self._close(opened.mask_slot)
+        sequence = _ConstrainedSequence(
+            opened.mask_slot, opened.generation, hash(opened.grammar), opened.position + len(opened.output_ids)
+        )
         if before is not None and before.generation == opened.generation:
-            seat.resume(before)
-        self._seats[opened.seat] = seat
-        self._lanes[Lane.COMPILE].submit(opened.generation, lambda: self._compile_seat(seat, opened))
+            sequence.resume(before)
+        self._sequences[opened.mask_slot] = sequence
+        self._lanes[Lane.COMPILE].submit(opened.generation, lambda: self._compile_sequence(sequence, opened))
 
-    def _compile_seat(self, seat: _Seat, opened: OpenSeat) -> None:
+    def _compile_sequence(self, sequence: _ConstrainedSequence, opened: OpenMessage) -> None:
         """Compile a sequence's grammar, and begin its replay; on the compile lane."""
-        if seat.closed:
+        if sequence.closed:
             return
         try:
             grammar, elapsed_ns = self._grammars.start(opened.grammar)
         except GrammarError as error:
-            self._fail(seat, error)
+            self._fail(sequence, error)
             return
-        self._replay(seat, grammar, deque(opened.output_ids), elapsed_ns)
+        self._replay(sequence, grammar, deque(opened.output_ids), elapsed_ns)
 
-    def _replay(self, seat: _Seat, grammar: TokenGrammar, left: deque[int], compile_ns: int) -> None:
+    def _replay(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, left: deque[int], compile_ns: int) -> None:
         """Feed a sequence the output that is left, and leave its first mask; on the compile lane, in turns with
         others."""
-        if seat.closed:
+        if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
         try:
@@ -178,132 +180,134 @@ class Matcher:
                 grammar.consume([left.popleft() for _ in range(min(_REPLAY_TOKENS, len(left)))])
                 if time.thread_time_ns() > until_ns:
                     self._lanes[Lane.COMPILE].submit(
-                        seat.generation, lambda: self._replay(seat, grammar, left, compile_ns)
+                        sequence.generation, lambda: self._replay(sequence, grammar, left, compile_ns)
                     )
                     return
-            mask = self._charged_mask(seat, grammar, [])
-            while not self._end_replay(seat, grammar, mask):
-                mask = self._charged_mask(seat, grammar, self._take_pending(seat))
+            mask = self._charged_mask(sequence, grammar, [])
+            while not self._end_replay(sequence, grammar, mask):
+                mask = self._charged_mask(sequence, grammar, self._take_pending(sequence))
         except GrammarError as error:
-            self._fail(seat, error)
+            self._fail(sequence, error)
             return
-        self._send(Frame.of(MatcherFrameKind.OPENED, seat.generation, seat.seat, [-(-compile_ns // 1000)]))
+        self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
-    def _charged_mask(self, seat: _Seat, grammar: TokenGrammar, tokens: list[int]) -> TokenMask:
+    def _charged_mask(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, tokens: list[int]) -> TokenMask:
         """Feed tokens, and return the mask behind them. Raises GrammarError, also for what takes too long."""
         began_ns = time.thread_time_ns()
         grammar.consume(tokens)
         mask = grammar.mask()
-        seat.budget.charge(time.thread_time_ns() - began_ns, len(tokens))
+        sequence.budget.charge(time.thread_time_ns() - began_ns, len(tokens))
         return mask
 
-    def _end_replay(self, seat: _Seat, grammar: TokenGrammar, mask: TokenMask) -> bool:
+    def _end_replay(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, mask: TokenMask) -> bool:
         """Leave a replayed sequence's mask, and pass it on to a lane; False: more tokens came meanwhile."""
         with self._lock:
-            if seat.closed:
+            if sequence.closed:
                 return True
-            if seat.pending:
+            if sequence.pending:
                 return False
-            seat.begin(grammar)
-            awaited = self._put_locked(seat, seat.position, mask)
+            sequence.begin(grammar)
+            awaited = self._put_locked(sequence, sequence.position, mask)
         if awaited:
-            self._send_masked(seat)
+            self._send_masked(sequence)
         return True
 
-    def _put_locked(self, seat: _Seat, position: int, mask: TokenMask) -> bool:
+    def _put_locked(self, sequence: _ConstrainedSequence, position: int, mask: TokenMask) -> bool:
         """Leave a mask in the ring, unless the sequence has left its seat meanwhile; a slow one moves it to the slow
         lane. Returns whether the engine waits for it."""
-        if seat.budget.last_ns > SLOW_NS:
-            self._slow_down_locked(seat)
-        if seat.closed:
+        if sequence.budget.last_ns > SLOW_NS:
+            self._slow_down_locked(sequence)
+        if sequence.closed:
             return False
-        self._ring.put(seat.seat, seat.generation, position, mask)
-        return seat.take_masked(position)
+        self._ring.put(sequence.mask_slot, sequence.generation, position, mask)
+        return sequence.take_masked(position)
 
-    def _slow_down_locked(self, seat: _Seat) -> None:
+    def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
         """Move a sequence to the slow lane, and all of its grammar if that is very slow."""
-        seat.slow_down()
-        if seat.budget.last_ns > VERY_SLOW_NS:
-            self._slow_texts[seat.text_hash] = None
+        sequence.slow_down()
+        if sequence.budget.last_ns > VERY_SLOW_NS:
+            self._slow_texts[sequence.text_hash] = None
             if len(self._slow_texts) > _MOST_SLOW_TEXTS:
                 del self._slow_texts[next(iter(self._slow_texts))]
 
     def _await(self, frame: Frame) -> None:
         """Say that the mask of a position is there, now or when it is made. Raises WireError."""
         position = frame.number()
-        seat = self._seats.get(frame.subject)
-        if seat is None or seat.generation != frame.generation or seat.failed:
+        sequence = self._sequences.get(frame.subject)
+        if sequence is None or sequence.generation != frame.generation or sequence.failed:
             return
         with self._lock:
-            seat.await_mask(position)
-            is_there = seat.take_awaited()
+            sequence.await_mask(position)
+            is_there = sequence.take_awaited()
         if is_there:
-            self._send_masked(seat)
+            self._send_masked(sequence)
 
-    def _send_masked(self, seat: _Seat) -> None:
-        self._send(Frame(MatcherFrameKind.MASKED, seat.generation, seat.seat))
+    def _send_masked(self, sequence: _ConstrainedSequence) -> None:
+        self._send(Frame(MatcherFrameKind.MASKED, sequence.generation, sequence.mask_slot))
 
-    def _take_pending(self, seat: _Seat) -> list[int]:
+    def _take_pending(self, sequence: _ConstrainedSequence) -> list[int]:
         with self._lock:
-            return seat.take_pending()
+            return sequence.take_pending()
 
     def _feed(self, rows: Sequence[Sequence[int]]) -> None:
         """Feed sampled tokens to their sequences, and leave the masks of the next ones. Tokens that were replayed
         already are passed over. Raises WireError for a token that leaves a gap."""
         fed: dict[int, list[int]] = {}
-        for number, generation, position, token in rows:
-            seat = self._seats.get(number)
-            if seat is None or seat.generation != generation or seat.failed or position < seat.position:
+        for mask_slot, generation, position, token in rows:
+            sequence = self._sequences.get(mask_slot)
+            if sequence is None or sequence.generation != generation or sequence.failed or position < sequence.position:
                 continue
-            if position != seat.position:
-                raise WireError(f"a token of position {position} where {seat.position} is next")
+            if position != sequence.position:
+                raise WireError(f"a token of position {position} where {sequence.position} is next")
             with self._lock:
-                seat.advance()
-                if seat.lane == Lane.COMPILE:
-                    seat.pending.append(token)
+                sequence.advance()
+                if sequence.lane == Lane.COMPILE:
+                    sequence.pending.append(token)
                     continue
-            fed.setdefault(number, []).append(token)
-        for number, tokens in fed.items():
-            seat = self._seats[number]
-            if seat.text_hash in self._slow_texts:
-                seat.slow_down()
-            self._lanes[seat.lane].submit(seat.generation, self._step(seat, tokens), seat.budget.last_ns)
+            fed.setdefault(mask_slot, []).append(token)
+        for mask_slot, tokens in fed.items():
+            sequence = self._sequences[mask_slot]
+            if sequence.text_hash in self._slow_texts:
+                sequence.slow_down()
+            self._lanes[sequence.lane].submit(
+                sequence.generation, self._step(sequence, tokens), sequence.budget.last_ns
+            )
 
-    def _step(self, seat: _Seat, tokens: list[int]) -> Callable[[], None]:
+    def _step(self, sequence: _ConstrainedSequence, tokens: list[int]) -> Callable[[], None]:
         """Return what advances a sequence by tokens and leaves its next mask, on the lane that it is on."""
-        position, lane = seat.position, seat.lane
+        position, lane = sequence.position, sequence.lane
 
         def step() -> None:
-            grammar = seat.grammar
-            if seat.closed or grammar is None:
+            grammar = sequence.grammar
+            if sequence.closed or grammar is None:
                 return
             began = time.perf_counter_ns()
             try:
-                mask = self._charged_mask(seat, grammar, tokens)
+                mask = self._charged_mask(sequence, grammar, tokens)
             except GrammarError as error:
-                self._fail(seat, error)
+                self._fail(sequence, error)
                 return
             elapsed_ns = time.perf_counter_ns() - began
             with self._lock:
-                awaited = self._put_locked(seat, position, mask)
+                awaited = self._put_locked(sequence, position, mask)
             if awaited:
-                self._send_masked(seat)
+                self._send_masked(sequence)
             self._ring.count_mask(lane, elapsed_ns)
 
         return step
 
-    def _fail(self, seat: _Seat, error: GrammarError) -> None:
+    def _fail(self, sequence: _ConstrainedSequence, error: GrammarError) -> None:
         """Give up a sequence's grammar, and tell the engine why."""
-        seat.fail()
+        sequence.fail()
         cause = str(error)
         log.warning("a grammar failed", cause=cause)
         kind = MatcherFrameKind.TOO_SLOW if isinstance(error, GrammarTooSlow) else MatcherFrameKind.FAILED
-        self._send(Frame(kind, seat.generation, seat.seat, cause.encode()))
+        self._send(Frame(kind, sequence.generation, sequence.mask_slot, cause.encode()))
 
-    def _close(self, number: int, generation: int = 0) -> None:
+    def _close(self, mask_slot: int, generation: int = 0) -> None:
         """Forget the sequence at a seat, if it is this one; 0: whichever."""
-        seat = self._seats.get(number)
-        if seat is not None and generation in (0, seat.generation):
+        sequence = self._sequences.get(mask_slot)
+        if sequence is not None and generation in (0, sequence.generation):
             with self._lock:
-                seat.close()
-            del self._seats[number]
+                sequence.close()
+            del self._sequences[mask_slot]

@@ -23,8 +23,8 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.matcher.crash_record import CrashRecord
 from quire_worker.matcher.mask_waits import MaskWaits, Verdict
 from quire_worker.matcher.matcher_metrics import MatcherMetrics
-from quire_worker.matcher.row_constraint import NO_SEAT, RowConstraint
-from quire_worker.matcher.wire import MatcherFrameKind, OpenSeat, pack_open
+from quire_worker.matcher.row_constraint import NO_MASK_SLOT, RowConstraint
+from quire_worker.matcher.wire import MatcherFrameKind, OpenMessage, pack_open
 from quire_worker.side_process.frames import Frame, WireError
 from quire_worker.side_process.process_link import ProcessLost
 
@@ -76,7 +76,7 @@ class MatcherClient:
         make_link: Callable[[Callable[[], None]], MatcherLink],
         clock: Callable[[], float] = time.monotonic,
         *,
-        seats: Sequence[int] | None = None,
+        mask_slots: Sequence[int] | None = None,
         crashes: CrashRecord | None = None,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -88,9 +88,9 @@ class MatcherClient:
         # Guards what the device's thread changes too: outputs, what is to be sent, and who the process is.
         self._lock = threading.Lock()
         self._sampled: list[int] = []
-        self._free = list(range(ring.seats) if seats is None else seats)[::-1]
+        self._free_mask_slots = list(range(ring.mask_slots) if mask_slots is None else mask_slots)[::-1]
         self._waiting: deque[RowConstraint] = deque()
-        self._at_seat: dict[int, RowConstraint] = {}
+        self._by_mask_slot: dict[int, RowConstraint] = {}
         self._to_open: deque[RowConstraint] = deque()
         # Generations of those in `_to_open` that are to be opened alone.
         self._suspects: set[int] = set()
@@ -120,7 +120,7 @@ class MatcherClient:
     @property
     def sequences(self) -> int:
         """The number of sequences whose grammars the process applies, or will."""
-        return len(self._at_seat) + len(self._waiting)
+        return len(self._by_mask_slot) + len(self._waiting)
 
     def set_wake(self, wake: Callable[[], None]) -> None:
         """Have this called where `take_changes` has something to do."""
@@ -131,34 +131,34 @@ class MatcherClient:
         if self._link is None:
             self._link = self._make_link(self._wake_model_thread)
 
-    def open(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
+    def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
         """Give a sequence that starts a seat, now or when one is free, and have its grammar compiled."""
         self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
         self._metrics.begin(constraint.generation)
         self._waiting.append(constraint)
-        self._seat_waiting()
+        self._assign_mask_slots()
         self._send_opens()
         return constraint
 
-    def close_seat(self, constraint: RowConstraint) -> None:
+    def close_sequence(self, constraint: RowConstraint) -> None:
         """Take a sequence's seat away, since it has left its slot. Steps in flight may still name it: they find no
         mask."""
         constraint.end()
         self._metrics.end(constraint.generation)
-        if constraint.seat == NO_SEAT:
+        if constraint.mask_slot == NO_MASK_SLOT:
             self._waiting.remove(constraint)
         else:
-            del self._at_seat[constraint.seat]
+            del self._by_mask_slot[constraint.mask_slot]
             if constraint in self._to_open:
                 self._to_open.remove(constraint)
                 self._suspects.discard(constraint.generation)
             self._opened(constraint)
             self._waits.forget(constraint)
-            self._send(Frame(MatcherFrameKind.CLOSE, constraint.generation, constraint.seat))
-            self._free.append(constraint.seat)
-        self._seat_waiting()
+            self._send(Frame(MatcherFrameKind.CLOSE, constraint.generation, constraint.mask_slot))
+            self._free_mask_slots.append(constraint.mask_slot)
+        self._assign_mask_slots()
         self._send_opens()
 
     def take_changes(self) -> bool:
@@ -182,16 +182,16 @@ class MatcherClient:
 
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
         """Read a sequence's mask from the ring; None: it is not there."""
-        if constraint.ended or constraint.seat == NO_SEAT:
+        if constraint.ended or constraint.mask_slot == NO_MASK_SLOT:
             return None
-        return self._ring.mask_at(constraint.seat, constraint.generation, position)
+        return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
     def keep(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
         """Append sampled tokens to a sequence's output, to be sent by `flush`."""
         with self._lock:
             position = constraint.append(tokens)
             for nth, token in enumerate(tokens):
-                self._sampled += constraint.seat, constraint.generation, position + nth, token
+                self._sampled += constraint.mask_slot, constraint.generation, position + nth, token
 
     def flush(self) -> None:
         """Send the sampled tokens, unless a suspect is being opened."""
@@ -206,11 +206,11 @@ class MatcherClient:
             constraint.set_held(True)
             self._waits.begin(constraint)
             position = constraint.next_position
-            self._send(Frame.of(MatcherFrameKind.AWAIT, constraint.generation, constraint.seat, [position]))
+            self._send(Frame.of(MatcherFrameKind.AWAIT, constraint.generation, constraint.mask_slot, [position]))
 
     def close(self) -> None:
         """End the process, and release the ring. Idempotent."""
-        self._metrics.seats(0, 0)
+        self._metrics.set_mask_slots(0, 0)
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -221,15 +221,15 @@ class MatcherClient:
             sampled, self._sampled = self._sampled, []
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
 
-    def _seat_waiting(self) -> None:
+    def _assign_mask_slots(self) -> None:
         """Give the free seats to those that wait for one."""
-        while self._free and self._waiting:
+        while self._free_mask_slots and self._waiting:
             constraint = self._waiting.popleft()
-            constraint.take_seat(self._free.pop())
-            self._at_seat[constraint.seat] = constraint
+            constraint.assign_mask_slot(self._free_mask_slots.pop())
+            self._by_mask_slot[constraint.mask_slot] = constraint
             self._waits.begin(constraint)
             self._to_open.append(constraint)
-        self._metrics.seats(len(self._at_seat), len(self._waiting))
+        self._metrics.set_mask_slots(len(self._by_mask_slot), len(self._waiting))
 
     def _send_opens(self) -> None:
         """Have seats opened in order, as many as the process may have unopened. A suspect waits until none is being
@@ -278,8 +278,8 @@ class MatcherClient:
         behind."""
         with self._lock:
             self._opening[constraint.generation] = constraint.open_bytes
-            opened = OpenSeat(
-                seat=constraint.seat,
+            opened = OpenMessage(
+                mask_slot=constraint.mask_slot,
                 generation=constraint.generation,
                 position=constraint.first_position,
                 output_ids=tuple(constraint.output),
@@ -289,7 +289,7 @@ class MatcherClient:
 
     def _receive(self, frame: Frame) -> None:
         """Take in one frame of the process. Raises WireError."""
-        constraint = self._at_seat.get(frame.subject)
+        constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return
         self._changed = True
@@ -336,7 +336,7 @@ class MatcherClient:
             self._alone = False
         self._opening.clear()
         self._to_open.clear()
-        reopened = [each for each in self._at_seat.values() if each.failure is None]
+        reopened = [each for each in self._by_mask_slot.values() if each.failure is None]
         self._suspects = busy & {each.generation for each in reopened}
         self._lost += any(not each.is_open for each in reopened)
         for constraint in reopened:

@@ -65,7 +65,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
         return
     setup = MatcherSetup.from_json(payload)
     setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
-    ring = MaskRing(ring_fd, setup.seats, setup.places, setup.vocab_size, setup.process)
+    ring = MaskRing(ring_fd, setup.mask_slots, setup.entries_per_slot, setup.vocab_size, setup.process)
     tokenizer = load_vocabulary(Path(setup.model), setup.vocab_size, setup.eos_token_ids)
     grammars = Grammars(tokenizer, setup.vocab_size, setup.eos_token_ids)
     sender = FrameSender(sock)

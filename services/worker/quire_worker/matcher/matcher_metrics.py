@@ -16,7 +16,7 @@ class MatcherMetrics:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began_s: dict[int, float] = {}
-        self._seen_masks = self._seen_seats = (0, 0)
+        self._seen_masks = self._seen_mask_slots = (0, 0)
         self._first_mask_seconds = metrics.histogram(
             "quire_worker_first_mask_seconds",
             "Time from the start of a sequence with a grammar to its first mask, the wait for a seat included",
@@ -31,7 +31,7 @@ class MatcherMetrics:
         self._replays = metrics.counter(
             "quire_worker_mask_replays_total", "Sequences that were replayed since a mask did not come"
         )
-        self._seated = metrics.gauge("quire_worker_constrained_slots", "Slots whose sequence has a grammar")
+        self._constrained_slots = metrics.gauge("quire_worker_constrained_slots", "Slots whose sequence has a grammar")
         self._waiting = metrics.gauge(
             "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a seat at the matcher"
         )
@@ -63,11 +63,11 @@ class MatcherMetrics:
         """A sequence is replayed since a mask did not come."""
         self._replays.inc()
 
-    def seats(self, taken: int, waiting: int) -> None:
+    def set_mask_slots(self, used: int, waiting: int) -> None:
         """Note how many sequences have seats, and how many wait for one."""
-        self._seated.inc(taken - self._seen_seats[0])
-        self._waiting.inc(waiting - self._seen_seats[1])
-        self._seen_seats = taken, waiting
+        self._constrained_slots.inc(used - self._seen_mask_slots[0])
+        self._waiting.inc(waiting - self._seen_mask_slots[1])
+        self._seen_mask_slots = used, waiting
 
     def masks(self, made: tuple[int, int]) -> None:
         """Note how many masks the process has made since the ring was made, and how many nanoseconds they took."""

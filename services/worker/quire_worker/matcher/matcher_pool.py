@@ -53,18 +53,18 @@ class MatcherPool:
         counts, times_ns = zip(*(client.masks for client in self._clients), strict=True)
         return sum(counts), sum(times_ns)
 
-    def open(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
+    def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
         """Begin to apply a grammar to a sequence that starts. Returns at once."""
         for client in self._clients:
             client.start()
         client = min(self._clients, key=lambda each: each.sequences)
-        constraint = client.open(sequence, grammar)
+        constraint = client.open_sequence(sequence, grammar)
         self._client_of[constraint] = client
         return constraint
 
-    def close_seat(self, constraint: RowConstraint) -> None:
+    def close_sequence(self, constraint: RowConstraint) -> None:
         """Forget a sequence that has left its slot."""
-        self._client_of.pop(constraint).close_seat(constraint)
+        self._client_of.pop(constraint).close_sequence(constraint)
 
     def take_changes(self) -> bool:
         """Take in what the processes have said; returns whether `is_ready` or `failure` of some sequence may have

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_worker.sampling.token_mask import TokenMask
 
-NO_SEAT = -1
+NO_MASK_SLOT = -1
 
 
-class TokenSeats(Protocol):
+class MaskSource(Protocol):
     """The masks of rows, as the device's thread asks for them: one object for each process of the matcher."""
 
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
@@ -36,7 +36,7 @@ class RowConstraint:
     """`mask_at` and `keep` belong to the device's thread. All else is changed by MatcherClient alone, on the
     model thread; `append` under its lock."""
 
-    def __init__(self, sequence: Sequence, grammar: str, generation: int, seats: TokenSeats) -> None:
+    def __init__(self, sequence: Sequence, grammar: str, generation: int, mask_source: MaskSource) -> None:
         self.grammar = grammar
         self.generation = generation
         """A number from 1, another one for each sequence that ever had a seat."""
@@ -44,14 +44,14 @@ class RowConstraint:
         self.output: list[int] = sequence.output_ids.tolist()
         """All that the sequence has sampled: what a process that begins anew replays."""
         self._grammar_bytes = len(grammar.encode())
-        self.seat = NO_SEAT
+        self.mask_slot = NO_MASK_SLOT
         self.is_open = False
         """Whether the present process has left a first mask."""
         self.is_held = False
         """Whether a step found its mask missing, and the process has not said since that it is there."""
         self.failure: QuireError | None = None
         self.ended = False
-        self.seats = seats
+        self.mask_source = mask_source
         """The process that applies its grammar."""
 
     @property
@@ -66,11 +66,11 @@ class RowConstraint:
 
     def mask_at(self, position: int) -> TokenMask | None:
         """Which tokens may be sampled at this position; None: that is not known yet, and the row is held."""
-        return self.seats.mask_at(self, position)
+        return self.mask_source.mask_at(self, position)
 
     def keep(self, tokens: Many[int]) -> None:
         """Take in the tokens that the sequence has sampled and keeps."""
-        self.seats.keep(self, tokens)
+        self.mask_source.keep(self, tokens)
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""
@@ -89,9 +89,9 @@ class RowConstraint:
         found.update(b"\0" + np.array(self.output, np.int32).tobytes())
         return found.digest()
 
-    def take_seat(self, seat: int) -> None:
+    def assign_mask_slot(self, mask_slot: int) -> None:
         """Note its seat, which it keeps to its end."""
-        self.seat = seat
+        self.mask_slot = mask_slot
 
     def set_open(self, is_open: bool) -> None:
         """Note that the process has left a first mask, or that the process is gone, or begins it anew."""

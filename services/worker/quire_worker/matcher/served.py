@@ -37,7 +37,7 @@ CHECK_TIMEOUT_S = 120.0
 _MAX_CAUSE_CHARS = 500
 TOKENIZER_FILE = "tokenizer.json"
 # Each seat has two: one that is read, and one that is being written.
-PLACES = 2
+ENTRIES_PER_SLOT = 2
 GPU_PROCESSES = 8
 # A frozen process is a pause for its sequences: it is replaced after some three seconds, one that starts after sixty,
 # since a large vocabulary on a busy machine takes long to load.
@@ -87,16 +87,16 @@ def _problem_of(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) ->
 def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str) -> MatcherPool:
     """Make the engine's side of the matcher, for the model at this path on cpu or cuda; its processes start with the
     first grammar."""
-    seats, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
-    count = min(config.matcher_processes or _processes_on(device), seats)
-    ring = MaskRing.create(seats, PLACES, info.vocab_size)
+    mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
+    count = min(config.matcher_processes or _processes_on(device), mask_slots)
+    ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, info.vocab_size)
     rings = [ring, *(ring.of_process(number) for number in range(1, count))]
     return MatcherPool(
         [
             MatcherClient(
                 each,
                 _link_maker(config, model, info, each, number),
-                seats=range(number, seats, count),
+                mask_slots=range(number, mask_slots, count),
                 crashes=crashes,
             )
             for number, each in enumerate(rings)
@@ -118,8 +118,8 @@ def _link_maker(
         model=model,
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
-        seats=ring.seats,
-        places=PLACES,
+        mask_slots=ring.mask_slots,
+        entries_per_slot=ENTRIES_PER_SLOT,
         process=process,
         instance=identity()[1] or config.instance,
         log_level=config.log_level,

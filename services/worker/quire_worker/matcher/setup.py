@@ -15,8 +15,8 @@ class MatcherSetup:
     vocab_size: int
     """The width of masks: the model's, padding included."""
     eos_token_ids: tuple[int, ...]
-    seats: int
-    places: int
+    mask_slots: int
+    entries_per_slot: int
     """Masks for each seat."""
     process: int = 0
     """Which of the matcher's processes it is."""

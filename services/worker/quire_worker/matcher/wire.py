@@ -54,10 +54,10 @@ class MatcherFrameKind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSeat:
+class OpenMessage:
     """What OPEN says."""
 
-    seat: int
+    mask_slot: int
     generation: int
     position: int
     """The position of the first output token."""
@@ -70,14 +70,14 @@ def open_frame_bytes(output: int, grammar: int) -> int:
     return FRAME_HEAD_BYTES + _OPEN.size + 4 * output + grammar
 
 
-def pack_open(opened: OpenSeat) -> Frame:
+def pack_open(opened: OpenMessage) -> Frame:
     """Pack an OPEN frame."""
     ids = np.array(opened.output_ids, np.int32).tobytes()
     head = _OPEN.pack(opened.position, len(opened.output_ids))
-    return Frame(MatcherFrameKind.OPEN, opened.generation, opened.seat, head + ids + opened.grammar.encode())
+    return Frame(MatcherFrameKind.OPEN, opened.generation, opened.mask_slot, head + ids + opened.grammar.encode())
 
 
-def unpack_open(frame: Frame) -> OpenSeat:
+def unpack_open(frame: Frame) -> OpenMessage:
     """Unpack an OPEN frame; raises WireError."""
     try:
         position, count = _OPEN.unpack_from(frame.payload)
@@ -85,7 +85,7 @@ def unpack_open(frame: Frame) -> OpenSeat:
         text = frame.payload[_OPEN.size + ids.nbytes :].decode()
     except (struct.error, ValueError) as error:
         raise WireError(f"an OPEN frame that cannot be read: {error}") from None
-    return OpenSeat(frame.subject, frame.generation, position, tuple(ids.tolist()), text)
+    return OpenMessage(frame.subject, frame.generation, position, tuple(ids.tolist()), text)
 
 
 def unpack_tokens(frame: Frame) -> Int32:

@@ -17,13 +17,13 @@ A, B, C = 17, 18, 19
 PROMPT = 5
 
 
-def a_matcher(seats: int = 8, *, prompt: bool = True) -> LocalMatcher:
-    return LocalMatcher(GRAMMARS, VOCAB, seats, prompt=prompt)
+def a_matcher(mask_slots: int = 8, *, prompt: bool = True) -> LocalMatcher:
+    return LocalMatcher(GRAMMARS, VOCAB, mask_slots, prompt=prompt)
 
 
 def open_row(matcher: LocalMatcher, output: tuple[int, ...] = (), text: str = TEXT) -> RowConstraint:
     prompt, before = np.zeros(PROMPT, np.int32), np.array(output, np.int32)
-    return matcher.seats.open(Sequence(prompt, Stop(20), output_ids=before), text)
+    return matcher.client.open_sequence(Sequence(prompt, Stop(20), output_ids=before), text)
 
 
 def allowed(row: RowConstraint, output: int) -> list[int] | None:
@@ -34,7 +34,7 @@ def allowed(row: RowConstraint, output: int) -> list[int] | None:
 
 def keep(row: RowConstraint, *tokens: int) -> None:
     row.keep(tokens)
-    row.seats.flush()
+    row.mask_source.flush()
 
 
 def wanted(*output: int, text: str = TEXT) -> list[int]:
@@ -48,7 +48,7 @@ def opened(matcher: LocalMatcher) -> list[int]:
 
 def take_all(matcher: LocalMatcher) -> None:
     """Take in changes until there are none."""
-    while matcher.seats.take_changes():
+    while matcher.client.take_changes():
         pass
 
 
@@ -56,5 +56,5 @@ def held(matcher: LocalMatcher, row: RowConstraint, output: int) -> bool:
     """Whether a step finds no mask for that token; the row is held then."""
     if allowed(row, output) is not None:
         return False
-    matcher.seats.hold(row)
+    matcher.client.hold(row)
     return True

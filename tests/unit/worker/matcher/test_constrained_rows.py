@@ -36,7 +36,7 @@ class Bench(EngineBench):
         runner = PacedRunner(PageArray(SPEC.num_pages, PAGE), VOCAB)
         super().__init__(SPEC, runner=runner, depth=depth)
         self.device = InlineDevice(runner)
-        self.engine = Engine(SPEC, self.device, depth=depth, matcher=matcher.seats)
+        self.engine = Engine(SPEC, self.device, depth=depth, matcher=matcher.client)
 
 
 def start(slot: int, text: str = TEXT, seed: int = 0, *, min_tokens: int = 0, max_tokens: int = 30) -> Start:
@@ -196,8 +196,8 @@ def test_min_tokens_holds_where_the_grammar_may_go_on() -> None:
     assert told.tokens[0][:9] == [17] * 9 and (told.tokens[0], told.finish[0]) == alone(made)
 
 
-def test_seat_is_free_again_when_its_sequence_has_ended_or_was_stopped() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, seats=1)
+def test_mask_slot_is_free_again_when_its_sequence_has_ended_or_was_stopped() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, mask_slots=1)
     bench = Bench(matcher)
     first, second, third = (start(slot, seed=slot) for slot in range(3))
     bench.grant(first, second, third)
@@ -208,14 +208,14 @@ def test_seat_is_free_again_when_its_sequence_has_ended_or_was_stopped() -> None
     assert [told.tokens[slot] for slot in (1, 2)] == [alone(second)[0], alone(third)[0]]
 
 
-def test_new_run_leaves_no_seat_taken() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, seats=2)
+def test_new_run_leaves_no_mask_slot_used() -> None:
+    matcher = LocalMatcher(GRAMMARS, VOCAB, mask_slots=2)
     bench = Bench(matcher)
     bench.grant(*(start(slot) for slot in range(5)))
     bench.step()
     bench.engine.begin_run()
     bench.engine.check_integrity()
-    assert sorted(matcher.clients[0]._free) == [0, 1] and not matcher.clients[0]._waiting
+    assert sorted(matcher.clients[0]._free_mask_slots) == [0, 1] and not matcher.clients[0]._waiting
 
 
 def test_worker_without_a_matcher_refuses_a_grammar() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire_worker.matcher.mask_ring import WHAT_AT, MaskRing
+from quire_worker.matcher.mask_ring import KIND_AND_TOKEN_AT, MaskRing
 from quire_worker.sampling.token_mask import MaskKind, TokenMask
 from tests.fakes.worker.token_masks import mask_of
 
@@ -33,7 +33,7 @@ def test_mask_is_read_as_it_was_left(ring: MaskRing, tokens: tuple[int, ...]) ->
     assert found is not None and found.kind is mask(*tokens).kind and allowed(found) == sorted(tokens)
 
 
-def test_other_position_seat_or_sequence_has_no_mask(ring: MaskRing) -> None:
+def test_other_position_slot_or_sequence_has_no_mask(ring: MaskRing) -> None:
     ring.put(2, 5, 17, mask(7, 8))
     assert ring.mask_at(2, 5, 16) is ring.mask_at(2, 5, 19) is ring.mask_at(1, 5, 17) is ring.mask_at(2, 6, 17) is None
 
@@ -47,27 +47,27 @@ def test_masks_of_two_positions_are_there_at_once(ring: MaskRing) -> None:
 
 def test_mask_that_is_half_written_is_not_read(ring: MaskRing) -> None:
     """Whatever order a machine's stores come in: bits of the next mask beside the head of this one, and the reverse."""
-    places = []
+    entries = []
     for position, tokens in ((20, (7, 8)), (22, (9, 10))):
         ring.put(0, 1, position, mask(*tokens))
-        (_, begin), size = ring._place_of(0, position), ring.place_bytes
-        places.append(ring._map[begin : begin + size])
+        (_, begin), size = ring._entry_of(0, position), ring.entry_bytes
+        entries.append(ring._map[begin : begin + size])
     for cut in range(1, size):
-        if places[0][:cut] != places[1][:cut] and places[0][cut:] != places[1][cut:]:
-            for first, last in (places, places[::-1]):
+        if entries[0][:cut] != entries[1][:cut] and entries[0][cut:] != entries[1][cut:]:
+            for first, last in (entries, entries[::-1]):
                 ring._map[begin : begin + size] = first[:cut] + last[cut:]
                 assert ring.mask_at(0, 1, 20) is None and ring.mask_at(0, 1, 22) is None, cut
 
 
 def test_head_of_rubbish_is_no_mask(ring: MaskRing) -> None:
     ring.put(0, 1, 20, mask(7, 8))
-    _, begin = ring._place_of(0, 20)
-    ring._map[begin + WHAT_AT] = 200  # the kind
+    _, begin = ring._entry_of(0, 20)
+    ring._map[begin + KIND_AND_TOKEN_AT] = 200  # the kind
     assert ring.mask_at(0, 1, 20) is None
 
 
 def test_process_and_engine_share_the_ring(ring: MaskRing) -> None:
-    process = MaskRing(ring.fd, ring.seats, ring.places, VOCAB)
+    process = MaskRing(ring.fd, ring.mask_slots, ring.entries_per_slot, VOCAB)
     process.put(3, 9, 4, mask(11))
     process.count_mask(0, 500)
     process.count_mask(2, 70)

@@ -15,7 +15,7 @@ from quire_worker.matcher.cpu_budget import AVERAGE_NS, TOKEN_NS
 from quire_worker.matcher.lanes import CPU_LIMIT_S, SLOW_NS, VERY_SLOW_NS, WALL_LIMIT_S, BusyLane, Lane, ThreadLane
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
-from quire_worker.matcher.wire import MatcherFrameKind, OpenSeat, pack_open
+from quire_worker.matcher.wire import MatcherFrameKind, OpenMessage, pack_open
 from quire_worker.sampling.token_mask import MaskKind, TokenMask
 from quire_worker.side_process.frames import Frame
 from tests.fakes.worker.local_matcher import letter_grammars
@@ -62,12 +62,12 @@ def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(mas
     lanes = {lane: BusyLane(lane, ring) for lane in Lane}
     matcher = Matcher(cast("Grammars", grammars), ring, lambda frame: None, lanes)
 
-    def reuse_seat() -> None:
+    def reuse_mask_slot() -> None:
         matcher.receive(Frame(MatcherFrameKind.CLOSE, 1, 0))
-        matcher.receive(pack_open(OpenSeat(0, 2, 20, (), "9")))
+        matcher.receive(pack_open(OpenMessage(0, 2, 20, (), "9")))
 
-    grammars.meanwhile = reuse_seat
-    matcher.receive(pack_open(OpenSeat(0, 1, 10 if masks == 1 else 9, (), str(masks))))
+    grammars.meanwhile = reuse_mask_slot
+    matcher.receive(pack_open(OpenMessage(0, 1, 10 if masks == 1 else 9, (), str(masks))))
     if masks == 2:
         matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 9, 5])))
     found = ring.mask_at(0, 2, 20)
@@ -94,7 +94,7 @@ def test_sequence_whose_first_mask_took_long_begins_on_the_slow_lane(
     matcher = Matcher(
         cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
     )
-    matcher.receive(pack_open(OpenSeat(0, 1, 10, (), "1")))
+    matcher.receive(pack_open(OpenMessage(0, 1, 10, (), "1")))
     matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 10, 5])))
     assert worked == [Lane.COMPILE, lane]
 
@@ -103,7 +103,7 @@ def test_sequence_whose_first_mask_took_long_begins_on_the_slow_lane(
 AMBIGUOUS = "start: s\ns: /[A-D]/ | s s | s s s"
 
 
-class Seat:
+class SequenceAtMatcher:
     """A matcher whose lanes are this thread, and one sequence in it whose answer is one letter again and again."""
 
     def __init__(self, grammars: Grammars, text: str) -> None:
@@ -111,13 +111,13 @@ class Seat:
         self.ring = MaskRing.create(1, 2, VOCAB)
         lanes = {lane: BusyLane(lane, self.ring) for lane in Lane}
         self.matcher = Matcher(grammars, self.ring, self.frames.append, lanes)
-        self.matcher.receive(pack_open(OpenSeat(0, 1, 0, (), text)))
+        self.matcher.receive(pack_open(OpenMessage(0, 1, 0, (), text)))
         self.tokens = 0
         self.text = text
 
     def replay(self, generation: int = 1) -> None:
         """Open the seat once more, with all that was drawn."""
-        self.matcher.receive(pack_open(OpenSeat(0, generation, 0, (17,) * self.tokens, self.text)))
+        self.matcher.receive(pack_open(OpenMessage(0, generation, 0, (17,) * self.tokens, self.text)))
 
     def draw(self) -> None:
         self.matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, self.tokens, 17])))
@@ -171,58 +171,58 @@ def test_sequence_whose_tokens_take_too_much_processor_time_fails(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    seat = Seat(cast("Grammars", CostlyGrammars(clock, token_ns)), "1")
-    while seat.failure is None and seat.tokens < 2000:
-        seat.draw()
+    sequence = SequenceAtMatcher(cast("Grammars", CostlyGrammars(clock, token_ns)), "1")
+    while sequence.failure is None and sequence.tokens < 2000:
+        sequence.draw()
     if limit is None:
-        assert seat.failure is None
+        assert sequence.failure is None
         return
-    assert abs(seat.tokens - limit) <= 2
-    assert seat.failure is not None and seat.failure.kind is MatcherFrameKind.TOO_SLOW
-    assert b"processor time" in seat.failure.payload
+    assert abs(sequence.tokens - limit) <= 2
+    assert sequence.failure is not None and sequence.failure.kind is MatcherFrameKind.TOO_SLOW
+    assert b"processor time" in sequence.failure.payload
 
 
 def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    seat = Seat(cast("Grammars", CostlyGrammars(clock, 3 * AVERAGE_NS)), "1")
-    while seat.failure is None:
-        assert seat.tokens <= 202
-        seat.draw()
-        if seat.tokens % 20 == 0:
-            seat.replay()
-    assert seat.failure.kind is MatcherFrameKind.TOO_SLOW
+    sequence = SequenceAtMatcher(cast("Grammars", CostlyGrammars(clock, 3 * AVERAGE_NS)), "1")
+    while sequence.failure is None:
+        assert sequence.tokens <= 202
+        sequence.draw()
+        if sequence.tokens % 20 == 0:
+            sequence.replay()
+    assert sequence.failure.kind is MatcherFrameKind.TOO_SLOW
 
 
 def test_replayed_sequence_stays_on_the_slow_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     grammars = CostlyGrammars(clock, 2 * SLOW_NS)
-    seat = Seat(cast("Grammars", grammars), "1")
+    sequence = SequenceAtMatcher(cast("Grammars", grammars), "1")
     grammars.mask_ns = 0
     for _ in range(2):
-        seat.replay()
-        assert seat.matcher._seats[0].lane is Lane.SLOW
-    seat.replay(generation=2)  # another sequence
-    assert seat.matcher._seats[0].lane is Lane.QUICK
+        sequence.replay()
+        assert sequence.matcher._sequences[0].lane is Lane.SLOW
+    sequence.replay(generation=2)  # another sequence
+    assert sequence.matcher._sequences[0].lane is Lane.QUICK
 
 
 def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire_worker.matcher.matcher.time.perf_counter_ns", Clock(10**10))
-    seat = Seat(letter_grammars(VOCAB, (1, 2)), "start: /[A-D]+/")
+    sequence = SequenceAtMatcher(letter_grammars(VOCAB, (1, 2)), "start: /[A-D]+/")
     for _ in range(20):
-        seat.draw()
-    assert seat.failure is None and seat.matcher._seats[0].lane is Lane.QUICK
+        sequence.draw()
+    assert sequence.failure is None and sequence.matcher._sequences[0].lane is Lane.QUICK
 
 
 def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
     """Real grammars, and the time of this machine: llguidance's limits alone let it take a second for a token."""
-    seat = Seat(letter_grammars(VOCAB, (1, 2)), AMBIGUOUS)
+    sequence = SequenceAtMatcher(letter_grammars(VOCAB, (1, 2)), AMBIGUOUS)
     began = time.thread_time()
-    while seat.failure is None:
-        seat.draw()
+    while sequence.failure is None:
+        sequence.draw()
         assert time.thread_time() - began < 60
-    assert seat.failure.kind in (MatcherFrameKind.TOO_SLOW, MatcherFrameKind.FAILED)
+    assert sequence.failure.kind in (MatcherFrameKind.TOO_SLOW, MatcherFrameKind.FAILED)
 
 
 def test_slow_lane_does_first_what_is_expected_to_take_least() -> None:
@@ -269,17 +269,17 @@ def test_dearer_mask_is_made_though_cheaper_ones_keep_coming(monkeypatch: pytest
     assert max(served) <= 2
 
 
-def test_work_that_is_queued_for_a_closed_seat_keeps_no_grammar() -> None:
+def test_work_that_is_queued_for_a_closed_sequence_keeps_no_grammar() -> None:
     """Replays and cancelled requests leave such work."""
     grammars = letter_grammars(VOCAB, (1, 2))
-    seat = Seat(grammars, "start: /[A-D]+/")
-    found = weakref.ref(seat.matcher._seats[0].grammar)
-    step = seat.matcher._step(seat.matcher._seats[0], [17])
+    sequence = SequenceAtMatcher(grammars, "start: /[A-D]+/")
+    found = weakref.ref(sequence.matcher._sequences[0].grammar)
+    step = sequence.matcher._step(sequence.matcher._sequences[0], [17])
     assert found() is not None
-    seat.replay()
+    sequence.replay()
     assert found() is None
     step()  # harms nobody
-    assert seat.failure is None
+    assert sequence.failure is None
 
 
 def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +290,8 @@ def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPa
     lanes: dict[Lane, BusyLane] = {lane: BusyLane(lane, ring) for lane in Lane}
     lanes[Lane.COMPILE] = ThreadLane(Lane.COMPILE, ring, lambda: None)
     matcher = Matcher(letter_grammars(VOCAB, (1, 2)), ring, told.put, lanes)
-    matcher.receive(pack_open(OpenSeat(0, 1, 0, (17,) * 60_000, "start: /[A-D]+/")))
-    matcher.receive(pack_open(OpenSeat(1, 2, 0, (), "start: /[A-D]+/")))
+    matcher.receive(pack_open(OpenMessage(0, 1, 0, (17,) * 60_000, "start: /[A-D]+/")))
+    matcher.receive(pack_open(OpenMessage(1, 2, 0, (), "start: /[A-D]+/")))
     opened = [told.get(timeout=60).generation for _ in range(2)]
     assert opened == [2, 1]
     assert ring.mask_at(0, 1, 60_000) is not None
@@ -362,15 +362,15 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_lane(
     matcher = Matcher(
         cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
     )
-    for seat in range(4):
-        matcher.receive(pack_open(OpenSeat(seat, seat + 1, 10, (), "2")))
-    matcher.receive(pack_open(OpenSeat(4, 5, 10, (), "9")))
+    for mask_slot in range(4):
+        matcher.receive(pack_open(OpenMessage(mask_slot, mask_slot + 1, 10, (), "2")))
+    matcher.receive(pack_open(OpenMessage(4, 5, 10, (), "9")))
     del worked[:]
     grammars.meanwhile = lambda: clock.advance(mask_ns)
-    matcher._seats[0].grammar._meanwhile = grammars.meanwhile  # type: ignore[union-attr]  # a fake's
+    matcher._sequences[0].grammar._meanwhile = grammars.meanwhile  # type: ignore[union-attr]  # a fake's
     for place in (10, 11):
-        for seat in range(5):
-            matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([seat, seat + 1, place, 5])))
+        for mask_slot in range(5):
+            matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([mask_slot, mask_slot + 1, place, 5])))
     assert {generation for lane, generation in worked if lane is Lane.SLOW} == set(range(1, slow + 1))
     assert worked[0] == (Lane.QUICK, 1) and (Lane.QUICK, 5) in worked
     assert ((Lane.QUICK, 2) in worked) == (slow == 1)

@@ -32,8 +32,8 @@ from tests.unit.worker.matcher.letter_rows import (
 def test_masks_follow_the_tokens_of_each_sequence() -> None:
     matcher = a_matcher()
     rows = [open_row(matcher) for _ in range(3)]
-    assert matcher.seats.take_changes() and all(row.is_open for row in rows)
-    assert not matcher.seats.take_changes()
+    assert matcher.client.take_changes() and all(row.is_open for row in rows)
+    assert not matcher.client.take_changes()
     for number, row in enumerate(rows):
         keep(row, *[A, B, C][: number + 1])
         assert allowed(row, number + 1) == wanted(*[A, B, C][: number + 1])
@@ -50,27 +50,27 @@ def test_tokens_of_a_step_travel_together() -> None:
     rows = [open_row(matcher) for _ in range(3)]
     for row in rows:
         row.keep([A])
-    rows[-1].seats.flush()
+    rows[-1].mask_source.flush()
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.TOKENS) == 1
     assert all(allowed(row, 1) == wanted(A) for row in rows)
 
 
-def test_sequence_without_a_free_seat_waits_for_one() -> None:
-    matcher = a_matcher(seats=2)
+def test_sequence_without_a_free_mask_slot_waits_for_one() -> None:
+    matcher = a_matcher(mask_slots=2)
     first, second, third, fourth = (open_row(matcher) for _ in range(4))
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     assert [row.is_open for row in (first, second, third, fourth)] == [True, True, False, False]
     assert allowed(third, 0) is None
-    matcher.seats.close_seat(third)  # it waits no longer
-    matcher.seats.close_seat(first)
-    matcher.seats.take_changes()
+    matcher.client.close_sequence(third)  # it waits no longer
+    matcher.client.close_sequence(first)
+    matcher.client.take_changes()
     assert fourth.is_open and allowed(fourth, 0) == wanted() and allowed(first, 0) is None
 
 
 def test_grammar_that_cannot_be_compiled_fails_its_sequence_alone() -> None:
     matcher = a_matcher()
     bad, good = open_row(matcher, text="start: nonsense"), open_row(matcher)
-    assert matcher.seats.take_changes()
+    assert matcher.client.take_changes()
     assert bad.failure is not None and bad.failure.code == "GRAMMAR_FAILED" and "nonsense" in bad.failure.message
     assert good.failure is None and good.is_open
 
@@ -83,10 +83,10 @@ def test_lost_process_is_replayed_and_the_same_masks_come() -> None:
     matcher.prompt = False
     matcher.link.lose()
     keep(rows[0], C)  # drawn by a mask of the lost process, before the loss is known
-    assert matcher.seats.take_changes() and not any(row.is_open for row in rows)
+    assert matcher.client.take_changes() and not any(row.is_open for row in rows)
     matcher.prompt = True
     matcher.on_send(matcher.link)
-    assert matcher.seats.take_changes() and all(row.is_open for row in rows)
+    assert matcher.client.take_changes() and all(row.is_open for row in rows)
     assert [allowed(rows[0], 1), allowed(rows[1], 1), allowed(rows[2], 2)] == [wanted(C), wanted(A), wanted(A, B)]
 
 
@@ -97,21 +97,21 @@ def test_token_that_comes_twice_is_consumed_once() -> None:
     matcher.link.lose()
     matcher.prompt = False
     row.keep([A])
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     row.keep([B])
     matcher.prompt = True
-    row.seats.flush()
+    row.mask_source.flush()
     assert allowed(row, 2) == wanted(A, B) and not matcher.link.gave_up
 
 
-def test_seat_that_is_taken_again_has_no_mask_of_the_one_before() -> None:
-    matcher = a_matcher(seats=1)
+def test_reused_mask_slot_has_no_mask_of_the_sequence_before() -> None:
+    matcher = a_matcher(mask_slots=1)
     first = open_row(matcher)
     keep(first, A)
-    matcher.seats.close_seat(first)
+    matcher.client.close_sequence(first)
     matcher.prompt = False
     second = open_row(matcher)
-    assert second.seat == first.seat and allowed(second, 1) is None and allowed(first, 1) is None
+    assert second.mask_slot == first.mask_slot and allowed(second, 1) is None and allowed(first, 1) is None
 
 
 @pytest.mark.parametrize("loses", [False, True])
@@ -122,11 +122,11 @@ def test_large_grammars_are_opened_a_few_at_a_time(loses: bool, monkeypatch: pyt
     rows = [open_row(matcher) for _ in range(8)]
     if loses:
         matcher.link.lose()
-        matcher.seats.take_changes()
+        matcher.client.take_changes()
     assert len(matcher.link.unheard) == 3
     while matcher.link.hear():
         assert len(matcher.link.unheard) <= 3
-        matcher.seats.take_changes()
+        matcher.client.take_changes()
     assert all(row.is_open for row in rows)
 
 
@@ -135,7 +135,7 @@ def test_long_outputs_are_replayed_a_few_at_a_time() -> None:
     output = (A,) * 17_000
     rows = [open_row(matcher, output) for _ in range(256)]
     matcher.link.lose()
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     unread, opened_rows = matcher.link.unheard, 0
     while unread:
         assert MOST_OPENING_BYTES - (1 << 17) < sum(len(frame.pack()) for frame in unread) <= MOST_OPENING_BYTES or (
@@ -145,18 +145,18 @@ def test_long_outputs_are_replayed_a_few_at_a_time() -> None:
             frame = unread.popleft()
             matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, frame.generation, frame.subject, [1]))
             opened_rows += 1
-        matcher.seats.take_changes()
+        matcher.client.take_changes()
     assert opened_rows == 256 and all(row.is_open for row in rows)
 
 
 def test_nonsense_of_the_process_gives_it_up() -> None:
     matcher = a_matcher()
     row = open_row(matcher)
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     frame = matcher.link.heard[0]
     assert frame.kind is MatcherFrameKind.OPEN
     matcher.link._tell(frame)  # a frame that only the engine sends
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     assert len(matcher.link.gave_up) == 1 and row.failure is None
 
 
@@ -167,15 +167,15 @@ def test_held_row_is_not_ready_until_its_mask_is_there() -> None:
     matcher.prompt = False
     keep(row, A)
     assert held(matcher, row, 1) and not row.is_ready and other.is_ready
-    matcher.seats.hold(row)  # by the step behind it
+    matcher.client.hold(row)  # by the step behind it
     take_all(matcher)
     assert not row.is_ready
     matcher.link.hear()  # the token: its mask is made
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     assert not row.is_ready
     matcher.prompt = True
     matcher.on_send(matcher.link)
-    assert matcher.seats.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
+    assert matcher.client.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.AWAIT) == 1
 
 
@@ -187,13 +187,13 @@ def test_mask_that_is_awaited_before_its_token_is_known_comes_behind_it() -> Non
     assert held(matcher, row, 1)
     take_all(matcher)
     assert not row.is_ready
-    row.seats.flush()
-    assert matcher.seats.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
+    row.mask_source.flush()
+    assert matcher.client.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
 
 
 def spoil(matcher: LocalMatcher, row: RowConstraint) -> None:
     """Write over the mask of the row's next token."""
-    matcher.ring.put(row.seat, row.generation + 99, row.next_position, masks_after(GRAMMARS, TEXT)([]))
+    matcher.ring.put(row.mask_slot, row.generation + 99, row.next_position, masks_after(GRAMMARS, TEXT)([]))
 
 
 def test_row_whose_mask_is_lost_is_replayed_after_a_few_steps() -> None:
@@ -241,7 +241,7 @@ def test_row_whose_mask_never_comes_is_replayed_and_fails_in_the_end() -> None:
         for frame in list(matcher.link.unheard):
             if frame.generation == row.generation and frame.kind is MatcherFrameKind.OPEN:
                 replays.append(now_s[0])
-                matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, row.generation, row.seat, [1]))
+                matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, row.generation, row.mask_slot, [1]))
                 take_all(matcher)
                 assert held(matcher, row, 1)
         matcher.link.unheard.clear()
@@ -251,7 +251,7 @@ def test_row_whose_mask_never_comes_is_replayed_and_fails_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_row_whose_seat_is_never_opened_fails_in_the_end(others: bool) -> None:
+def test_row_that_is_never_opened_fails_in_the_end(others: bool) -> None:
     now_s = [0.0]
     matcher = LocalMatcher(GRAMMARS, VOCAB, prompt=False, clock=lambda: now_s[0])
     row = open_row(matcher)
@@ -259,10 +259,10 @@ def test_row_whose_seat_is_never_opened_fails_in_the_end(others: bool) -> None:
         now_s[0] += 1.0
         if others:
             other = open_row(matcher)
-            matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, other.generation, other.seat, [1]))
+            matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, other.generation, other.mask_slot, [1]))
         take_all(matcher)
         if others:
-            matcher.seats.close_seat(other)
+            matcher.client.close_sequence(other)
     assert row.failure.code == "MATCHER_UNAVAILABLE"
     limit_s = MOST_WAIT_S if others else SILENT_S
     assert limit_s < now_s[0] <= limit_s + 2
@@ -289,15 +289,15 @@ def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     assert row.is_ready
 
 
-def test_row_that_waits_for_a_seat_or_for_credit_does_not_fail() -> None:
+def test_row_that_waits_for_a_mask_slot_or_for_credit_does_not_fail() -> None:
     now_s = [0.0]
     matcher = LocalMatcher(GRAMMARS, VOCAB, 1, clock=lambda: now_s[0])
-    seated, waiting = open_row(matcher), open_row(matcher)
+    assigned, waiting = open_row(matcher), open_row(matcher)
     take_all(matcher)
     now_s[0] = 2 * MOST_WAIT_S
     take_all(matcher)
-    assert seated.failure is None and waiting.failure is None and seated.is_ready
-    matcher.seats.close_seat(seated)
+    assert assigned.failure is None and waiting.failure is None and assigned.is_ready
+    matcher.client.close_sequence(assigned)
     take_all(matcher)
     assert waiting.is_ready
 
@@ -311,7 +311,7 @@ def test_row_that_ends_while_its_mask_is_overdue_is_not_opened_again() -> None:
     keep(row, A)
     assert held(matcher, row, 1)
     now_s[0] = 20.0
-    matcher.seats.close_seat(row)
+    matcher.client.close_sequence(row)
     matcher.prompt = True
     matcher.on_send(matcher.link)
     take_all(matcher)
@@ -339,11 +339,11 @@ def test_metrics_tell_how_long_first_masks_take_from_the_start_of_their_sequence
     take_all(matcher)
     assert first.is_ready and sample("first_mask_seconds_count") - count == 1
     now_s[0] = 7.0
-    matcher.seats.close_seat(first)  # the second has waited for its seat since it began
+    matcher.client.close_sequence(first)  # the second has waited for its seat since it began
     take_all(matcher)
     assert second.is_ready and sample("first_mask_seconds_sum") - seconds == 9.0
     assert (sample("constrained_slots") - slots, sample("constrained_waiting") - waiting) == (1, 0)
-    matcher.seats.close()
+    matcher.client.close()
     assert sample("constrained_slots") == slots
 
 

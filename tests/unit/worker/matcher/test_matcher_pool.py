@@ -10,20 +10,20 @@ from tests.unit.worker.matcher.letter_rows import GRAMMARS, VOCAB, A, allowed, k
 DEADLY = "start: deadly\ndeadly: /[A-D]{3,8}/"
 
 
-def seated() -> float | None:
+def constrained_slots() -> float | None:
     return metrics.registry.get_sample_value("quire_worker_constrained_slots")
 
 
 def test_each_sequence_goes_to_the_process_that_has_the_fewest() -> None:
     matcher = LocalMatcher(GRAMMARS, VOCAB, 9, processes=3)
-    before = seated() or 0.0
+    before = constrained_slots() or 0.0
     rows = [open_row(matcher) for _ in range(7)]
-    assert [client.sequences for client in matcher.clients] == [3, 2, 2] and seated() == before + 7
-    assert sorted(row.seat for row in rows) == [0, 1, 2, 3, 4, 5, 6]
+    assert [client.sequences for client in matcher.clients] == [3, 2, 2] and constrained_slots() == before + 7
+    assert sorted(row.mask_slot for row in rows) == [0, 1, 2, 3, 4, 5, 6]
     for row in rows[:4:3]:
-        matcher.seats.close_seat(row)
+        matcher.client.close_sequence(row)
     open_row(matcher)
-    assert [client.sequences for client in matcher.clients] == [2, 2, 2] and seated() == before + 6
+    assert [client.sequences for client in matcher.clients] == [2, 2, 2] and constrained_slots() == before + 6
 
 
 def test_all_processes_start_with_the_first_sequence() -> None:
@@ -39,7 +39,7 @@ def test_a_lost_process_delays_its_own_sequences_alone() -> None:
     take_all(matcher)
     matcher.prompt = False
     matcher.links[1].lose()
-    matcher.seats.take_changes()
+    matcher.client.take_changes()
     assert [row.is_open for row in rows] == [True, False, True, False]
     matcher.prompt = True
     keep(rows[0], A)
@@ -68,6 +68,6 @@ def test_masks_are_counted_over_all_processes() -> None:
     take_all(matcher)
     for row in rows:
         keep(row, A)
-    assert matcher.seats.masks[0] == 4
+    assert matcher.client.masks[0] == 4
     kinds = [[frame.kind for frame in link.heard].count(MatcherFrameKind.TOKENS) for link in matcher.links]
     assert kinds == [2, 2]

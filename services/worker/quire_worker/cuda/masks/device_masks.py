@@ -33,9 +33,9 @@ class DeviceMasks:
 
     def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
         """Put the right positions into the columns of a step, which are uploaded; returns what the draw needs."""
-        sequences = len(views["seat"])
+        sequences = len(views["mask_slot"])
         masks = RowMasks(
-            seat=views["seat"],
+            mask_slot=views["mask_slot"],
             generation=views["generation"],
             allowed=self._allowed[:sequences],
             kind=self._kind[:sequences],

@@ -13,7 +13,7 @@ import torch
 
 from quire_common.errors import ConfigError, QuireError
 from quire_worker.cuda.peers.driver import cuda_driver
-from quire_worker.matcher.mask_ring import PLACES_AT
+from quire_worker.matcher.mask_ring import ENTRIES_AT
 from quire_worker.ops.triton.masks import MappedRing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RingMapping:
     def __init__(self, ring: MaskRing, device: torch.device) -> None:
         self._unregister: Callable[[], object] = lambda: None
         address = self._register(ring.memory) if device.type == "cuda" else int(ring.memory.ctypes.data)
-        self.ring = MappedRing(address + PLACES_AT, ring.words, ring.places, ring.place_bytes // 4)
+        self.ring = MappedRing(address + ENTRIES_AT, ring.words, ring.entries_per_slot, ring.entry_bytes // 4)
 
     def close(self) -> None:
         """Give the memory back to the host; no step may read it any more. Idempotent."""

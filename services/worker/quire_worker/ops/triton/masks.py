@@ -26,16 +26,16 @@ class MappedRing:
     address: int
     words: int
     """Words of a mask."""
-    places: int
+    entries_per_slot: int
     """Places of a seat."""
-    place_words: int
+    entry_words: int
 
 
 @dataclass(slots=True)
 class RowMasks:
     """Device tensors of a step with N rows that may draw, and R tokens."""
 
-    seat: Tensor
+    mask_slot: Tensor
     """int32 [N]; -1: no grammar."""
     generation: Tensor
     """int32 [N]."""
@@ -62,10 +62,10 @@ class RowMasks:
 def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None) -> None:
     """Put the right positions in place of the greatest possible ones, in the columns `views` of a step, for rows that
     decode by a grammar. `splits` as in TritonPlan."""
-    rows = len(masks.seat)
+    rows = len(masks.mask_slot)
     count = 0 if splits is None else splits.numel() // COLUMNS
     place_kernel[(-(-max(rows, count) // _BLOCK),)](
-        masks.seat,
+        masks.mask_slot,
         views["slot"],
         views["first_row"],
         masks.bound,
@@ -78,7 +78,7 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
         views["drawn_at"],
         views["last"],
         masks.blocked,
-        masks.seat if splits is None else splits,
+        masks.mask_slot if splits is None else splits,
         rows,
         count,
         BLOCK=_BLOCK,
@@ -92,7 +92,7 @@ def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Te
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
     fetch_masks_kernel[(rows,)](
         ring.address,
-        masks.seat,
+        masks.mask_slot,
         masks.generation,
         drawn_at,
         stop_id,
@@ -101,8 +101,8 @@ def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Te
         masks.kind,
         ring.words,
         stops,
-        ring.places,
-        ring.place_words,
+        ring.entries_per_slot,
+        ring.entry_words,
         BLOCK=min(_WORDS, power_of_two(ring.words)),
         THREADS=threads,
         **options(pdl=False, num_warps=_FETCH_WARPS),

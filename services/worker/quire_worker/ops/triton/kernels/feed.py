@@ -26,7 +26,7 @@ def feed_kernel(token, fed, sequence, slot, last_token, out, rows, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["rows", "splits_count"])
 def place_kernel(
-    seat,
+    mask_slot,
     slot,
     first_row,
     bound,
@@ -57,7 +57,7 @@ def place_kernel(
     let_next_start(PDL)
     real = lane < rows
     row = tl.load(first_row + lane, mask=real, other=0)
-    mine = real & (tl.load(seat + lane, mask=real, other=-1) != -1)
+    mine = real & (tl.load(mask_slot + lane, mask=real, other=-1) != -1)
     mine = mine & (tl.load(fed + row, mask=mine, other=0) != 0)
     at = tl.load(slot + lane, mask=mine, other=0)
     place = tl.load(known + at, mask=mine, other=0)
@@ -72,7 +72,7 @@ def place_kernel(
     share = lane < splits_count
     owner = tl.load(splits + lane, mask=share, other=-1)
     share = share & (owner >= 0)
-    share = share & (tl.load(seat + owner, mask=share, other=-1) != -1)
+    share = share & (tl.load(mask_slot + owner, mask=share, other=-1) != -1)
     its = tl.load(known + tl.load(slot + owner, mask=share, other=0), mask=share, other=0)
     end = tl.load(splits + 2 * splits_count + lane, mask=share, other=0)
     tl.store(splits + 2 * splits_count + lane, tl.minimum(end, its + 1), mask=share)

@@ -22,14 +22,14 @@ HAS_MASK: tl.constexpr = tl.constexpr(1)
 HELD: tl.constexpr = tl.constexpr(2)
 _NO_GRAMMAR: tl.constexpr = tl.constexpr(-1)
 _ONE: tl.constexpr = tl.constexpr(int(MaskKind.ONE))
-_WHAT_AT: tl.constexpr = tl.constexpr(mask_ring.WHAT_AT // 8)
+_KIND_AND_TOKEN_AT: tl.constexpr = tl.constexpr(mask_ring.KIND_AND_TOKEN_AT // 8)
 _BITS_AT: tl.constexpr = tl.constexpr(mask_ring.BITS_AT // 4)
 
 
-@triton.jit(do_not_specialize=["words", "stops", "place_words"])
+@triton.jit(do_not_specialize=["words", "stops", "entry_words"])
 def fetch_masks_kernel(
     ring,
-    seat,
+    mask_slot,
     generation,
     drawn_at,
     stop_id,
@@ -38,8 +38,8 @@ def fetch_masks_kernel(
     mask_kind,
     words,
     stops,
-    places,
-    place_words,
+    entries_per_slot,
+    entry_words,
     BLOCK: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -53,7 +53,7 @@ def fetch_masks_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    its = tl.load(seat + row)
+    its = tl.load(mask_slot + row)
     lane = tl.arange(0, BLOCK)
     thread = tl.arange(0, THREADS)
     target = allowed + row * words
@@ -64,20 +64,20 @@ def fetch_masks_kernel(
     if its >= 0:
         at = tl.load(drawn_at + row).to(tl.int64)
         wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
-        index = its.to(tl.int64) * places + at % places
-        place = tl.multiple_of((ring.to(tl.int64) + index * place_words * 4).to(tl.pointer_type(tl.int32)), 16)
-        stamps = place.to(tl.pointer_type(tl.int64)) + thread * 0
+        index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
+        entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)
+        stamps = entry.to(tl.pointer_type(tl.int64)) + thread * 0
         before = tl.load(stamps, volatile=True)
         system_fence(thread)
         if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
-            what = tl.max(tl.load(stamps + _WHAT_AT, volatile=True), axis=0)
-            single = (what & 0xFF) == _ONE
-            token = (what >> 8).to(tl.int32)
+            kind_and_token = tl.max(tl.load(stamps + _KIND_AND_TOKEN_AT, volatile=True), axis=0)
+            single = (kind_and_token & 0xFF) == _ONE
+            token = (kind_and_token >> 8).to(tl.int32)
             others = tl.zeros([BLOCK], tl.int32)
             blocks = tl.load(blocked + row) != 0
             for start in range(0, words, BLOCK):
                 word = start + lane
-                bits = tl.load(place + _BITS_AT + word, mask=(word < words) & (not single), other=0, volatile=True)
+                bits = tl.load(entry + _BITS_AT + word, mask=(word < words) & (not single), other=0, volatile=True)
                 bits = tl.where(single & (word == token // 32), 1 << (token % 32), bits)
                 tl.store(target + word, bits, mask=word < words)
                 if blocks:
