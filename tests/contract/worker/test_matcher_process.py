@@ -167,7 +167,7 @@ def test_grammar_that_keeps_a_thread_too_long_is_found(
 ) -> None:
     """The process, patched to hang at one text, ends itself; twice, and that sequence has failed, and no other."""
     stuck = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, threading, sys\n"
-    stuck += "import quire_worker.matcher.lanes as lanes\nstart = g.Grammars.start\n"
+    stuck += "import quire_worker.matcher.matcher_threads as lanes\nstart = g.Grammars.start\n"
     stuck += f"def slow(self, text):\n    if 'stuck' in text:\n        {hangs}\n    return start(self, text)\n"
     limit = "CPU_LIMIT_S" if "while" in hangs else "WALL_LIMIT_S"
     stuck += f"g.Grammars.start = slow\nlanes.{limit} = 1.0\nm.run_matcher(sys.argv[1:])\n"

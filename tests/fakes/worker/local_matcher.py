@@ -12,11 +12,11 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from quire_worker.matcher.crash_record import CrashRecord
 from quire_worker.matcher.grammars import Grammars, TokenGrammar
-from quire_worker.matcher.lanes import BusyLane, Lane
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
 from quire_worker.matcher.matcher_client import MatcherClient
 from quire_worker.matcher.matcher_pool import MatcherPool
+from quire_worker.matcher.matcher_threads import InlineExecutor, MatcherThread
 from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.side_process.process_link import ProcessLost
 
@@ -140,8 +140,8 @@ class LocalLink:
 
     def lose(self, busy: Sequence[int] = ()) -> None:
         """End the process, and all that it holds, while it works on these sequences. The next one is there at once."""
-        for lane, generation in enumerate(busy):
-            self.ring.set_busy(lane, generation)
+        for thread, generation in enumerate(busy):
+            self.ring.set_busy(thread, generation)
         self.incarnation += 1
         self.losses += 1
         self.unheard.clear()
@@ -161,7 +161,12 @@ class LocalLink:
         self.on_frames()
 
     def _new_matcher(self) -> Matcher:
-        return Matcher(self.grammars, self.ring, self._tell, {lane: BusyLane(lane, self.ring) for lane in Lane})
+        return Matcher(
+            self.grammars,
+            self.ring,
+            self._tell,
+            {thread: InlineExecutor(thread, self.ring) for thread in MatcherThread},
+        )
 
 
 class LocalMatcher:

@@ -25,10 +25,10 @@ from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes
 if TYPE_CHECKING:
     from quire_worker.arrays import Int64, UInt8
 
-LANES: Final = 3
+MATCHER_THREADS: Final = 3
 """Threads of a process that work on seats."""
 MOST_PROCESSES: Final = 32
-_STATE_WORDS: Final = 3 * LANES
+_STATE_WORDS: Final = 3 * MATCHER_THREADS
 # A place's head: its stamp, the hash over stamp and all that follows, kind and token. The mask's bits follow.
 _STAMP: Final = struct.Struct("<q")
 _HASH: Final = struct.Struct("<Q")
@@ -67,8 +67,8 @@ class MaskRing:
         state = np.frombuffer(self._map, np.int64, _STATE_WORDS * MOST_PROCESSES).reshape(MOST_PROCESSES, _STATE_WORDS)[
             process
         ]
-        self._busy: Int64 = state[:LANES]
-        self._counters: Int64 = state[LANES:].reshape(LANES, 2)
+        self._busy: Int64 = state[:MATCHER_THREADS]
+        self._counters: Int64 = state[MATCHER_THREADS:].reshape(MATCHER_THREADS, 2)
 
     @classmethod
     def create(cls, mask_slots: int, entries_per_slot: int, vocab_size: int) -> MaskRing:
@@ -114,20 +114,20 @@ class MaskRing:
             return None
         return TokenMask(kind, kind_and_token >> 8, b"" if kind == MaskKind.ONE else entry[BITS_AT:])
 
-    def set_busy(self, lane: int, generation: int) -> None:
+    def set_busy(self, thread: int, generation: int) -> None:
         """Note which sequence a thread of the process works on; 0: none. After a crash it says who was at fault."""
-        self._busy[lane] = generation
+        self._busy[thread] = generation
 
-    def take_busy(self) -> set[int]:
+    def pop_busy(self) -> set[int]:
         """The sequences on which the process worked when it ended; forgets them."""
         busy = {int(each) for each in self._busy if each}
         self._busy[:] = 0
         return busy
 
-    def count_mask(self, lane: int, elapsed_ns: int) -> None:
+    def count_mask(self, thread: int, elapsed_ns: int) -> None:
         """Add to the number of masks that a thread of the process has made, and to their time."""
-        self._counters[lane, 0] += 1
-        self._counters[lane, 1] += elapsed_ns
+        self._counters[thread, 0] += 1
+        self._counters[thread, 1] += elapsed_ns
 
     @property
     def masks(self) -> tuple[int, int]:

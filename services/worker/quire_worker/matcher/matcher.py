@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire_common.telemetry.logs import get_logger
 from quire_worker.matcher.cpu_budget import CpuBudget, GrammarTooSlow
 from quire_worker.matcher.grammars import GrammarError
-from quire_worker.matcher.lanes import SLOW_NS, VERY_SLOW_NS, Lane
+from quire_worker.matcher.matcher_threads import SLOW_NS, VERY_SLOW_NS, MatcherThread
 from quire_worker.matcher.wire import MatcherFrameKind, unpack_open, unpack_tokens
 from quire_worker.side_process.frames import Frame, WireError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quire_worker.matcher.grammars import Grammars, TokenGrammar
-    from quire_worker.matcher.lanes import BusyLane
     from quire_worker.matcher.mask_ring import MaskRing
+    from quire_worker.matcher.matcher_threads import InlineExecutor
     from quire_worker.matcher.wire import OpenMessage
     from quire_worker.sampling.token_mask import TokenMask
 
@@ -44,8 +44,8 @@ class _ConstrainedSequence:
     """Digest of its grammar's text."""
     position: int
     """The position of the next token."""
-    lane: Lane = Lane.COMPILE
-    next_lane: Lane = Lane.QUICK
+    thread: MatcherThread = MatcherThread.COMPILE
+    thread_after_compile: MatcherThread = MatcherThread.QUICK
     """The lane behind COMPILE."""
     grammar: TokenGrammar | None = None
     """None: not compiled yet, or failed."""
@@ -61,15 +61,15 @@ class _ConstrainedSequence:
 
     def resume(self, before: _ConstrainedSequence) -> None:
         """It is the same sequence, which is to be replayed: what it has spent counts on, and a slow one stays slow."""
-        self.next_lane, self.budget = before.next_lane, copy.copy(before.budget)
+        self.thread_after_compile, self.budget = before.thread_after_compile, copy.copy(before.budget)
 
     def begin(self, grammar: TokenGrammar) -> None:
         """Its grammar is compiled and replayed."""
-        self.grammar, self.lane = grammar, self.next_lane
+        self.grammar, self.thread = grammar, self.thread_after_compile
 
     def slow_down(self) -> None:
         """Leave the quick lane for good."""
-        self.lane = self.next_lane = Lane.SLOW
+        self.thread = self.thread_after_compile = MatcherThread.SLOW
 
     def fail(self) -> None:
         """Give up its grammar."""
@@ -109,7 +109,11 @@ class Matcher:
     """`receive` belongs to the quick thread. `send` is called from any thread."""
 
     def __init__(
-        self, grammars: Grammars, ring: MaskRing, send: Callable[[Frame], None], lanes: Mapping[Lane, BusyLane]
+        self,
+        grammars: Grammars,
+        ring: MaskRing,
+        send: Callable[[Frame], None],
+        executors: Mapping[MatcherThread, InlineExecutor],
     ) -> None:
         self._grammars = grammars
         self._ring = ring
@@ -118,7 +122,7 @@ class Matcher:
         # Guards the end of a replay against tokens that come meanwhile, and the ring against masks of sequences that
         # have left: their seat may have another sequence by now.
         self._lock = threading.Lock()
-        self._lanes = lanes
+        self._executors = executors
         self._slow_texts: dict[int, None] = {}
 
     def receive(self, frame: Frame) -> None:
@@ -134,14 +138,14 @@ class Matcher:
         else:
             raise WireError(f"{frame.kind.name} is none of the engine's")
 
-    def name_overdue(self) -> bool:
+    def finalize_if_overdue(self) -> bool:
         """Whether a lane has worked on one sequence for too long. The process is then to end: the ring names the
         sequences of such lanes alone, since those of other lanes are not to blame, and nothing changes it any more."""
-        lanes = self._lanes.values()
-        if not any(lane.is_overdue for lane in lanes):
+        executors = self._executors.values()
+        if not any(executor.is_overdue for executor in executors):
             return False
-        for lane in lanes:
-            lane.name_last()
+        for executor in executors:
+            executor.finalize_record()
         return True
 
     def _open(self, opened: OpenMessage) -> None:
@@ -156,7 +160,9 @@ class Matcher:
         if before is not None and before.generation == opened.generation:
             sequence.resume(before)
         self._sequences[opened.mask_slot] = sequence
-        self._lanes[Lane.COMPILE].submit(opened.generation, lambda: self._compile_sequence(sequence, opened))
+        self._executors[MatcherThread.COMPILE].submit(
+            opened.generation, lambda: self._compile_sequence(sequence, opened)
+        )
 
     def _compile_sequence(self, sequence: _ConstrainedSequence, opened: OpenMessage) -> None:
         """Compile a sequence's grammar, and begin its replay; on the compile lane."""
@@ -179,7 +185,7 @@ class Matcher:
             while left:
                 grammar.consume([left.popleft() for _ in range(min(_REPLAY_TOKENS, len(left)))])
                 if time.thread_time_ns() > until_ns:
-                    self._lanes[Lane.COMPILE].submit(
+                    self._executors[MatcherThread.COMPILE].submit(
                         sequence.generation, lambda: self._replay(sequence, grammar, left, compile_ns)
                     )
                     return
@@ -261,7 +267,7 @@ class Matcher:
                 raise WireError(f"a token of position {position} where {sequence.position} is next")
             with self._lock:
                 sequence.advance()
-                if sequence.lane == Lane.COMPILE:
+                if sequence.thread == MatcherThread.COMPILE:
                     sequence.pending.append(token)
                     continue
             fed.setdefault(mask_slot, []).append(token)
@@ -269,13 +275,13 @@ class Matcher:
             sequence = self._sequences[mask_slot]
             if sequence.text_hash in self._slow_texts:
                 sequence.slow_down()
-            self._lanes[sequence.lane].submit(
+            self._executors[sequence.thread].submit(
                 sequence.generation, self._step(sequence, tokens), sequence.budget.last_ns
             )
 
     def _step(self, sequence: _ConstrainedSequence, tokens: list[int]) -> Callable[[], None]:
         """Return what advances a sequence by tokens and leaves its next mask, on the lane that it is on."""
-        position, lane = sequence.position, sequence.lane
+        position, thread = sequence.position, sequence.thread
 
         def step() -> None:
             grammar = sequence.grammar
@@ -292,7 +298,7 @@ class Matcher:
                 awaited = self._put_locked(sequence, position, mask)
             if awaited:
                 self._send_masked(sequence)
-            self._ring.count_mask(lane, elapsed_ns)
+            self._ring.count_mask(thread, elapsed_ns)
 
         return step
 

@@ -328,7 +328,7 @@ class MatcherClient:
     def _reopen_all(self) -> None:
         """Have all seats opened again by the next process. Those on which the lost one worked come last, one at a time;
         the crash counts against the state of one on which it worked alone."""
-        busy = self._ring.take_busy()
+        busy = self._ring.pop_busy()
         with self._lock:
             self._incarnation += 1
             # All that was sampled is in the outputs.

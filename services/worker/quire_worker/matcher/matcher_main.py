@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.telemetry.logs import get_logger, setup_logging
 from quire_worker.matcher.grammars import Grammars
-from quire_worker.matcher.lanes import make_lanes
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
+from quire_worker.matcher.matcher_threads import make_executors
 from quire_worker.matcher.setup import MatcherSetup
 from quire_worker.matcher.vocabulary import load_vocabulary
 from quire_worker.matcher.wire import MatcherFrameKind
@@ -76,7 +76,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
 
     sys.setswitchinterval(_SWITCH_S)
     _limit_memory()
-    matcher = Matcher(grammars, ring, sender.send, make_lanes(ring, fail))
+    matcher = Matcher(grammars, ring, sender.send, make_executors(ring, fail))
     unread: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_watch, args=(matcher,), name="watch", daemon=True).start()
     threading.Thread(target=_receive_all, args=(matcher, unread, fail), name="quick", daemon=True).start()
@@ -114,6 +114,6 @@ def _watch(matcher: Matcher) -> None:
     """End the process where a grammar keeps a thread for too long."""
     waiting = threading.Event()
     while not waiting.wait(_WATCH_S):
-        if matcher.name_overdue():
+        if matcher.finalize_if_overdue():
             log.error("a grammar takes too long; the matcher ends itself")
             exit_now(EXIT_OVERDUE)

@@ -75,4 +75,4 @@ def test_process_and_engine_share_the_ring(ring: MaskRing) -> None:
     found = ring.mask_at(3, 9, 4)
     assert found is not None and found.kind is MaskKind.ONE and found.token == 11
     assert ring.masks == (2, 570)
-    assert ring.take_busy() == {9} and ring.take_busy() == set()
+    assert ring.pop_busy() == {9} and ring.pop_busy() == set()

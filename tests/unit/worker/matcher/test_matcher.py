@@ -12,9 +12,17 @@ import numpy as np
 import pytest
 
 from quire_worker.matcher.cpu_budget import AVERAGE_NS, TOKEN_NS
-from quire_worker.matcher.lanes import CPU_LIMIT_S, SLOW_NS, VERY_SLOW_NS, WALL_LIMIT_S, BusyLane, Lane, ThreadLane
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
+from quire_worker.matcher.matcher_threads import (
+    CPU_LIMIT_S,
+    SLOW_NS,
+    VERY_SLOW_NS,
+    WALL_LIMIT_S,
+    InlineExecutor,
+    MatcherThread,
+    ThreadExecutor,
+)
 from quire_worker.matcher.wire import MatcherFrameKind, OpenMessage, pack_open
 from quire_worker.sampling.token_mask import MaskKind, TokenMask
 from quire_worker.side_process.frames import Frame
@@ -59,8 +67,8 @@ def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(mas
     """Both positions share a place in the ring."""
     ring = MaskRing.create(1, 2, VOCAB)
     grammars = SlowGrammars()
-    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
-    matcher = Matcher(cast("Grammars", grammars), ring, lambda frame: None, lanes)
+    executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
+    matcher = Matcher(cast("Grammars", grammars), ring, lambda frame: None, executors)
 
     def reuse_mask_slot() -> None:
         matcher.receive(Frame(MatcherFrameKind.CLOSE, 1, 0))
@@ -75,28 +83,33 @@ def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(mas
     assert ring.mask_at(0, 1, 10) is None
 
 
-@pytest.mark.parametrize(("mask_ns", "lane"), [(SLOW_NS // 2, Lane.QUICK), (2 * SLOW_NS, Lane.SLOW)])
-def test_sequence_whose_first_mask_took_long_begins_on_the_slow_lane(
-    mask_ns: int, lane: Lane, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mask_ns", "thread"), [(SLOW_NS // 2, MatcherThread.QUICK), (2 * SLOW_NS, MatcherThread.SLOW)]
+)
+def test_sequence_whose_first_mask_took_long_starts_on_the_slow_thread(
+    mask_ns: int, thread: MatcherThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = [0]
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", lambda: now_ns[0])
     ring = MaskRing.create(1, 2, VOCAB)
     grammars = SlowGrammars()
     grammars.meanwhile = lambda: now_ns.append(now_ns.pop() + mask_ns)
-    worked: list[Lane] = []
+    worked: list[MatcherThread] = []
 
-    class NotedLane(BusyLane):
+    class RecordingExecutor(InlineExecutor):
         def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-            worked.append(self.lane)
+            worked.append(self.thread)
             super().submit(generation, work)
 
     matcher = Matcher(
-        cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
+        cast("Grammars", grammars),
+        ring,
+        lambda frame: None,
+        {each: RecordingExecutor(each, ring) for each in MatcherThread},
     )
     matcher.receive(pack_open(OpenMessage(0, 1, 10, (), "1")))
     matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 10, 5])))
-    assert worked == [Lane.COMPILE, lane]
+    assert worked == [MatcherThread.COMPILE, thread]
 
 
 # More tokens than derivations that the parser may follow, but for one letter.
@@ -109,8 +122,8 @@ class SequenceAtMatcher:
     def __init__(self, grammars: Grammars, text: str) -> None:
         self.frames: list[Frame] = []
         self.ring = MaskRing.create(1, 2, VOCAB)
-        lanes = {lane: BusyLane(lane, self.ring) for lane in Lane}
-        self.matcher = Matcher(grammars, self.ring, self.frames.append, lanes)
+        executors = {thread: InlineExecutor(thread, self.ring) for thread in MatcherThread}
+        self.matcher = Matcher(grammars, self.ring, self.frames.append, executors)
         self.matcher.receive(pack_open(OpenMessage(0, 1, 0, (), text)))
         self.tokens = 0
         self.text = text
@@ -194,7 +207,7 @@ def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest
     assert sequence.failure.kind is MatcherFrameKind.TOO_SLOW
 
 
-def test_replayed_sequence_stays_on_the_slow_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_sequence_stays_on_the_slow_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     grammars = CostlyGrammars(clock, 2 * SLOW_NS)
@@ -202,9 +215,9 @@ def test_replayed_sequence_stays_on_the_slow_lane(monkeypatch: pytest.MonkeyPatc
     grammars.mask_ns = 0
     for _ in range(2):
         sequence.replay()
-        assert sequence.matcher._sequences[0].lane is Lane.SLOW
+        assert sequence.matcher._sequences[0].thread is MatcherThread.SLOW
     sequence.replay(generation=2)  # another sequence
-    assert sequence.matcher._sequences[0].lane is Lane.QUICK
+    assert sequence.matcher._sequences[0].thread is MatcherThread.QUICK
 
 
 def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +225,7 @@ def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: py
     sequence = SequenceAtMatcher(letter_grammars(VOCAB, (1, 2)), "start: /[A-D]+/")
     for _ in range(20):
         sequence.draw()
-    assert sequence.failure is None and sequence.matcher._sequences[0].lane is Lane.QUICK
+    assert sequence.failure is None and sequence.matcher._sequences[0].thread is MatcherThread.QUICK
 
 
 def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
@@ -225,9 +238,9 @@ def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
     assert sequence.failure.kind in (MatcherFrameKind.TOO_SLOW, MatcherFrameKind.FAILED)
 
 
-def test_slow_lane_does_first_what_is_expected_to_take_least() -> None:
+def test_slow_thread_does_first_what_is_expected_to_take_least() -> None:
     ring = MaskRing.create(1, 2, VOCAB)
-    lane = ThreadLane(Lane.SLOW, ring, lambda: None)
+    executor = ThreadExecutor(MatcherThread.SLOW, ring, lambda: None)
     started, free, done = threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -235,11 +248,11 @@ def test_slow_lane_does_first_what_is_expected_to_take_least() -> None:
         started.set()
         assert free.wait(30)
 
-    lane.submit(1, first, 10**12)
+    executor.submit(1, first, 10**12)
     assert started.wait(30)
     for name, expected_s in (("slowest", 900), ("slow", 500), ("as slow", 500), ("fast", 300)):
-        lane.submit(1, lambda name=name: order.append(name), expected_s * 10**9)  # type: ignore[misc]  # bound now
-    lane.submit(1, done.set, 10**12)
+        executor.submit(1, lambda name=name: order.append(name), expected_s * 10**9)  # type: ignore[misc]  # bound now
+    executor.submit(1, done.set, 10**12)
     free.set()
     assert done.wait(30)
     assert order == ["fast", "slow", "as slow", "slowest"]
@@ -248,8 +261,8 @@ def test_slow_lane_does_first_what_is_expected_to_take_least() -> None:
 def test_dearer_mask_is_made_though_cheaper_ones_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve sequences ask for their next mask as soon as they have one; a thirteenth is a little slower."""
     clock = Clock()
-    monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic_ns", clock)
-    lane = ThreadLane(Lane.SLOW, MaskRing.create(1, 2, VOCAB), lambda: None)
+    monkeypatch.setattr("quire_worker.matcher.matcher_threads.time.monotonic_ns", clock)
+    executor = ThreadExecutor(MatcherThread.SLOW, MaskRing.create(1, 2, VOCAB), lambda: None)
     done = threading.Event()
     cheap_ns, dear_ns, served = 2_100_000, 2_500_000, [0] * 12
 
@@ -257,14 +270,14 @@ def test_dearer_mask_is_made_though_cheaper_ones_keep_coming(monkeypatch: pytest
         clock.advance(cheap_ns)
         served[sequence] += 1
         if not done.is_set() and served[sequence] < 50:
-            lane.submit(1, lambda: make_cheap(sequence), cheap_ns)
+            executor.submit(1, lambda: make_cheap(sequence), cheap_ns)
 
     def begin() -> None:
         for sequence in range(12):
-            lane.submit(1, lambda sequence=sequence: make_cheap(sequence), cheap_ns)  # type: ignore[misc]  # bound now
-        lane.submit(2, done.set, dear_ns)
+            executor.submit(1, lambda sequence=sequence: make_cheap(sequence), cheap_ns)  # type: ignore[misc]  # bound now
+        executor.submit(2, done.set, dear_ns)
 
-    lane.submit(1, begin)
+    executor.submit(1, begin)
     assert done.wait(30)
     assert max(served) <= 2
 
@@ -287,9 +300,9 @@ def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("quire_worker.matcher.matcher.REPLAY_NS", 0)
     ring = MaskRing.create(2, 2, VOCAB)
     told: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    lanes: dict[Lane, BusyLane] = {lane: BusyLane(lane, ring) for lane in Lane}
-    lanes[Lane.COMPILE] = ThreadLane(Lane.COMPILE, ring, lambda: None)
-    matcher = Matcher(letter_grammars(VOCAB, (1, 2)), ring, told.put, lanes)
+    executors: dict[MatcherThread, InlineExecutor] = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
+    executors[MatcherThread.COMPILE] = ThreadExecutor(MatcherThread.COMPILE, ring, lambda: None)
+    matcher = Matcher(letter_grammars(VOCAB, (1, 2)), ring, told.put, executors)
     matcher.receive(pack_open(OpenMessage(0, 1, 0, (17,) * 60_000, "start: /[A-D]+/")))
     matcher.receive(pack_open(OpenMessage(1, 2, 0, (), "start: /[A-D]+/")))
     opened = [told.get(timeout=60).generation for _ in range(2)]
@@ -299,68 +312,75 @@ def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPa
 
 def test_thread_that_waits_for_a_processor_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, or after the process was stopped for a while. Work that computes as long is overdue."""
-    lane = BusyLane(Lane.COMPILE, MaskRing.create(1, 2, VOCAB))
+    executor = InlineExecutor(MatcherThread.COMPILE, MaskRing.create(1, 2, VOCAB))
     overdue: list[bool] = []
     began_s = time.monotonic()
 
     def work() -> None:
-        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s + 2 * CPU_LIMIT_S)
-        overdue.append(lane.is_overdue)
-        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s + 2 * WALL_LIMIT_S)
-        overdue.append(lane.is_overdue)
-        monkeypatch.setattr("quire_worker.matcher.lanes.time.monotonic", lambda: began_s)
-        monkeypatch.setattr("quire_worker.matcher.lanes.CPU_LIMIT_S", -1.0)
-        overdue.append(lane.is_overdue)
+        monkeypatch.setattr("quire_worker.matcher.matcher_threads.time.monotonic", lambda: began_s + 2 * CPU_LIMIT_S)
+        overdue.append(executor.is_overdue)
+        monkeypatch.setattr("quire_worker.matcher.matcher_threads.time.monotonic", lambda: began_s + 2 * WALL_LIMIT_S)
+        overdue.append(executor.is_overdue)
+        monkeypatch.setattr("quire_worker.matcher.matcher_threads.time.monotonic", lambda: began_s)
+        monkeypatch.setattr("quire_worker.matcher.matcher_threads.CPU_LIMIT_S", -1.0)
+        overdue.append(executor.is_overdue)
 
-    assert not lane.is_overdue
-    lane.submit(1, work)
-    assert overdue == [False, True, True] and not lane.is_overdue
+    assert not executor.is_overdue
+    executor.submit(1, work)
+    assert overdue == [False, True, True] and not executor.is_overdue
 
 
-def test_process_that_ends_itself_blames_the_lane_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_ends_itself_records_the_thread_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = MaskRing.create(1, 2, VOCAB)
-    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
-    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, lanes)
-    assert not matcher.name_overdue()
-    monkeypatch.setattr(type(lanes[Lane.SLOW]), "is_overdue", property(lambda self: self.lane is Lane.SLOW))
-    ring.set_busy(Lane.QUICK, 7)
-    ring.set_busy(Lane.SLOW, 8)
-    assert matcher.name_overdue() and ring.take_busy() == {8}
+    executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
+    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, executors)
+    assert not matcher.finalize_if_overdue()
+    monkeypatch.setattr(
+        type(executors[MatcherThread.SLOW]), "is_overdue", property(lambda self: self.thread is MatcherThread.SLOW)
+    )
+    ring.set_busy(MatcherThread.QUICK, 7)
+    ring.set_busy(MatcherThread.SLOW, 8)
+    assert matcher.finalize_if_overdue() and ring.pop_busy() == {8}
 
 
-def test_lane_that_goes_on_until_the_process_ends_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_goes_on_until_the_process_ends_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch finds one lane overdue; meanwhile frames come for the others."""
-    monkeypatch.setattr("quire_worker.matcher.lanes.CPU_LIMIT_S", -1.0)
+    monkeypatch.setattr("quire_worker.matcher.matcher_threads.CPU_LIMIT_S", -1.0)
     ring = MaskRing.create(1, 2, VOCAB)
-    lanes = {lane: BusyLane(lane, ring) for lane in Lane}
-    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, lanes)
+    executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
+    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, executors)
     blamed: list[set[int]] = []
 
     def work() -> None:
-        assert matcher.name_overdue()
-        lanes[Lane.QUICK].submit(55, lambda: blamed.append(ring.take_busy()))
+        assert matcher.finalize_if_overdue()
+        executors[MatcherThread.QUICK].submit(55, lambda: blamed.append(ring.pop_busy()))
 
-    lanes[Lane.COMPILE].submit(44, work)
-    lanes[Lane.COMPILE].submit(66, lambda: blamed.append(ring.take_busy()))  # nor is what the guilty one does next
+    executors[MatcherThread.COMPILE].submit(44, work)
+    executors[MatcherThread.COMPILE].submit(
+        66, lambda: blamed.append(ring.pop_busy())
+    )  # nor is what the guilty one does next
     assert blamed == [{44}, set()]
 
 
 @pytest.mark.parametrize(("mask_ns", "slow"), [(2 * SLOW_NS, 1), (2 * VERY_SLOW_NS, 4)])
-def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_lane(
+def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
     mask_ns: int, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other would keep it for as long as one token may take."""
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    ring, grammars, worked = MaskRing.create(6, 2, VOCAB), SlowGrammars(), list[tuple[Lane, int]]()
+    ring, grammars, worked = MaskRing.create(6, 2, VOCAB), SlowGrammars(), list[tuple[MatcherThread, int]]()
 
-    class NotedLane(BusyLane):
+    class RecordingExecutor(InlineExecutor):
         def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-            worked.append((self.lane, generation))
+            worked.append((self.thread, generation))
             super().submit(generation, work)
 
     matcher = Matcher(
-        cast("Grammars", grammars), ring, lambda frame: None, {each: NotedLane(each, ring) for each in Lane}
+        cast("Grammars", grammars),
+        ring,
+        lambda frame: None,
+        {each: RecordingExecutor(each, ring) for each in MatcherThread},
     )
     for mask_slot in range(4):
         matcher.receive(pack_open(OpenMessage(mask_slot, mask_slot + 1, 10, (), "2")))
@@ -371,6 +391,6 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_lane(
     for place in (10, 11):
         for mask_slot in range(5):
             matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([mask_slot, mask_slot + 1, place, 5])))
-    assert {generation for lane, generation in worked if lane is Lane.SLOW} == set(range(1, slow + 1))
-    assert worked[0] == (Lane.QUICK, 1) and (Lane.QUICK, 5) in worked
-    assert ((Lane.QUICK, 2) in worked) == (slow == 1)
+    assert {generation for thread, generation in worked if thread is MatcherThread.SLOW} == set(range(1, slow + 1))
+    assert worked[0] == (MatcherThread.QUICK, 1) and (MatcherThread.QUICK, 5) in worked
+    assert ((MatcherThread.QUICK, 2) in worked) == (slow == 1)

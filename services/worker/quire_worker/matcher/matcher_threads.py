@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire_worker.matcher.mask_ring import MaskRing
 
 
-class Lane(enum.IntEnum):
+class MatcherThread(enum.IntEnum):
     """Which thread."""
 
     QUICK = 0
@@ -46,7 +46,7 @@ WALL_LIMIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _WorkStart:
     """When a lane began a piece of work."""
 
     wall_s: float
@@ -55,7 +55,7 @@ class _Begun:
     cpu_s: float
 
     @classmethod
-    def now(cls) -> _Begun:
+    def now(cls) -> _WorkStart:
         """On the calling thread."""
         clock = time.CLOCK_MONOTONIC
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has none: there all time counts
@@ -68,15 +68,15 @@ class _Begun:
         return cpu_s > CPU_LIMIT_S or time.monotonic() - self.wall_s > WALL_LIMIT_S
 
 
-class BusyLane:
+class InlineExecutor:
     """Works on the thread that submits, and notes on what, and since when."""
 
-    def __init__(self, lane: Lane, ring: MaskRing) -> None:
-        self.lane = lane
+    def __init__(self, thread: MatcherThread, ring: MaskRing) -> None:
+        self.thread = thread
         self._ring = ring
-        self._begun: _Begun | None = None
+        self._work_start: _WorkStart | None = None
         # Guards the sequence that the ring names for this lane, and whether that is final.
-        self._naming = threading.Lock()
+        self._record_lock = threading.Lock()
         self._is_final = False
 
     def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
@@ -84,42 +84,42 @@ class BusyLane:
         self._work_on(generation, work)
 
     def _work_on(self, generation: int, work: Callable[[], None]) -> None:
-        self._name(generation, _Begun.now())
+        self._record(generation, _WorkStart.now())
         work()
-        self._name(0, None)
+        self._record(0, None)
 
-    def _name(self, generation: int, begun: _Begun | None) -> None:
-        with self._naming:
+    def _record(self, generation: int, work_start: _WorkStart | None) -> None:
+        with self._record_lock:
             if not self._is_final:
-                self._begun = begun
-                self._ring.set_busy(self.lane, generation)
+                self._work_start = work_start
+                self._ring.set_busy(self.thread, generation)
 
-    def name_last(self) -> None:
+    def finalize_record(self) -> None:
         """Have the ring name the lane's sequence from now on if it is overdue, else none, whatever the lane works on;
         from any thread."""
-        with self._naming:
+        with self._record_lock:
             self._is_final = True
             if not self.is_overdue:
-                self._ring.set_busy(self.lane, 0)
+                self._ring.set_busy(self.thread, 0)
 
     @property
     def is_overdue(self) -> bool:
         """Whether it has worked on one sequence for too long; from any thread."""
-        begun = self._begun
-        return begun is not None and begun.is_overdue()
+        work_start = self._work_start
+        return work_start is not None and work_start.is_overdue()
 
 
-class ThreadLane(BusyLane):
+class ThreadExecutor(InlineExecutor):
     """A lane with a thread of its own. Of what it was given it does first what would be done first if all began when
     they were submitted. So what takes little goes first, and nothing waits for what is submitted later than its own
     time after it. `on_failure` is called where work raises."""
 
-    def __init__(self, lane: Lane, ring: MaskRing, on_failure: Callable[[], None]) -> None:
-        super().__init__(lane, ring)
+    def __init__(self, thread: MatcherThread, ring: MaskRing, on_failure: Callable[[], None]) -> None:
+        super().__init__(thread, ring)
         self._on_failure = on_failure
         self._work: queue.PriorityQueue[tuple[int, int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._numbers = itertools.count()
-        threading.Thread(target=self._main, name=lane.name.lower(), daemon=True).start()
+        threading.Thread(target=self._main, name=thread.name.lower(), daemon=True).start()
 
     def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
         """Queue what is to be done for a sequence; returns at once."""
@@ -136,10 +136,10 @@ class ThreadLane(BusyLane):
                 raise
 
 
-def make_lanes(ring: MaskRing, on_failure: Callable[[], None]) -> dict[Lane, BusyLane]:
+def make_executors(ring: MaskRing, on_failure: Callable[[], None]) -> dict[MatcherThread, InlineExecutor]:
     """The process's lanes: the quick one works on the thread that submits."""
     return {
-        Lane.QUICK: BusyLane(Lane.QUICK, ring),
-        Lane.SLOW: ThreadLane(Lane.SLOW, ring, on_failure),
-        Lane.COMPILE: ThreadLane(Lane.COMPILE, ring, on_failure),
+        MatcherThread.QUICK: InlineExecutor(MatcherThread.QUICK, ring),
+        MatcherThread.SLOW: ThreadExecutor(MatcherThread.SLOW, ring, on_failure),
+        MatcherThread.COMPILE: ThreadExecutor(MatcherThread.COMPILE, ring, on_failure),
     }
