@@ -86,6 +86,16 @@ def draw(pool: MatcherPool, row: RowConstraint) -> None:
     until(pool, lambda: has_mask(row))
 
 
+def patched_process(*patches: str) -> str:
+    """The program of a matcher's process with these lines before it runs."""
+    imports = (
+        "import os, sys, threading, time",
+        "from quire_worker.matcher import matcher_main, matcher_threads",
+        "from quire_worker.matcher.grammars import Grammars as Backend, TokenGrammar as Grammar",
+    )
+    return "\n".join((*imports, *patches, "matcher_main.run_matcher(sys.argv[1:])"))
+
+
 def pid_of(pool: MatcherPool) -> int:
     assert len(pool.pids) == 1
     return pool.pids[0]
@@ -166,11 +176,16 @@ def test_grammar_that_keeps_a_thread_too_long_is_found(
     hangs: str, make: Callable[[str], MatcherPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process, patched to hang at one text, ends itself; twice, and that sequence has failed, and no other."""
-    stuck = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, threading, sys\n"
-    stuck += "import quire_worker.matcher.matcher_threads as lanes\nstart = g.Grammars.start\n"
-    stuck += f"def slow(self, text):\n    if 'stuck' in text:\n        {hangs}\n    return start(self, text)\n"
     limit = "CPU_LIMIT_S" if "while" in hangs else "WALL_LIMIT_S"
-    stuck += f"g.Grammars.start = slow\nlanes.{limit} = 1.0\nm.run_matcher(sys.argv[1:])\n"
+    stuck = patched_process(
+        "compile = Backend.start",
+        "def slow(self, text):",
+        "    if 'stuck' in text:",
+        f"        {hangs}",
+        "    return compile(self, text)",
+        "Backend.start = slow",
+        f"matcher_threads.{limit} = 1.0",
+    )
     monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", stuck))
     pool = make(str(find_model(None)))
     good = open_row(pool)
@@ -189,10 +204,13 @@ def test_step_whose_masks_take_long_together_is_no_hang(
     make: Callable[..., MatcherPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process, patched to wait before it takes a token in: none of these waits is too long by itself."""
-    lazy = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, sys, time\n"
-    lazy += "consume = g.TokenGrammar.consume\ndef consumed(self, tokens):\n"
-    lazy += "    time.sleep(0.5 if tokens else 0.0)\n    consume(self, tokens)\n"
-    lazy += "g.TokenGrammar.consume = consumed\nm.run_matcher(sys.argv[1:])\n"
+    lazy = patched_process(
+        "accept = Grammar.consume",
+        "def accept_later(self, tokens):",
+        "    time.sleep(0.5 if tokens else 0.0)",
+        "    accept(self, tokens)",
+        "Grammar.consume = accept_later",
+    )
     monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", lazy))
     silent_pings, before = 20, restarts()
     pool = make(str(find_model(None)), silent_pings)
@@ -211,12 +229,18 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
 ) -> None:
     """The process aborts, as for want of memory, with the second token of one grammar. Nobody else loses more than
     time."""
-    deadly = "import quire_worker.matcher.matcher_main as m, quire_worker.matcher.grammars as g, os, sys\n"
-    deadly += "start = g.Grammars.start\ndef started(self, text):\n    made = start(self, text)\n"
-    deadly += "    made[0].deadly, made[0].fed = 'deadly' in text, 0\n    return made\ng.Grammars.start = started\n"
-    deadly += "consume = g.TokenGrammar.consume\ndef consumed(self, tokens):\n    self.fed += len(tokens)\n"
-    deadly += "    if self.deadly and self.fed > 1: os.abort()\n    consume(self, tokens)\n"
-    deadly += "g.TokenGrammar.consume = consumed\nm.run_matcher(sys.argv[1:])\n"
+    deadly = patched_process(
+        "compile, accept = Backend.start, Grammar.consume",
+        "def compile_marked(self, text):",
+        "    compiled = compile(self, text)",
+        "    compiled[0].deadly, compiled[0].fed = 'deadly' in text, 0",
+        "    return compiled",
+        "def accept_or_abort(self, tokens):",
+        "    self.fed += len(tokens)",
+        "    if self.deadly and self.fed > 1: os.abort()",
+        "    accept(self, tokens)",
+        "Backend.start, Grammar.consume = compile_marked, accept_or_abort",
+    )
     model, texts = str(find_model(None)), [f'start: "{letter}" /[0-9]+/' for letter in "abcdefgh"]
 
     def answers(with_deadly: bool) -> list[list[int]]:
