@@ -25,7 +25,7 @@ from bench.harness.bench_log import BenchLog, LogEntry
 from quire.bench.statistics import percentile
 from quire.cli.output.terminal import table
 from quire.models import find_model
-from quire_worker.matcher.grammars import Grammars
+from quire_worker.matcher.guidance_backend import GuidanceBackend
 from quire_worker.matcher.vocabulary import load_vocabulary
 from quire_worker.paced.facts import read_facts
 
@@ -135,11 +135,11 @@ def _compile_ms(model: str) -> tuple[float, float]:
     """Percentiles 50 and 99 of the time to compile a schema that is new, and to make its first mask."""
     facts = read_facts(model)
     tokenizer = load_vocabulary(Path(model), facts.vocab_size, facts.eos_token_ids)
-    grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_token_ids)
+    backend = GuidanceBackend(tokenizer, facts.vocab_size, facts.eos_token_ids)
     found = []
     for number in range(_SCHEMAS):
         began = time.perf_counter()
-        grammars.start(a_schema(number))[0].mask()
+        backend.compile_grammar(a_schema(number))[0].compute_mask()
         found.append((time.perf_counter() - began) * 1e3)
     found.sort()
     return percentile(found, 50), percentile(found, 99)

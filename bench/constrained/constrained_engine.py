@@ -16,7 +16,7 @@ from quire_worker.config import WorkerConfig
 from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.matcher.served import make_matcher
+from quire_worker.matcher.matcher_factory import make_matcher
 from quire_worker.paced.facts import read_facts
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
@@ -99,10 +99,10 @@ class ConstrainedEngine:
         rng = np.random.default_rng(seed)
         self._grant(1, self._constrained, rng)
         self._step_until(lambda: all(self._constrained.values()))
-        began, masks, kept, steps = time.perf_counter(), self._matcher.masks, self._kept(), self._engine.steps
+        began, masks, kept, steps = time.perf_counter(), self._matcher.mask_totals, self._kept(), self._engine.steps
         self._grant(2, range(self._rows.free), rng)
         self._step_until(lambda: self._ended == self._rows.free)
-        made, elapsed_ns = (after - before for after, before in zip(self._matcher.masks, masks, strict=True))
+        made, elapsed_ns = (after - before for after, before in zip(self._matcher.mask_totals, masks, strict=True))
         wanted = (self._engine.steps - steps) * self._rows.constrained
         return Measured(
             gaps_ms=(np.diff(self._arrivals) * 1e3).tolist(),

@@ -31,7 +31,7 @@ from bench.gpu.table import has_gpu, measured_in_process
 from quire_common.sequence import Sampling
 from quire_common.structured.constraint import Constraint
 from quire_common.telemetry import metrics
-from quire_worker.matcher.served import make_matcher
+from quire_worker.matcher.matcher_factory import make_matcher
 from quire_worker.model_source import load_configured
 
 _RECORD = {
@@ -92,10 +92,10 @@ def measure(name: str, batches: Listed[int], output: int) -> Iterator[tuple[str,
             found = dict[bool, list[dict[str, float]]]()
             for turn in range(1 + _TURNS):
                 for constrained in (False, True):
-                    before, held = matcher.masks, held_rows()
+                    before, held = matcher.mask_totals, held_rows()
                     asked = constraint if constrained else None
                     figures = local.serve([_PROMPT] * batch, [output] * batch, Sampling(), asked)
-                    made, spent_ns = (after - b for after, b in zip(matcher.masks, before, strict=True))
+                    made, spent_ns = (after - b for after, b in zip(matcher.mask_totals, before, strict=True))
                     figures["mask_us"] = spent_ns / max(1, made) / 1e3
                     figures["held_percent"] = 100 * (held_rows() - held) / (batch * output)
                     if turn:  # the first is for warming up

@@ -18,7 +18,7 @@ from quire_worker.model_source import model_info
 from quire_worker.sampling.logits_state import LogitsState
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
-from tests.fakes.worker.local_matcher import FixedMask, letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import FixedMask, letter_backend, masks_after
 from tests.fakes.worker.some_processors import PROCESSORS
 from tests.model.batches import Run, make_batch
 from tests.model.folders import write_config
@@ -26,7 +26,7 @@ from tests.parity.real_models import real_model
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
-    from quire_worker.matcher.grammars import Grammars
+    from quire_worker.matcher.guidance_backend import GuidanceBackend
 
 
 class CpuSubject:
@@ -62,8 +62,8 @@ class CpuSubject:
         return cls("smollm2", real_model("smollm2"), scale, LoadOptions(kv_cache_bytes=128 << 20))
 
     @cached_property
-    def grammars(self) -> Grammars:
-        return letter_grammars(self.info.vocab_size, self.info.eos_token_ids)
+    def backend(self) -> GuidanceBackend:
+        return letter_backend(self.info.vocab_size, self.info.eos_token_ids)
 
     def parts(self, num_pages: int, seed: int) -> Parts:
         assert num_pages <= self._model.num_pages
@@ -90,7 +90,7 @@ class CpuSubject:
         logprobs: list[float] = []
         controls = LogitsState.of(sequence, PROCESSORS)
         constraint = sequence.constraint
-        masks = None if constraint is None else masks_after(self.grammars, constraint.text)
+        masks = None if constraint is None else masks_after(self.backend, constraint.text)
         while True:
             emitted = len(tokens) - prompt
             run = Run(

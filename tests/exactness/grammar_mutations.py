@@ -72,7 +72,7 @@ def row_without_a_mask_is_not_held(patch: MonkeyPatch) -> None:
 
 def held_row_is_told_to_the_matcher(patch: MonkeyPatch) -> None:
     """The matcher consumes a token for each row that ran, held or not."""
-    tell = step_runner.tell_matcher
+    tell = step_runner.send_tokens_to_matcher
 
     def told(batch: StepBatch, kept: KeptTokens) -> None:
         tokens = kept.token.copy()
@@ -81,7 +81,7 @@ def held_row_is_told_to_the_matcher(patch: MonkeyPatch) -> None:
                 tokens[sequence, 0] = batch.token[sequence]
         tell(batch, kept._replace(token=tokens))
 
-    patch.setattr(step_runner, "tell_matcher", told)
+    patch.setattr(step_runner, "send_tokens_to_matcher", told)
 
 
 def lost_process_is_not_replayed(patch: MonkeyPatch) -> None:

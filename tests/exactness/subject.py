@@ -16,13 +16,13 @@ from quire_worker.paced.hashing import contributions
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
 from tests.exactness.scenario import Scale
-from tests.fakes.worker.local_matcher import letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import letter_backend, masks_after
 from tests.fakes.worker.some_processors import PROCESSORS
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_worker.engine.ports import PageBytes, Runner
-    from quire_worker.matcher.grammars import Grammars
+    from quire_worker.matcher.guidance_backend import GuidanceBackend
     from quire_worker.step import StepBatch, StepOutput
 
 
@@ -88,7 +88,7 @@ class Subject(Protocol):
     info: ModelInfo
 
     @property
-    def grammars(self) -> Grammars:
+    def backend(self) -> GuidanceBackend:
         """Grammars over the subject's vocabulary, whose tokens stand for letters."""
 
     def parts(self, num_pages: int, seed: int) -> Parts:
@@ -160,8 +160,8 @@ class PacedSubject:
         )
 
     @cached_property
-    def grammars(self) -> Grammars:
-        return letter_grammars(self.info.vocab_size, self.info.eos_token_ids)
+    def backend(self) -> GuidanceBackend:
+        return letter_backend(self.info.vocab_size, self.info.eos_token_ids)
 
     def parts(self, num_pages: int, seed: int) -> Parts:
         pages = PageArray(num_pages, self.scale.page_size)
@@ -177,6 +177,6 @@ class PacedSubject:
             facts=replace(self._facts, max_model_len=max_len),
             thinking=sequence.thinking,
             processors=PROCESSORS,
-            grammar=None if sequence.constraint is None else masks_after(self.grammars, sequence.constraint.text),
+            grammar=None if sequence.constraint is None else masks_after(self.backend, sequence.constraint.text),
         )
         return Answer(answer.tokens, answer.finish)

@@ -26,13 +26,13 @@ from quire_common.structured.constraint import Constraint
 from quire_common.thinking import ThinkingBudget
 from quire_worker.arrays import Float32, Int32
 from quire_worker.config import WorkerConfig
-from quire_worker.matcher.grammars import Grammars
+from quire_worker.matcher.guidance_backend import GuidanceBackend
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.logits_processor import LogitsProcessors
 from quire_worker.sampling.logits_state import LogitsState
-from tests.fakes.worker.local_matcher import LocalMatcher, letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import LocalMatcher, letter_backend, masks_after
 from tests.gpu.answers import all_logits
 from tests.gpu.check_model import CheckModel
 
@@ -128,7 +128,7 @@ def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> Ser
     return replace(load_configured(config, lambda *_: None), logits_processors=_PROCESSORS)
 
 
-_MakeEngine = Callable[[Grammars | None], LocalEngine]
+_MakeEngine = Callable[[GuidanceBackend | None], LocalEngine]
 """An engine that applies such grammars, or none."""
 
 
@@ -140,7 +140,7 @@ def _gpu_engines() -> Mapping[str, _MakeEngine]:
     }
 
 
-def _local(served: ServedModel, rows: int, grammars: Grammars | None, *, lockstep: bool = False) -> LocalEngine:
+def _local(served: ServedModel, rows: int, grammars: GuidanceBackend | None, *, lockstep: bool = False) -> LocalEngine:
     """An engine, with a matcher in this process if it applies grammars."""
     if grammars is None:
         return LocalEngine(served, max_num_seqs=rows, lockstep=lockstep)
@@ -149,8 +149,8 @@ def _local(served: ServedModel, rows: int, grammars: Grammars | None, *, lockste
     return LocalEngine(replace(served, info=info), max_num_seqs=rows, lockstep=lockstep, matcher=matcher.client)
 
 
-def _grammars(vocab_size: int) -> Grammars:
-    return letter_grammars(vocab_size, _EOS)
+def _grammars(vocab_size: int) -> GuidanceBackend:
+    return letter_backend(vocab_size, _EOS)
 
 
 def _demo_prompts(count: int) -> list[Int32]:

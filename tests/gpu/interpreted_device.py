@@ -17,7 +17,7 @@ from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.masks.device_masks import DeviceMasks
-from quire_worker.cuda.masks.held_rows import take_held, tell_tokens
+from quire_worker.cuda.masks.held_rows import pop_held, send_tokens
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_extras import StepExtras
@@ -94,11 +94,11 @@ class InterpretedDevice:
         extras = self._extras.start(batch, places, body.logits, body.results, hidden)
         failed = failed_samples(batch, token) | extras.failed
         self._repetition.end(batch, token, finish)
-        held = take_held(batch, token)
+        held = pop_held(batch, token)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
-        tell_tokens(batch, token, finish)
+        send_tokens(batch, token, finish)
         logprobs, scores = extras.logprob_columns(token), extras.score_columns()
         return StepOutcome(token[:, None], finish, failed, logprobs, DeviceTiming(0, 0, 0), 0, scores, held=held)
 

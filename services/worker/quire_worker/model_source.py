@@ -14,7 +14,7 @@ from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import resolve_model
-from quire_worker.matcher.served import grammar_capabilities
+from quire_worker.matcher.matcher_factory import grammar_capabilities
 from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors

@@ -20,7 +20,7 @@ from quire_worker.kv_transfer.composite_agents import AgentOnDemand, AgentsByKin
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from quire_worker.kv_transfer.setup import STORE_KINDS, AgentSetup
-from quire_worker.matcher.served import make_matcher
+from quire_worker.matcher.matcher_factory import make_matcher
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.sequence import Sequence, Stop
 from quire_common.telemetry import metrics
 from quire_worker.config import WorkerConfig
-from quire_worker.matcher import served
+from quire_worker.matcher import matcher_factory
 from quire_worker.matcher.matcher_main import GRAMMAR_BYTES
 from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.matcher.row_constraint import RowConstraint
@@ -29,7 +29,7 @@ WAIT_S = 60.0
 VOCAB, EOS = 4096, (1, 4)
 PROMPT = 4
 # A loaded machine may keep a well process waiting for seconds.
-PATIENT = replace(served.TIMEOUTS, ping_s=0.1, silent_pings=100, start_pings=600, first_backoff_s=0.01)
+PATIENT = replace(matcher_factory.TIMEOUTS, ping_s=0.1, silent_pings=100, start_pings=600, first_backoff_s=0.01)
 INFO = ModelInfo(
     "m", "a", 64, VOCAB, EOS, b"d", PageGeometry(4, (KvGroup("full", 8, "token", "uint64", 1, 1, 1),), b"n" * 32)
 )
@@ -44,9 +44,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherPoo
     made: list[MatcherPool] = []
 
     def make_pool(model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1) -> MatcherPool:
-        monkeypatch.setattr(served, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
+        monkeypatch.setattr(matcher_factory, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
         config = WorkerConfig(model=model, max_constrained_seqs=9, matcher_processes=processes, paced=0.0)
-        made.append(served.make_matcher(config, model, INFO, "cpu"))
+        made.append(matcher_factory.make_matcher(config, model, INFO, "cpu"))
         return made[-1]
 
     yield make_pool
@@ -61,7 +61,7 @@ def open_row(pool: MatcherPool, text: str = 'start: "a" /[0-9]+/ "b"') -> RowCon
 def until(pool: MatcherPool, done: Callable[[], object]) -> None:
     clock = threading.Event()
     for _ in range(int(WAIT_S * 200)):
-        pool.take_changes()
+        pool.poll()
         if done():
             return
         clock.wait(0.005)
@@ -91,7 +91,7 @@ def patched_process(*patches: str) -> str:
     imports = (
         "import os, sys, threading, time",
         "from quire_worker.matcher import matcher_main, matcher_threads",
-        "from quire_worker.matcher.grammars import Grammars as Backend, TokenGrammar as Grammar",
+        "from quire_worker.matcher.guidance_backend import GuidanceBackend as Backend, GuidanceGrammar as Grammar",
     )
     return "\n".join((*imports, *patches, "matcher_main.run_matcher(sys.argv[1:])"))
 
@@ -178,15 +178,15 @@ def test_grammar_that_keeps_a_thread_too_long_is_found(
     """The process, patched to hang at one text, ends itself; twice, and that sequence has failed, and no other."""
     limit = "CPU_LIMIT_S" if "while" in hangs else "WALL_LIMIT_S"
     stuck = patched_process(
-        "compile = Backend.start",
+        "compile = Backend.compile_grammar",
         "def slow(self, text):",
         "    if 'stuck' in text:",
         f"        {hangs}",
         "    return compile(self, text)",
-        "Backend.start = slow",
+        "Backend.compile_grammar = slow",
         f"matcher_threads.{limit} = 1.0",
     )
-    monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", stuck))
+    monkeypatch.setattr(matcher_factory, "COMMAND", (matcher_factory.COMMAND[0], "-c", stuck))
     pool = make(str(find_model(None)))
     good = open_row(pool)
     until(pool, lambda: good.is_open)
@@ -205,13 +205,13 @@ def test_step_whose_masks_take_long_together_is_no_hang(
 ) -> None:
     """The process, patched to wait before it takes a token in: none of these waits is too long by itself."""
     lazy = patched_process(
-        "accept = Grammar.consume",
+        "accept = Grammar.accept_tokens",
         "def accept_later(self, tokens):",
         "    time.sleep(0.5 if tokens else 0.0)",
         "    accept(self, tokens)",
-        "Grammar.consume = accept_later",
+        "Grammar.accept_tokens = accept_later",
     )
-    monkeypatch.setattr(served, "COMMAND", (served.COMMAND[0], "-c", lazy))
+    monkeypatch.setattr(matcher_factory, "COMMAND", (matcher_factory.COMMAND[0], "-c", lazy))
     silent_pings, before = 20, restarts()
     pool = make(str(find_model(None)), silent_pings)
     rows = [open_row(pool) for _ in range(8)]
@@ -230,7 +230,7 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
     """The process aborts, as for want of memory, with the second token of one grammar. Nobody else loses more than
     time."""
     deadly = patched_process(
-        "compile, accept = Backend.start, Grammar.consume",
+        "compile, accept = Backend.compile_grammar, Grammar.accept_tokens",
         "def compile_marked(self, text):",
         "    compiled = compile(self, text)",
         "    compiled[0].deadly, compiled[0].fed = 'deadly' in text, 0",
@@ -239,12 +239,12 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
         "    self.fed += len(tokens)",
         "    if self.deadly and self.fed > 1: os.abort()",
         "    accept(self, tokens)",
-        "Backend.start, Grammar.consume = compile_marked, accept_or_abort",
+        "Backend.compile_grammar, Grammar.accept_tokens = compile_marked, accept_or_abort",
     )
     model, texts = str(find_model(None)), [f'start: "{letter}" /[0-9]+/' for letter in "abcdefgh"]
 
     def answers(with_deadly: bool) -> list[list[int]]:
-        monkeypatch.setattr(served, "COMMAND", (*served.COMMAND[:1], "-c", deadly))
+        monkeypatch.setattr(matcher_factory, "COMMAND", (*matcher_factory.COMMAND[:1], "-c", deadly))
         pool = make(model)
         rows = [open_row(pool, text) for text in texts]
         if with_deadly:
@@ -282,7 +282,7 @@ def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str]
             # The masks of the longest text: the more letters, the more derivations.
             slow.keep(allowed(slow)[-1:])
             slow.mask_source.flush()
-        pool.take_changes()
+        pool.poll()
     assert slow.failure.code in ("GRAMMAR_TOO_SLOW", "GRAMMAR_FAILED")
     assert restarts() == before and all(row.failure is None and row.is_ready for row in others)
     assert min(len(row.output) for row in others) > len(slow.output) > 2

@@ -68,7 +68,7 @@ class Side:
         spec = engine_spec(subject, weather.rows, weather.num_pages)
         self._matcher = None
         if scenario.matcher is not None:
-            tokens = subject.grammars, subject.scale.vocab_size
+            tokens = subject.backend, subject.scale.vocab_size
             self._matcher = VirtualMatcher(time, rng, *tokens, scenario.matcher, peers.events)
         self.engine = Engine(
             spec,

@@ -10,7 +10,7 @@ from tests.fakes.worker.local_matcher import LocalLink, LocalMatcher
 if TYPE_CHECKING:
     import numpy as np
 
-    from quire_worker.matcher.grammars import Grammars
+    from quire_worker.matcher.guidance_backend import GuidanceBackend
     from tests.exactness.events import Events
     from tests.exactness.virtual.virtual_time import VirtualTime
 
@@ -35,13 +35,13 @@ class VirtualMatcher(LocalMatcher):
         self,
         time: VirtualTime,
         rng: np.random.Generator,
-        grammars: Grammars,
+        backend: GuidanceBackend,
         vocab_size: int,
         weather: MatcherWeather,
         events: Events,
     ) -> None:
         super().__init__(
-            grammars,
+            backend,
             vocab_size,
             weather.mask_slots,
             prompt=False,

@@ -79,7 +79,7 @@ class VirtualReplica:
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario), scenario.row_tokens)
         self._matcher = None
         if scenario.matcher is not None:
-            weather = subject.grammars, subject.scale.vocab_size, scenario.matcher
+            weather = subject.backend, subject.scale.vocab_size, scenario.matcher
             self._matcher = VirtualMatcher(self.time, self._rng, *weather, self.events)
         self._engine = Engine(
             spec,

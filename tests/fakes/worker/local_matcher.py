@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from quire_worker.matcher.crash_record import CrashRecord
-from quire_worker.matcher.grammars import Grammars, TokenGrammar
+from quire_worker.matcher.guidance_backend import GuidanceBackend, GuidanceGrammar
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
 from quire_worker.matcher.matcher_client import MatcherClient
@@ -51,29 +51,29 @@ class ProcessEnded(Exception):
     """Raised in the process's place by a grammar that ends it."""
 
 
-class DeadlyGrammars(Grammars):
+class CrashingBackend(GuidanceBackend):
     """Grammars of which those with a name that begins with `deadly` end the process when they are compiled, and those
     that begin with `fatal` when they are fed a token."""
 
     @classmethod
-    def like(cls, grammars: Grammars) -> DeadlyGrammars:
+    def like(cls, backend: GuidanceBackend) -> CrashingBackend:
         """Grammars of the same tokens."""
         made = cls.__new__(cls)
-        vars(made).update(vars(grammars))
+        vars(made).update(vars(backend))
         return made
 
-    def start(self, text: str) -> tuple[TokenGrammar, int]:
+    def compile_grammar(self, text: str) -> tuple[GuidanceGrammar, int]:
         if "deadly" in text:
             raise ProcessEnded
-        grammar, elapsed_ns = super().start(text)
-        return (FatalGrammar.like(grammar) if "fatal" in text else grammar), elapsed_ns
+        grammar, elapsed_ns = super().compile_grammar(text)
+        return (CrashingGrammar.like(grammar) if "fatal" in text else grammar), elapsed_ns
 
 
-class FatalGrammar(TokenGrammar):
+class CrashingGrammar(GuidanceGrammar):
     """Ends the process with the third token that it is fed."""
 
     @classmethod
-    def like(cls, grammar: TokenGrammar) -> FatalGrammar:
+    def like(cls, grammar: GuidanceGrammar) -> CrashingGrammar:
         """The same grammar."""
         made = cls.__new__(cls)
         vars(made).update(vars(grammar), fed=0)
@@ -81,26 +81,26 @@ class FatalGrammar(TokenGrammar):
 
     fed: int
 
-    def consume(self, tokens: Iterable[int]) -> None:
+    def accept_tokens(self, tokens: Iterable[int]) -> None:
         given = list(tokens)
         self.fed += len(given)
         if self.fed >= 3:
             raise ProcessEnded
-        super().consume(given)
+        super().accept_tokens(given)
 
 
-def letter_grammars(vocab_size: int, eos_token_ids: Sequence[int]) -> Grammars:
+def letter_backend(vocab_size: int, eos_token_ids: Sequence[int]) -> GuidanceBackend:
     """Grammars over a vocabulary of characters: token t is the character of the code 48 + t."""
     eos = list(eos_token_ids)
     tokenizer = LLTokenizer(TokenizerWrapper(LetterTokens(vocab_size, eos)), n_vocab=vocab_size, eos_token=eos)
-    return Grammars(tokenizer, vocab_size, eos)
+    return GuidanceBackend(tokenizer, vocab_size, eos)
 
 
 @dataclass
 class LocalLink:
     """A MatcherLink. `on_send` is called for each frame of the engine, which `hear` lets the matcher have."""
 
-    grammars: Grammars
+    backend: GuidanceBackend
     ring: MaskRing
     on_frames: Callable[[], None]
     on_send: Callable[[LocalLink], None]
@@ -162,7 +162,7 @@ class LocalLink:
 
     def _new_matcher(self) -> Matcher:
         return Matcher(
-            self.grammars,
+            self.backend,
             self.ring,
             self._tell,
             {thread: InlineExecutor(thread, self.ring) for thread in MatcherThread},
@@ -175,7 +175,7 @@ class LocalMatcher:
 
     def __init__(
         self,
-        grammars: Grammars,
+        backend: GuidanceBackend,
         vocab_size: int,
         mask_slots: int = 8,
         *,
@@ -185,7 +185,7 @@ class LocalMatcher:
     ) -> None:
         self.prompt = prompt
         self.ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, vocab_size)
-        self.grammars = grammars
+        self.backend = backend
         self.links: list[LocalLink] = []
         self.on_send: Callable[[LocalLink], None] = self._hear
         crashes = CrashRecord(clock)
@@ -209,7 +209,7 @@ class LocalMatcher:
 
     def _link_maker(self, ring: MaskRing) -> Callable[[Callable[[], None]], LocalLink]:
         def make_link(on_frames: Callable[[], None]) -> LocalLink:
-            self.links.append(LocalLink(self.grammars, ring, on_frames, self._sent))
+            self.links.append(LocalLink(self.backend, ring, on_frames, self._sent))
             return self.links[-1]
 
         return make_link
@@ -232,12 +232,12 @@ class FixedMask(RowConstraint):
         return self._mask
 
 
-def masks_after(grammars: Grammars, text: str) -> Callable[[list[int]], TokenMask]:
+def masks_after(backend: GuidanceBackend, text: str) -> Callable[[list[int]], TokenMask]:
     """The mask behind any output of a sequence with this grammar: what `paced_tokens` asks for."""
 
     def mask(output: list[int]) -> TokenMask:
-        grammar, _ = grammars.start(text)
-        grammar.consume(output)
-        return grammar.mask()
+        grammar, _ = backend.compile_grammar(text)
+        grammar.accept_tokens(output)
+        return grammar.compute_mask()
 
     return mask

@@ -12,7 +12,7 @@ from bench.gpu import grammars
 from bench.gpu.figures import OVER_FREE
 from bench.gpu.record import Recorder
 from bench.gpu.shapes import SHAPES
-from quire_worker.matcher.grammars import Grammars
+from quire_worker.matcher.guidance_backend import GuidanceBackend
 from quire_worker.matcher.vocabulary import load_vocabulary
 
 
@@ -40,10 +40,12 @@ def test_made_up_tokenizer_has_a_token_for_each_of_the_models(tmp_path: Path) ->
     """A mask of most tokens, and one that a grammar forces."""
     vocab = SHAPES["0.6B"].vocab_size
     grammars.write_tokenizer(tmp_path, vocab)
-    state, _ = Grammars(load_vocabulary(tmp_path, vocab, (vocab - 1,)), vocab, (vocab - 1,)).start(grammars.GRAMMAR)
+    state, _ = GuidanceBackend(load_vocabulary(tmp_path, vocab, (vocab - 1,)), vocab, (vocab - 1,)).compile_grammar(
+        grammars.GRAMMAR
+    )
     allowed = list[int]()
     for _ in range(20):
-        tokens = np.flatnonzero(~state.mask().forbidden(vocab))
+        tokens = np.flatnonzero(~state.compute_mask().forbidden(vocab))
         allowed.append(len(tokens))
-        state.consume([int(tokens[-1])])
+        state.accept_tokens([int(tokens[-1])])
     assert max(allowed) > 0.9 * vocab and min(allowed) == 1

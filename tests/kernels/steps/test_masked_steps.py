@@ -31,7 +31,7 @@ from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.sampler import sample
 from quire_worker.step import HELD, StepBatch
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
-from tests.fakes.worker.local_matcher import LocalMatcher, letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import LocalMatcher, letter_backend, masks_after
 from tests.gpu.ring_row import RingRow
 from tests.kernels.sampling.mask_rows import make_mask
 from tests.kernels.steps.launch_rig import NEXT, VOCAB, LastTokenModel, cuda_device, interpreted_device, without_streams
@@ -155,7 +155,7 @@ def test_steps_with_held_rows_come_to_what_the_cpu_says(
 
 
 EOS = (1, 2)
-GRAMMARS = letter_grammars(VOCAB, EOS)
+BACKEND = letter_backend(VOCAB, EOS)
 TEXT = "start: /[A-V]{4,6}(0[3-9]*)?/"
 SPEC = small_spec(vocab_size=VOCAB, eos_token_ids=EOS, max_num_seqs=8, page_size=16, num_pages=64)
 
@@ -217,7 +217,7 @@ def start(slot: int, *, text: str = TEXT, min_tokens: int = 0, controls: LogitCo
 def alone(made: Start) -> tuple[list[int], Finish]:
     """What a sequence says that nobody disturbs."""
     sequence = made.sequence
-    grammar = masks_after(GRAMMARS, sequence.constraint.text) if sequence.constraint else None
+    grammar = masks_after(BACKEND, sequence.constraint.text) if sequence.constraint else None
     token, said, controls = int(sequence.prompt_ids[-1]), list[int](), LogitsState.of(sequence)
     while len(said) < sequence.stop.max_tokens:
         draws = draw_rows(1, temperature=sequence.sampling.temperature, seed=np.uint64(sequence.sampling.seed or 0))
@@ -242,7 +242,7 @@ def held_so_far() -> float:
 def test_engine_with_a_late_matcher_gives_the_same_answers(device: Any, depth: int) -> None:
     """Rows with grammars, some with penalties or min_tokens, beside rows without; the matcher hears frames now and
     then, and is lost twice."""
-    matcher = LocalMatcher(GRAMMARS, VOCAB, prompt=False)
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False)
     bench = MaskedBench(matcher, device, depth)
     rng = np.random.default_rng(4)
     penalties = LogitControls(frequency_penalty=1.0, presence_penalty=0.5)
@@ -272,7 +272,7 @@ def test_engine_with_a_late_matcher_gives_the_same_answers(device: Any, depth: i
 
 
 def test_bad_grammar_ends_its_row_alone(device: Any) -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB)
+    matcher = LocalMatcher(BACKEND, VOCAB)
     bench = MaskedBench(matcher, device, 2)
     good = start(1)
     bench.grant(start(0, text="start: nonsense"), good)

@@ -25,7 +25,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.logits_states import LogitsStates
-from quire_worker.cuda.masks.held_rows import take_held, tell_tokens
+from quire_worker.cuda.masks.held_rows import pop_held, send_tokens
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_columns import StepColumns, is_next_step
 from quire_worker.cuda.step_extras import StepExtras
@@ -329,11 +329,11 @@ class CudaDevice:
         failed = failed_samples(batch, token) | in_flight.extras.failed
         if batch.controls:
             self._repetition.end(batch, token, finish)
-        held = take_held(batch, token)
+        held = pop_held(batch, token)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
-        tell_tokens(batch, token, finish)
+        send_tokens(batch, token, finish)
         return StepOutcome(
             token=token[:, None],
             finish=finish,

@@ -99,7 +99,7 @@ class GrammarMatcher(Protocol):
     def close_sequence(self, constraint: RowConstraint) -> None:
         """Forget a sequence that has left its slot."""
 
-    def take_changes(self) -> bool:
+    def poll(self) -> bool:
         """Whether `is_ready` or `failure` of some sequence may have changed since the last call."""
 
     def hold(self, constraint: RowConstraint) -> None:

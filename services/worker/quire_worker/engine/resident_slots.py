@@ -204,7 +204,7 @@ class ResidentSlots:
             if error is not None:
                 lost.append((slot, error))
                 self.end(slot, Finish.ERROR)
-        for slot, error in self._constrained.take_failures():
+        for slot, error in self._constrained.poll_failures():
             lost.append((slot, error))
             self.end(slot, Finish.ERROR)
         return lost

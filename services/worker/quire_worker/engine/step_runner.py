@@ -61,7 +61,7 @@ class StepRunner:
         sampled, complete = _by_sequence(batch, output, failed, held)
         kept = keep_tokens(batch, sampled, held)
         self._remember(batch, kept)
-        tell_matcher(batch, kept)
+        send_tokens_to_matcher(batch, kept)
         finish = kept.finish
         if failed:
             finish[list(failed)] = Finish.ERROR
@@ -136,7 +136,7 @@ class StepRunner:
         self._position[batch.slot] = known + tokens
 
 
-def tell_matcher(batch: StepBatch, kept: KeptTokens) -> None:
+def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     """Pass on what sequences with grammars keep, unless they end with it."""
     if not batch.constraints:
         return

@@ -50,10 +50,10 @@ class ConstrainedSlots:
                 self._matcher.hold(constraint)
                 self._table.set_awaits_mask(slot, True)
 
-    def take_failures(self) -> list[tuple[int, QuireError]]:
+    def poll_failures(self) -> list[tuple[int, QuireError]]:
         """Take in what the matcher has done: which slots await a mask. Returns the slots whose grammar cannot go on,
         with their errors. Without slots too: a loss is none of the next sequence's."""
-        if self._matcher is None or not self._matcher.take_changes():
+        if self._matcher is None or not self._matcher.poll():
             return []
         failed = []
         for slot, constraint in self._slots.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire_worker.matcher.grammars import GrammarError
+from quire_worker.matcher.guidance_backend import GrammarError
 
 # The slowest of 190 schemas, expressions and grammars took 3 ms for a token. One of 130 tools took 0.8 ms on average.
 TOKEN_NS: Final = 100_000_000

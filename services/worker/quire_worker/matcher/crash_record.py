@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_CRASHES = 2
 # A refusal ends after so long: the machine may have ended the process, and not the grammar.
 REFUSED_S = 600.0
-_MOST_STATES = 256
+_MOST_KEYS = 256
 
 
 class CrashRecord:
@@ -31,34 +31,34 @@ class CrashRecord:
         """Whether any state is suspect or refused."""
         return bool(self._crashes or self._refused_until_s)
 
-    def add_crash(self, state: bytes) -> None:
+    def add_crash(self, replay_key: bytes) -> None:
         """Count the end of a process that worked on this state alone. With MOST_CRASHES of them it is refused."""
-        crashes = self._crashes.pop(state, 0) + 1
+        crashes = self._crashes.pop(replay_key, 0) + 1
         if crashes < MOST_CRASHES:
-            self._crashes[state] = crashes
+            self._crashes[replay_key] = crashes
             _bound(self._crashes)
         else:
-            self._refused_until_s[state] = self._clock() + REFUSED_S
-            self._refused_until_s.move_to_end(state)
+            self._refused_until_s[replay_key] = self._clock() + REFUSED_S
+            self._refused_until_s.move_to_end(replay_key)
             _bound(self._refused_until_s)
 
-    def add_success(self, state: bytes) -> None:
+    def add_success(self, replay_key: bytes) -> None:
         """Note that a process got through this state: its crashes count no longer."""
-        self._crashes.pop(state, None)
+        self._crashes.pop(replay_key, None)
 
-    def is_suspect(self, state: bytes) -> bool:
+    def is_suspect(self, replay_key: bytes) -> bool:
         """Whether a process ended while it worked on this state alone, and none has got through it since."""
-        return state in self._crashes
+        return replay_key in self._crashes
 
-    def is_refused(self, state: bytes) -> bool:
+    def is_refused(self, replay_key: bytes) -> bool:
         """Whether the state has ended too many processes, and not too long ago."""
         now_s = self._clock()
         while self._refused_until_s and next(iter(self._refused_until_s.values())) <= now_s:
             self._refused_until_s.popitem(last=False)
-        return state in self._refused_until_s
+        return replay_key in self._refused_until_s
 
 
-def _bound(states: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
+def _bound(replay_keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
     """Forget the oldest states, beyond the number that is kept."""
-    while len(states) > _MOST_STATES:
-        states.popitem(last=False)
+    while len(replay_keys) > _MOST_KEYS:
+        replay_keys.popitem(last=False)

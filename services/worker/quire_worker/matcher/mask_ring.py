@@ -130,7 +130,7 @@ class MaskRing:
         self._counters[thread, 1] += elapsed_ns
 
     @property
-    def masks(self) -> tuple[int, int]:
+    def mask_totals(self) -> tuple[int, int]:
         """Return the number of masks that the process has made since the ring was made, and the nanoseconds that they
         took."""
         count, elapsed_ns = self._counters.sum(axis=0).tolist()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.telemetry.logs import get_logger
 from quire_worker.matcher.cpu_budget import CpuBudget, GrammarTooSlow
-from quire_worker.matcher.grammars import GrammarError
+from quire_worker.matcher.guidance_backend import GrammarError
 from quire_worker.matcher.matcher_threads import SLOW_NS, VERY_SLOW_NS, MatcherThread
 from quire_worker.matcher.wire import MatcherFrameKind, unpack_open, unpack_tokens
 from quire_worker.side_process.frames import Frame, WireError
@@ -20,7 +20,7 @@ from quire_worker.side_process.frames import Frame, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quire_worker.matcher.grammars import Grammars, TokenGrammar
+    from quire_worker.matcher.guidance_backend import GuidanceBackend, GuidanceGrammar
     from quire_worker.matcher.mask_ring import MaskRing
     from quire_worker.matcher.matcher_threads import InlineExecutor
     from quire_worker.matcher.wire import OpenMessage
@@ -47,7 +47,7 @@ class _ConstrainedSequence:
     thread: MatcherThread = MatcherThread.COMPILE
     thread_after_compile: MatcherThread = MatcherThread.QUICK
     """The lane behind COMPILE."""
-    grammar: TokenGrammar | None = None
+    grammar: GuidanceGrammar | None = None
     """None: not compiled yet, or failed."""
     failed: bool = False
     closed: bool = False
@@ -63,7 +63,7 @@ class _ConstrainedSequence:
         """It is the same sequence, which is to be replayed: what it has spent counts on, and a slow one stays slow."""
         self.thread_after_compile, self.budget = before.thread_after_compile, copy.copy(before.budget)
 
-    def begin(self, grammar: TokenGrammar) -> None:
+    def begin(self, grammar: GuidanceGrammar) -> None:
         """Its grammar is compiled and replayed."""
         self.grammar, self.thread = grammar, self.thread_after_compile
 
@@ -83,12 +83,12 @@ class _ConstrainedSequence:
         """Note that the engine waits for a mask."""
         self.awaited = position
 
-    def take_masked(self, position: int) -> bool:
+    def record_mask(self, position: int) -> bool:
         """Note that the mask of a position is there; returns whether the engine waited for it, and forgets that."""
         self.masked = max(self.masked, position)
-        return self.take_awaited()
+        return self.pop_awaited()
 
-    def take_awaited(self) -> bool:
+    def pop_awaited(self) -> bool:
         """Return whether the mask is there for which the engine waits, and forget that it does."""
         is_there = 0 <= self.awaited <= self.masked
         if is_there:
@@ -99,7 +99,7 @@ class _ConstrainedSequence:
         """One more token has been sampled."""
         self.position += 1
 
-    def take_pending(self) -> list[int]:
+    def pop_pending(self) -> list[int]:
         """Return the tokens that came meanwhile, and forget them."""
         pending, self.pending = self.pending, []
         return pending
@@ -110,12 +110,12 @@ class Matcher:
 
     def __init__(
         self,
-        grammars: Grammars,
+        backend: GuidanceBackend,
         ring: MaskRing,
         send: Callable[[Frame], None],
         executors: Mapping[MatcherThread, InlineExecutor],
     ) -> None:
-        self._grammars = grammars
+        self._backend = backend
         self._ring = ring
         self._send = send
         self._sequences: dict[int, _ConstrainedSequence] = {}
@@ -169,13 +169,15 @@ class Matcher:
         if sequence.closed:
             return
         try:
-            grammar, elapsed_ns = self._grammars.start(opened.grammar)
+            grammar, elapsed_ns = self._backend.compile_grammar(opened.grammar)
         except GrammarError as error:
             self._fail(sequence, error)
             return
         self._replay(sequence, grammar, deque(opened.output_ids), elapsed_ns)
 
-    def _replay(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, left: deque[int], compile_ns: int) -> None:
+    def _replay(
+        self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, left: deque[int], compile_ns: int
+    ) -> None:
         """Feed a sequence the output that is left, and leave its first mask; on the compile lane, in turns with
         others."""
         if sequence.closed:
@@ -183,7 +185,7 @@ class Matcher:
         until_ns = time.thread_time_ns() + REPLAY_NS
         try:
             while left:
-                grammar.consume([left.popleft() for _ in range(min(_REPLAY_TOKENS, len(left)))])
+                grammar.accept_tokens([left.popleft() for _ in range(min(_REPLAY_TOKENS, len(left)))])
                 if time.thread_time_ns() > until_ns:
                     self._executors[MatcherThread.COMPILE].submit(
                         sequence.generation, lambda: self._replay(sequence, grammar, left, compile_ns)
@@ -191,21 +193,21 @@ class Matcher:
                     return
             mask = self._charged_mask(sequence, grammar, [])
             while not self._end_replay(sequence, grammar, mask):
-                mask = self._charged_mask(sequence, grammar, self._take_pending(sequence))
+                mask = self._charged_mask(sequence, grammar, self._pop_pending(sequence))
         except GrammarError as error:
             self._fail(sequence, error)
             return
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
-    def _charged_mask(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, tokens: list[int]) -> TokenMask:
+    def _charged_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
         """Feed tokens, and return the mask behind them. Raises GrammarError, also for what takes too long."""
         began_ns = time.thread_time_ns()
-        grammar.consume(tokens)
-        mask = grammar.mask()
+        grammar.accept_tokens(tokens)
+        mask = grammar.compute_mask()
         sequence.budget.charge(time.thread_time_ns() - began_ns, len(tokens))
         return mask
 
-    def _end_replay(self, sequence: _ConstrainedSequence, grammar: TokenGrammar, mask: TokenMask) -> bool:
+    def _end_replay(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, mask: TokenMask) -> bool:
         """Leave a replayed sequence's mask, and pass it on to a lane; False: more tokens came meanwhile."""
         with self._lock:
             if sequence.closed:
@@ -226,7 +228,7 @@ class Matcher:
         if sequence.closed:
             return False
         self._ring.put(sequence.mask_slot, sequence.generation, position, mask)
-        return sequence.take_masked(position)
+        return sequence.record_mask(position)
 
     def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
         """Move a sequence to the slow lane, and all of its grammar if that is very slow."""
@@ -244,16 +246,16 @@ class Matcher:
             return
         with self._lock:
             sequence.await_mask(position)
-            is_there = sequence.take_awaited()
+            is_there = sequence.pop_awaited()
         if is_there:
             self._send_masked(sequence)
 
     def _send_masked(self, sequence: _ConstrainedSequence) -> None:
         self._send(Frame(MatcherFrameKind.MASKED, sequence.generation, sequence.mask_slot))
 
-    def _take_pending(self, sequence: _ConstrainedSequence) -> list[int]:
+    def _pop_pending(self, sequence: _ConstrainedSequence) -> list[int]:
         with self._lock:
-            return sequence.take_pending()
+            return sequence.pop_pending()
 
     def _feed(self, rows: Sequence[Sequence[int]]) -> None:
         """Feed sampled tokens to their sequences, and leave the masks of the next ones. Tokens that were replayed

@@ -113,9 +113,9 @@ class MatcherClient:
         return None if self._link is None else self._link.pid
 
     @property
-    def masks(self) -> tuple[int, int]:
+    def mask_totals(self) -> tuple[int, int]:
         """Return the number of masks that were made, and the nanoseconds that they took."""
-        return self._ring.masks
+        return self._ring.mask_totals
 
     @property
     def sequences(self) -> int:
@@ -136,7 +136,7 @@ class MatcherClient:
         self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
-        self._metrics.begin(constraint.generation)
+        self._metrics.record_start(constraint.generation)
         self._waiting.append(constraint)
         self._assign_mask_slots()
         self._send_opens()
@@ -146,7 +146,7 @@ class MatcherClient:
         """Take a sequence's seat away, since it has left its slot. Steps in flight may still name it: they find no
         mask."""
         constraint.end()
-        self._metrics.end(constraint.generation)
+        self._metrics.record_end(constraint.generation)
         if constraint.mask_slot == NO_MASK_SLOT:
             self._waiting.remove(constraint)
         else:
@@ -161,7 +161,7 @@ class MatcherClient:
         self._assign_mask_slots()
         self._send_opens()
 
-    def take_changes(self) -> bool:
+    def poll(self) -> bool:
         """Take in what the process has said, or its loss; returns whether a sequence's `is_ready` or `failure` may
         have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
@@ -173,10 +173,10 @@ class MatcherClient:
                 except (WireError, ValueError) as error:
                     self._link.give_up(self._incarnation, f"it sends nonsense: {error}")
             self._send_opens()
-        masks = self._ring.masks
+        masks = self._ring.mask_totals
         self._waits.note_masks(masks[0])
         self._check_waits()
-        self._metrics.masks(masks)
+        self._metrics.record_masks(masks)
         changed, self._changed = self._changed, False
         return changed
 
@@ -201,7 +201,7 @@ class MatcherClient:
     def hold(self, constraint: RowConstraint) -> None:
         """Have the process say when a sequence's next mask is there, which a step found missing. Until then its row is
         not ready. Steps in flight may have drawn the token meanwhile: the process then says so at once."""
-        self._metrics.held()
+        self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
             self._waits.begin(constraint)
@@ -258,17 +258,17 @@ class MatcherClient:
 
     def _is_suspect(self, constraint: RowConstraint) -> bool:
         """Whether a sequence's grammar may have ended the process: it is then to be opened alone."""
-        if self._crashes and self._crashes.is_suspect(self._state(constraint)):
+        if self._crashes and self._crashes.is_suspect(self._replay_key(constraint)):
             self._suspects.add(constraint.generation)
         return constraint.generation in self._suspects
 
-    def _state(self, constraint: RowConstraint) -> bytes:
+    def _replay_key(self, constraint: RowConstraint) -> bytes:
         with self._lock:
-            return constraint.state()
+            return constraint.replay_key()
 
     def _refuse(self, constraint: RowConstraint) -> bool:
         """Fail a sequence whose grammar has ended the process too often; returns whether it was so."""
-        refused = bool(self._crashes) and self._crashes.is_refused(self._state(constraint))
+        refused = bool(self._crashes) and self._crashes.is_refused(self._replay_key(constraint))
         if refused:
             self._fail(constraint, _crashed())
         return refused
@@ -300,11 +300,11 @@ class MatcherClient:
         self._opened(constraint)
         if frame.kind == MatcherFrameKind.OPENED:
             self._waits.end(constraint)
-            self._metrics.opened(constraint.generation, frame.number())
+            self._metrics.record_opening(constraint.generation, frame.number())
             constraint.set_open(True)
             self._lost = 0
             if self._crashes:
-                self._crashes.add_success(self._state(constraint))
+                self._crashes.add_success(self._replay_key(constraint))
         elif frame.kind == MatcherFrameKind.FAILED:
             self._fail(constraint, _failed(frame.payload.decode(errors="replace")))
         elif frame.kind == MatcherFrameKind.TOO_SLOW:
@@ -322,7 +322,7 @@ class MatcherClient:
     def _fail(self, constraint: RowConstraint, error: QuireError) -> None:
         constraint.fail(error)
         self._waits.forget(constraint)
-        self._metrics.failed()
+        self._metrics.count_failure()
         self._changed = True
 
     def _reopen_all(self) -> None:
@@ -343,7 +343,7 @@ class MatcherClient:
             constraint.set_open(False)
             self._waits.begin(constraint)
             if busy == {constraint.generation}:
-                self._crashes.add_crash(self._state(constraint))
+                self._crashes.add_crash(self._replay_key(constraint))
         for constraint in sorted(reopened, key=self._is_suspect):
             if self._lost >= MOST_LOST:
                 self._fail(constraint, _unavailable(f"ended {MOST_LOST} times before it had applied one"))
@@ -362,7 +362,7 @@ class MatcherClient:
             else:
                 log.warning("a mask is overdue; its grammar is replayed", generation=constraint.generation)
                 constraint.set_open(False)
-                self._metrics.replayed()
+                self._metrics.count_replay()
                 self._to_open.append(constraint)
                 replayed = self._changed = True
         if replayed:

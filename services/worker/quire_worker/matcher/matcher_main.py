@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.telemetry.logs import get_logger, setup_logging
-from quire_worker.matcher.grammars import Grammars
+from quire_worker.matcher.guidance_backend import GuidanceBackend
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
 from quire_worker.matcher.matcher_threads import make_executors
@@ -67,7 +67,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
     setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
     ring = MaskRing(ring_fd, setup.mask_slots, setup.entries_per_slot, setup.vocab_size, setup.process)
     tokenizer = load_vocabulary(Path(setup.model), setup.vocab_size, setup.eos_token_ids)
-    grammars = Grammars(tokenizer, setup.vocab_size, setup.eos_token_ids)
+    backend = GuidanceBackend(tokenizer, setup.vocab_size, setup.eos_token_ids)
     sender = FrameSender(sock)
 
     def fail() -> None:
@@ -76,7 +76,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
 
     sys.setswitchinterval(_SWITCH_S)
     _limit_memory()
-    matcher = Matcher(grammars, ring, sender.send, make_executors(ring, fail))
+    matcher = Matcher(backend, ring, sender.send, make_executors(ring, fail))
     unread: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_watch, args=(matcher,), name="watch", daemon=True).start()
     threading.Thread(target=_receive_all, args=(matcher, unread, fail), name="quick", daemon=True).start()

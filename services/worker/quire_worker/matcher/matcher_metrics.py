@@ -36,30 +36,30 @@ class MatcherMetrics:
             "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a seat at the matcher"
         )
 
-    def begin(self, generation: int) -> None:
+    def record_start(self, generation: int) -> None:
         """A sequence with a grammar has got its slot."""
         self._began_s[generation] = self._clock()
 
-    def end(self, generation: int) -> None:
+    def record_end(self, generation: int) -> None:
         """A sequence has left its slot."""
         self._began_s.pop(generation, None)
 
-    def opened(self, generation: int, compile_us: int) -> None:
+    def record_opening(self, generation: int, compile_us: int) -> None:
         """A seat was opened. Only the first time the wait for the first mask is observed: later ones are replays."""
         self._compile_seconds.observe(compile_us / 1e6)
         began_s = self._began_s.pop(generation, None)
         if began_s is not None:
             self._first_mask_seconds.observe(self._clock() - began_s)
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """A sequence ends by its grammar."""
         self._failures.inc()
 
-    def held(self) -> None:
+    def count_held_row(self) -> None:
         """A step did not find a mask, and a row of it was held."""
         self._held.inc()
 
-    def replayed(self) -> None:
+    def count_replay(self) -> None:
         """A sequence is replayed since a mask did not come."""
         self._replays.inc()
 
@@ -69,7 +69,7 @@ class MatcherMetrics:
         self._waiting.inc(waiting - self._seen_mask_slots[1])
         self._seen_mask_slots = used, waiting
 
-    def masks(self, made: tuple[int, int]) -> None:
+    def record_masks(self, made: tuple[int, int]) -> None:
         """Note how many masks the process has made since the ring was made, and how many nanoseconds they took."""
         if made != self._seen_masks:
             self._masks.inc(made[0] - self._seen_masks[0])

@@ -48,9 +48,9 @@ class MatcherPool:
         return [client.pid for client in self._clients if client.pid is not None]
 
     @property
-    def masks(self) -> tuple[int, int]:
+    def mask_totals(self) -> tuple[int, int]:
         """Return the number of masks that were made, and the nanoseconds that they took."""
-        counts, times_ns = zip(*(client.masks for client in self._clients), strict=True)
+        counts, times_ns = zip(*(client.mask_totals for client in self._clients), strict=True)
         return sum(counts), sum(times_ns)
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
@@ -66,10 +66,10 @@ class MatcherPool:
         """Forget a sequence that has left its slot."""
         self._client_of.pop(constraint).close_sequence(constraint)
 
-    def take_changes(self) -> bool:
+    def poll(self) -> bool:
         """Take in what the processes have said; returns whether `is_ready` or `failure` of some sequence may have
         changed since the last call."""
-        changed = [client.take_changes() for client in self._clients]  # of each, whatever the others say
+        changed = [client.poll() for client in self._clients]  # of each, whatever the others say
         return any(changed)
 
     def hold(self, constraint: RowConstraint) -> None:

@@ -83,7 +83,7 @@ class RowConstraint:
         """The size of the frame that opens its seat: the grammar, and all that was sampled."""
         return open_frame_bytes(len(self.output), self._grammar_bytes)
 
-    def state(self) -> bytes:
+    def replay_key(self) -> bytes:
         """Return a digest of all that decides what the matcher does for the sequence: its grammar and its output."""
         found = xxhash.xxh3_128(self.grammar.encode())
         found.update(b"\0" + np.array(self.output, np.int32).tobytes())

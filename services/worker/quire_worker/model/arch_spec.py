@@ -13,7 +13,7 @@ from typing import Literal
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NormKind = Literal["rms", "layer"]
-NormedHeads = Literal["head", "each_head", "whole"]
+QkNormGranularity = Literal["head", "each_head", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RopeSpec:
 class QkNormSpec:
     """Norms of query and key heads."""
 
-    over: NormedHeads = "head"
+    granularity: QkNormGranularity = "head"
     """head: all heads have the same weights; each_head: each its own; whole: one norm over all heads together."""
     kind: NormKind = "rms"
     bias: bool = False
@@ -57,7 +57,7 @@ class QkNormSpec:
     @property
     def is_fused(self) -> bool:
         """Whether the kernel that rotates the heads norms them too."""
-        return self.over == "head" and self.kind == "rms" and not self.bias
+        return self.granularity == "head" and self.kind == "rms" and not self.bias
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def _head_norms(
     found, first = [], 0
     for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
         size = heads * attention.head_dim
-        groups = 1 if norm.over == "whole" else heads
+        groups = 1 if norm.granularity == "whole" else heads
         weight, bias = _head_weights(spec, store, part, layer), store.get(f"{part}_norm.bias", layer)
         found.append(HeadNorm(first, groups, size // groups, spec.norm.eps, norm.kind == "layer", weight, bias))
         first += size

@@ -132,8 +132,8 @@ def _qk_norm(attention: Attention, norm: QkNormSpec, index: int, order: tuple[in
     found = []
     for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
         for kind in ("weight", *("bias",) * norm.bias):
-            role, size = f"{part}_norm.{kind}", attention.head_dim * (1 if norm.over == "head" else heads)
-            in_file = (heads, attention.head_dim) if norm.over == "each_head" else ()
+            role, size = f"{part}_norm.{kind}", attention.head_dim * (1 if norm.granularity == "head" else heads)
+            in_file = (heads, attention.head_dim) if norm.granularity == "each_head" else ()
             found.append(ParameterSpec(role, index, (size,), Partition(), role, order, in_file))
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.logits_processors import capabilities_of
 from quire_common.pages import namespace_digest
-from quire_worker.matcher.served import grammar_capabilities
+from quire_worker.matcher.matcher_factory import grammar_capabilities
 from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray

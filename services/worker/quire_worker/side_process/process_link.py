@@ -67,7 +67,7 @@ class ProcessKind:
     """The name of the link's thread."""
     on_lost: Callable[[], None]
     """Called by the link's thread after each process that ended or hung, for a metric."""
-    awaits_next: bool = False
+    buffers_while_restarting: bool = False
     """Whether `send` takes frames for the next process as soon as one is lost. Otherwise it refuses them until the next
     one starts."""
 
@@ -168,7 +168,7 @@ class ProcessLink:
                 backoff_s = self._timeouts.first_backoff_s
             with self._lock:
                 self._incarnation += 1
-            if self._kind.awaits_next:
+            if self._kind.buffers_while_restarting:
                 self._first = self._connect()
             self._kind.on_lost()
             log.warning(f"{self._kind.name}'s process is gone", reason=reason, restart_in_s=backoff_s)

@@ -7,10 +7,10 @@ import numpy as np
 from quire_common.sequence import Sequence, Stop
 from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.matcher.wire import MatcherFrameKind
-from tests.fakes.worker.local_matcher import LocalMatcher, letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import LocalMatcher, letter_backend, masks_after
 
 VOCAB, EOS = 60, (1, 2)
-GRAMMARS = letter_grammars(VOCAB, EOS)
+BACKEND = letter_backend(VOCAB, EOS)
 # Tokens 17 to 20 are A to D.
 TEXT = "start: /[A-D]{3,8}/"
 A, B, C = 17, 18, 19
@@ -18,7 +18,7 @@ PROMPT = 5
 
 
 def a_matcher(mask_slots: int = 8, *, prompt: bool = True) -> LocalMatcher:
-    return LocalMatcher(GRAMMARS, VOCAB, mask_slots, prompt=prompt)
+    return LocalMatcher(BACKEND, VOCAB, mask_slots, prompt=prompt)
 
 
 def open_row(matcher: LocalMatcher, output: tuple[int, ...] = (), text: str = TEXT) -> RowConstraint:
@@ -38,7 +38,7 @@ def keep(row: RowConstraint, *tokens: int) -> None:
 
 
 def wanted(*output: int, text: str = TEXT) -> list[int]:
-    return np.flatnonzero(~masks_after(GRAMMARS, text)([*output]).forbidden(VOCAB)).tolist()
+    return np.flatnonzero(~masks_after(BACKEND, text)([*output]).forbidden(VOCAB)).tolist()
 
 
 def opened(matcher: LocalMatcher) -> list[int]:
@@ -48,7 +48,7 @@ def opened(matcher: LocalMatcher) -> list[int]:
 
 def take_all(matcher: LocalMatcher) -> None:
     """Take in changes until there are none."""
-    while matcher.client.take_changes():
+    while matcher.client.poll():
         pass
 
 

@@ -18,10 +18,10 @@ from quire_worker.paced.facts import PacedFacts
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
-from tests.fakes.worker.local_matcher import DeadlyGrammars, LocalMatcher, letter_grammars, masks_after
+from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher, letter_backend, masks_after
 
 VOCAB, EOS, PAGE = 60, (1, 2), 4
-GRAMMARS = letter_grammars(VOCAB, EOS)
+BACKEND = letter_backend(VOCAB, EOS)
 FACTS = PacedFacts(VOCAB, EOS, 64)
 TEXT = "start: /[A-Z]{6,12}(0[3-9]*)?/"
 PROMPT = [5, 6, 7]
@@ -49,14 +49,14 @@ def start(slot: int, text: str = TEXT, seed: int = 0, *, min_tokens: int = 0, ma
 
 def alone(made: Start) -> tuple[list[int], Finish]:
     sequence = made.sequence
-    grammar = masks_after(GRAMMARS, sequence.constraint.text) if sequence.constraint else None
+    grammar = masks_after(BACKEND, sequence.constraint.text) if sequence.constraint else None
     answer = paced_tokens(PROMPT, sequence.stop, sequence.sampling, facts=FACTS, grammar=grammar)
     return answer.tokens, answer.finish
 
 
 @pytest.mark.parametrize(("depth", "processes"), [(1, 1), (2, 1), (2, 3)])
 def test_constrained_answers_are_those_of_the_pure_model(depth: int, processes: int) -> None:
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB, processes=processes), depth)
+    bench = Bench(LocalMatcher(BACKEND, VOCAB, processes=processes), depth)
     starts = [start(slot, TEXT if slot % 3 else "", seed=slot) for slot in range(6)]
     bench.grant(*starts)
     told = bench.run()
@@ -68,7 +68,7 @@ def test_constrained_answers_are_those_of_the_pure_model(depth: int, processes: 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_row_without_its_mask_is_held_while_others_go_on(depth: int) -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB)
+    matcher = LocalMatcher(BACKEND, VOCAB)
     bench = Bench(matcher, depth)
     held, free = start(0, seed=1), start(1, "", seed=2, max_tokens=40)
     bench.grant(held, free)
@@ -89,7 +89,7 @@ def test_row_without_its_mask_is_held_while_others_go_on(depth: int) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_row_without_its_mask_computes_no_step_again_and_again(depth: int) -> None:
     """Each step in flight may miss it once. Then its row waits until the mask is there."""
-    matcher = LocalMatcher(GRAMMARS, VOCAB)
+    matcher = LocalMatcher(BACKEND, VOCAB)
     bench = Bench(matcher, depth)
     bench.grant(start(0, seed=1))
     for _ in range(4):
@@ -111,7 +111,7 @@ def test_held_rows_are_counted_only_while_their_sequence_has_its_slot(depth: int
     def count() -> float:
         return metrics.registry.get_sample_value("quire_worker_held_rows_total") or 0.0
 
-    matcher = LocalMatcher(GRAMMARS, VOCAB)
+    matcher = LocalMatcher(BACKEND, VOCAB)
     bench = Bench(matcher, depth)
     before = count()
     bench.grant(start(0, 'start: "ABCDEF"', seed=1), start(1, "", seed=2, max_tokens=40))
@@ -128,7 +128,7 @@ def test_held_rows_are_counted_only_while_their_sequence_has_its_slot(depth: int
 
 
 def test_slot_takes_no_row_before_its_first_mask() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, prompt=False)
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False)
     bench = Bench(matcher)
     bench.grant(start(0))
     bench.run()
@@ -142,7 +142,7 @@ def test_slot_takes_no_row_before_its_first_mask() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_lost_matcher_is_a_pause(depth: int) -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB)
+    matcher = LocalMatcher(BACKEND, VOCAB)
     bench = Bench(matcher, depth)
     starts = [start(slot, seed=slot) for slot in range(4)]
     bench.grant(*starts)
@@ -158,7 +158,7 @@ def test_lost_matcher_is_a_pause(depth: int) -> None:
 
 
 def test_bad_grammar_ends_its_slot_with_the_cause_and_no_other() -> None:
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB))
+    bench = Bench(LocalMatcher(BACKEND, VOCAB))
     good = start(1, seed=4)
     bench.grant(start(0, "start: nonsense"), good)
     told = bench.run()
@@ -169,7 +169,7 @@ def test_bad_grammar_ends_its_slot_with_the_cause_and_no_other() -> None:
 @pytest.mark.parametrize("name", ["deadly", "fatal"])
 def test_grammar_that_ends_the_matcher_fails_alone_beside_eight(name: str, depth: int) -> None:
     """`deadly` ends it when it is compiled, `fatal` at its third token."""
-    matcher = LocalMatcher(DeadlyGrammars.like(GRAMMARS), VOCAB, 9)
+    matcher = LocalMatcher(CrashingBackend.like(BACKEND), VOCAB, 9)
     bench = Bench(matcher, depth)
     innocents = [start(slot, seed=slot) for slot in range(1, 9)]
     bench.grant(start(0, f"start: {name}\n{name}: /[A-Z]{{6,12}}/"), *innocents)
@@ -182,7 +182,7 @@ def test_grammar_that_ends_the_matcher_fails_alone_beside_eight(name: str, depth
 
 def test_min_tokens_yields_where_the_grammar_leaves_only_the_end() -> None:
     made = start(0, 'start: "ABC"', min_tokens=20)
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB))
+    bench = Bench(LocalMatcher(BACKEND, VOCAB))
     bench.grant(made)
     told = bench.run()
     assert told.tokens[0][:3] == [17, 18, 19] and told.tokens[0][3] in EOS and told.finish[0] is Finish.STOP
@@ -190,14 +190,14 @@ def test_min_tokens_yields_where_the_grammar_leaves_only_the_end() -> None:
 
 def test_min_tokens_holds_where_the_grammar_may_go_on() -> None:
     made = start(0, "start: /A+/", min_tokens=9)
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB))
+    bench = Bench(LocalMatcher(BACKEND, VOCAB))
     bench.grant(made)
     told = bench.run()
     assert told.tokens[0][:9] == [17] * 9 and (told.tokens[0], told.finish[0]) == alone(made)
 
 
 def test_mask_slot_is_free_again_when_its_sequence_has_ended_or_was_stopped() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, mask_slots=1)
+    matcher = LocalMatcher(BACKEND, VOCAB, mask_slots=1)
     bench = Bench(matcher)
     first, second, third = (start(slot, seed=slot) for slot in range(3))
     bench.grant(first, second, third)
@@ -209,7 +209,7 @@ def test_mask_slot_is_free_again_when_its_sequence_has_ended_or_was_stopped() ->
 
 
 def test_new_run_leaves_no_mask_slot_used() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, mask_slots=2)
+    matcher = LocalMatcher(BACKEND, VOCAB, mask_slots=2)
     bench = Bench(matcher)
     bench.grant(*(start(slot) for slot in range(5)))
     bench.step()
@@ -225,7 +225,7 @@ def test_worker_without_a_matcher_refuses_a_grammar() -> None:
 
 
 def test_grammar_for_another_version_is_refused() -> None:
-    bench = Bench(LocalMatcher(GRAMMARS, VOCAB))
+    bench = Bench(LocalMatcher(BACKEND, VOCAB))
     other, good = start(0), start(1, seed=4)
     other = replace(other, sequence=replace(other.sequence, constraint=Constraint.of(TEXT, "1.0.0")))
     bench.grant(other, good)

@@ -74,5 +74,5 @@ def test_process_and_engine_share_the_ring(ring: MaskRing) -> None:
     process.set_busy(1, 9)
     found = ring.mask_at(3, 9, 4)
     assert found is not None and found.kind is MaskKind.ONE and found.token == 11
-    assert ring.masks == (2, 570)
+    assert ring.mask_totals == (2, 570)
     assert ring.pop_busy() == {9} and ring.pop_busy() == set()

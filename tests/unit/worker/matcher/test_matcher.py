@@ -26,12 +26,12 @@ from quire_worker.matcher.matcher_threads import (
 from quire_worker.matcher.wire import MatcherFrameKind, OpenMessage, pack_open
 from quire_worker.sampling.token_mask import MaskKind, TokenMask
 from quire_worker.side_process.frames import Frame
-from tests.fakes.worker.local_matcher import letter_grammars
+from tests.fakes.worker.local_matcher import letter_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quire_worker.matcher.grammars import Grammars
+    from quire_worker.matcher.guidance_backend import GuidanceBackend
 
 VOCAB = 64
 
@@ -44,21 +44,21 @@ class SlowGrammar:
         self._count = 0
         self._meanwhile = meanwhile
 
-    def consume(self, tokens: Iterable[int]) -> None:
+    def accept_tokens(self, tokens: Iterable[int]) -> None:
         self._count += len(list(tokens))
 
-    def mask(self) -> TokenMask:
+    def compute_mask(self) -> TokenMask:
         self._left -= 1
         if not self._left:
             self._meanwhile()
         return TokenMask(MaskKind.ONE, self._count, b"")
 
 
-class SlowGrammars:
+class SlowBackend:
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def start(self, text: str) -> tuple[SlowGrammar, int]:
+    def compile_grammar(self, text: str) -> tuple[SlowGrammar, int]:
         return SlowGrammar(text, self.meanwhile), 1
 
 
@@ -66,15 +66,15 @@ class SlowGrammars:
 def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(masks: int) -> None:
     """Both positions share a place in the ring."""
     ring = MaskRing.create(1, 2, VOCAB)
-    grammars = SlowGrammars()
+    backend = SlowBackend()
     executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
-    matcher = Matcher(cast("Grammars", grammars), ring, lambda frame: None, executors)
+    matcher = Matcher(cast("GuidanceBackend", backend), ring, lambda frame: None, executors)
 
     def reuse_mask_slot() -> None:
         matcher.receive(Frame(MatcherFrameKind.CLOSE, 1, 0))
         matcher.receive(pack_open(OpenMessage(0, 2, 20, (), "9")))
 
-    grammars.meanwhile = reuse_mask_slot
+    backend.meanwhile = reuse_mask_slot
     matcher.receive(pack_open(OpenMessage(0, 1, 10 if masks == 1 else 9, (), str(masks))))
     if masks == 2:
         matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 9, 5])))
@@ -92,8 +92,8 @@ def test_sequence_whose_first_mask_took_long_starts_on_the_slow_thread(
     now_ns = [0]
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", lambda: now_ns[0])
     ring = MaskRing.create(1, 2, VOCAB)
-    grammars = SlowGrammars()
-    grammars.meanwhile = lambda: now_ns.append(now_ns.pop() + mask_ns)
+    backend = SlowBackend()
+    backend.meanwhile = lambda: now_ns.append(now_ns.pop() + mask_ns)
     worked: list[MatcherThread] = []
 
     class RecordingExecutor(InlineExecutor):
@@ -102,7 +102,7 @@ def test_sequence_whose_first_mask_took_long_starts_on_the_slow_thread(
             super().submit(generation, work)
 
     matcher = Matcher(
-        cast("Grammars", grammars),
+        cast("GuidanceBackend", backend),
         ring,
         lambda frame: None,
         {each: RecordingExecutor(each, ring) for each in MatcherThread},
@@ -119,11 +119,11 @@ AMBIGUOUS = "start: s\ns: /[A-D]/ | s s | s s s"
 class SequenceAtMatcher:
     """A matcher whose lanes are this thread, and one sequence in it whose answer is one letter again and again."""
 
-    def __init__(self, grammars: Grammars, text: str) -> None:
+    def __init__(self, backend: GuidanceBackend, text: str) -> None:
         self.frames: list[Frame] = []
         self.ring = MaskRing.create(1, 2, VOCAB)
         executors = {thread: InlineExecutor(thread, self.ring) for thread in MatcherThread}
-        self.matcher = Matcher(grammars, self.ring, self.frames.append, executors)
+        self.matcher = Matcher(backend, self.ring, self.frames.append, executors)
         self.matcher.receive(pack_open(OpenMessage(0, 1, 0, (), text)))
         self.tokens = 0
         self.text = text
@@ -156,7 +156,7 @@ class Clock:
         self.now_ns += elapsed_ns
 
 
-class CostlyGrammars(SlowGrammars):
+class CostlyBackend(SlowBackend):
     """Each mask takes so much of a clock."""
 
     def __init__(self, clock: Clock, mask_ns: int) -> None:
@@ -164,12 +164,12 @@ class CostlyGrammars(SlowGrammars):
         self.mask_ns = mask_ns
         self._clock = clock
 
-    def start(self, text: str) -> tuple[SlowGrammar, int]:
+    def compile_grammar(self, text: str) -> tuple[SlowGrammar, int]:
         return CostlyGrammar(text, lambda: self._clock.advance(self.mask_ns)), 1
 
 
 class CostlyGrammar(SlowGrammar):
-    def mask(self) -> TokenMask:
+    def compute_mask(self) -> TokenMask:
         self._meanwhile()
         return TokenMask(MaskKind.ONE, self._count, b"")
 
@@ -184,7 +184,7 @@ def test_sequence_whose_tokens_take_too_much_processor_time_fails(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    sequence = SequenceAtMatcher(cast("Grammars", CostlyGrammars(clock, token_ns)), "1")
+    sequence = SequenceAtMatcher(cast("GuidanceBackend", CostlyBackend(clock, token_ns)), "1")
     while sequence.failure is None and sequence.tokens < 2000:
         sequence.draw()
     if limit is None:
@@ -198,7 +198,7 @@ def test_sequence_whose_tokens_take_too_much_processor_time_fails(
 def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    sequence = SequenceAtMatcher(cast("Grammars", CostlyGrammars(clock, 3 * AVERAGE_NS)), "1")
+    sequence = SequenceAtMatcher(cast("GuidanceBackend", CostlyBackend(clock, 3 * AVERAGE_NS)), "1")
     while sequence.failure is None:
         assert sequence.tokens <= 202
         sequence.draw()
@@ -210,9 +210,9 @@ def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest
 def test_replayed_sequence_stays_on_the_slow_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    grammars = CostlyGrammars(clock, 2 * SLOW_NS)
-    sequence = SequenceAtMatcher(cast("Grammars", grammars), "1")
-    grammars.mask_ns = 0
+    backend = CostlyBackend(clock, 2 * SLOW_NS)
+    sequence = SequenceAtMatcher(cast("GuidanceBackend", backend), "1")
+    backend.mask_ns = 0
     for _ in range(2):
         sequence.replay()
         assert sequence.matcher._sequences[0].thread is MatcherThread.SLOW
@@ -222,7 +222,7 @@ def test_replayed_sequence_stays_on_the_slow_thread(monkeypatch: pytest.MonkeyPa
 
 def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire_worker.matcher.matcher.time.perf_counter_ns", Clock(10**10))
-    sequence = SequenceAtMatcher(letter_grammars(VOCAB, (1, 2)), "start: /[A-D]+/")
+    sequence = SequenceAtMatcher(letter_backend(VOCAB, (1, 2)), "start: /[A-D]+/")
     for _ in range(20):
         sequence.draw()
     assert sequence.failure is None and sequence.matcher._sequences[0].thread is MatcherThread.QUICK
@@ -230,7 +230,7 @@ def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: py
 
 def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
     """Real grammars, and the time of this machine: llguidance's limits alone let it take a second for a token."""
-    sequence = SequenceAtMatcher(letter_grammars(VOCAB, (1, 2)), AMBIGUOUS)
+    sequence = SequenceAtMatcher(letter_backend(VOCAB, (1, 2)), AMBIGUOUS)
     began = time.thread_time()
     while sequence.failure is None:
         sequence.draw()
@@ -284,8 +284,8 @@ def test_dearer_mask_is_made_though_cheaper_ones_keep_coming(monkeypatch: pytest
 
 def test_work_that_is_queued_for_a_closed_sequence_keeps_no_grammar() -> None:
     """Replays and cancelled requests leave such work."""
-    grammars = letter_grammars(VOCAB, (1, 2))
-    sequence = SequenceAtMatcher(grammars, "start: /[A-D]+/")
+    backend = letter_backend(VOCAB, (1, 2))
+    sequence = SequenceAtMatcher(backend, "start: /[A-D]+/")
     found = weakref.ref(sequence.matcher._sequences[0].grammar)
     step = sequence.matcher._step(sequence.matcher._sequences[0], [17])
     assert found() is not None
@@ -302,7 +302,7 @@ def test_long_replay_makes_way_for_the_next_grammar(monkeypatch: pytest.MonkeyPa
     told: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     executors: dict[MatcherThread, InlineExecutor] = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
     executors[MatcherThread.COMPILE] = ThreadExecutor(MatcherThread.COMPILE, ring, lambda: None)
-    matcher = Matcher(letter_grammars(VOCAB, (1, 2)), ring, told.put, executors)
+    matcher = Matcher(letter_backend(VOCAB, (1, 2)), ring, told.put, executors)
     matcher.receive(pack_open(OpenMessage(0, 1, 0, (17,) * 60_000, "start: /[A-D]+/")))
     matcher.receive(pack_open(OpenMessage(1, 2, 0, (), "start: /[A-D]+/")))
     opened = [told.get(timeout=60).generation for _ in range(2)]
@@ -333,7 +333,7 @@ def test_thread_that_waits_for_a_processor_is_not_overdue(monkeypatch: pytest.Mo
 def test_process_that_ends_itself_records_the_thread_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = MaskRing.create(1, 2, VOCAB)
     executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
-    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, executors)
+    matcher = Matcher(cast("GuidanceBackend", SlowBackend()), ring, lambda frame: None, executors)
     assert not matcher.finalize_if_overdue()
     monkeypatch.setattr(
         type(executors[MatcherThread.SLOW]), "is_overdue", property(lambda self: self.thread is MatcherThread.SLOW)
@@ -348,7 +348,7 @@ def test_thread_that_goes_on_until_the_process_ends_is_not_recorded(monkeypatch:
     monkeypatch.setattr("quire_worker.matcher.matcher_threads.CPU_LIMIT_S", -1.0)
     ring = MaskRing.create(1, 2, VOCAB)
     executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
-    matcher = Matcher(cast("Grammars", SlowGrammars()), ring, lambda frame: None, executors)
+    matcher = Matcher(cast("GuidanceBackend", SlowBackend()), ring, lambda frame: None, executors)
     blamed: list[set[int]] = []
 
     def work() -> None:
@@ -369,7 +369,7 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
     """One after the other would keep it for as long as one token may take."""
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    ring, grammars, worked = MaskRing.create(6, 2, VOCAB), SlowGrammars(), list[tuple[MatcherThread, int]]()
+    ring, backend, worked = MaskRing.create(6, 2, VOCAB), SlowBackend(), list[tuple[MatcherThread, int]]()
 
     class RecordingExecutor(InlineExecutor):
         def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
@@ -377,7 +377,7 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
             super().submit(generation, work)
 
     matcher = Matcher(
-        cast("Grammars", grammars),
+        cast("GuidanceBackend", backend),
         ring,
         lambda frame: None,
         {each: RecordingExecutor(each, ring) for each in MatcherThread},
@@ -386,8 +386,8 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
         matcher.receive(pack_open(OpenMessage(mask_slot, mask_slot + 1, 10, (), "2")))
     matcher.receive(pack_open(OpenMessage(4, 5, 10, (), "9")))
     del worked[:]
-    grammars.meanwhile = lambda: clock.advance(mask_ns)
-    matcher._sequences[0].grammar._meanwhile = grammars.meanwhile  # type: ignore[union-attr]  # a fake's
+    backend.meanwhile = lambda: clock.advance(mask_ns)
+    matcher._sequences[0].grammar._meanwhile = backend.meanwhile  # type: ignore[union-attr]  # a fake's
     for place in (10, 11):
         for mask_slot in range(5):
             matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([mask_slot, mask_slot + 1, place, 5])))

@@ -12,7 +12,7 @@ from quire_worker.matcher.wire import MatcherFrameKind, open_frame_bytes
 from quire_worker.side_process.frames import Frame
 from tests.fakes.worker.local_matcher import LocalMatcher, masks_after
 from tests.unit.worker.matcher.letter_rows import (
-    GRAMMARS,
+    BACKEND,
     TEXT,
     VOCAB,
     A,
@@ -32,8 +32,8 @@ from tests.unit.worker.matcher.letter_rows import (
 def test_masks_follow_the_tokens_of_each_sequence() -> None:
     matcher = a_matcher()
     rows = [open_row(matcher) for _ in range(3)]
-    assert matcher.client.take_changes() and all(row.is_open for row in rows)
-    assert not matcher.client.take_changes()
+    assert matcher.client.poll() and all(row.is_open for row in rows)
+    assert not matcher.client.poll()
     for number, row in enumerate(rows):
         keep(row, *[A, B, C][: number + 1])
         assert allowed(row, number + 1) == wanted(*[A, B, C][: number + 1])
@@ -58,19 +58,19 @@ def test_tokens_of_a_step_travel_together() -> None:
 def test_sequence_without_a_free_mask_slot_waits_for_one() -> None:
     matcher = a_matcher(mask_slots=2)
     first, second, third, fourth = (open_row(matcher) for _ in range(4))
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert [row.is_open for row in (first, second, third, fourth)] == [True, True, False, False]
     assert allowed(third, 0) is None
     matcher.client.close_sequence(third)  # it waits no longer
     matcher.client.close_sequence(first)
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert fourth.is_open and allowed(fourth, 0) == wanted() and allowed(first, 0) is None
 
 
 def test_grammar_that_cannot_be_compiled_fails_its_sequence_alone() -> None:
     matcher = a_matcher()
     bad, good = open_row(matcher, text="start: nonsense"), open_row(matcher)
-    assert matcher.client.take_changes()
+    assert matcher.client.poll()
     assert bad.failure is not None and bad.failure.code == "GRAMMAR_FAILED" and "nonsense" in bad.failure.message
     assert good.failure is None and good.is_open
 
@@ -83,10 +83,10 @@ def test_lost_process_is_replayed_and_the_same_masks_come() -> None:
     matcher.prompt = False
     matcher.link.lose()
     keep(rows[0], C)  # drawn by a mask of the lost process, before the loss is known
-    assert matcher.client.take_changes() and not any(row.is_open for row in rows)
+    assert matcher.client.poll() and not any(row.is_open for row in rows)
     matcher.prompt = True
     matcher.on_send(matcher.link)
-    assert matcher.client.take_changes() and all(row.is_open for row in rows)
+    assert matcher.client.poll() and all(row.is_open for row in rows)
     assert [allowed(rows[0], 1), allowed(rows[1], 1), allowed(rows[2], 2)] == [wanted(C), wanted(A), wanted(A, B)]
 
 
@@ -97,7 +97,7 @@ def test_token_that_comes_twice_is_consumed_once() -> None:
     matcher.link.lose()
     matcher.prompt = False
     row.keep([A])
-    matcher.client.take_changes()
+    matcher.client.poll()
     row.keep([B])
     matcher.prompt = True
     row.mask_source.flush()
@@ -122,11 +122,11 @@ def test_large_grammars_are_opened_a_few_at_a_time(loses: bool, monkeypatch: pyt
     rows = [open_row(matcher) for _ in range(8)]
     if loses:
         matcher.link.lose()
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert len(matcher.link.unheard) == 3
     while matcher.link.hear():
         assert len(matcher.link.unheard) <= 3
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert all(row.is_open for row in rows)
 
 
@@ -135,7 +135,7 @@ def test_long_outputs_are_replayed_a_few_at_a_time() -> None:
     output = (A,) * 17_000
     rows = [open_row(matcher, output) for _ in range(256)]
     matcher.link.lose()
-    matcher.client.take_changes()
+    matcher.client.poll()
     unread, opened_rows = matcher.link.unheard, 0
     while unread:
         assert MOST_OPENING_BYTES - (1 << 17) < sum(len(frame.pack()) for frame in unread) <= MOST_OPENING_BYTES or (
@@ -145,18 +145,18 @@ def test_long_outputs_are_replayed_a_few_at_a_time() -> None:
             frame = unread.popleft()
             matcher.link._tell(Frame.of(MatcherFrameKind.OPENED, frame.generation, frame.subject, [1]))
             opened_rows += 1
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert opened_rows == 256 and all(row.is_open for row in rows)
 
 
 def test_nonsense_of_the_process_gives_it_up() -> None:
     matcher = a_matcher()
     row = open_row(matcher)
-    matcher.client.take_changes()
+    matcher.client.poll()
     frame = matcher.link.heard[0]
     assert frame.kind is MatcherFrameKind.OPEN
     matcher.link._tell(frame)  # a frame that only the engine sends
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert len(matcher.link.gave_up) == 1 and row.failure is None
 
 
@@ -171,11 +171,11 @@ def test_held_row_is_not_ready_until_its_mask_is_there() -> None:
     take_all(matcher)
     assert not row.is_ready
     matcher.link.hear()  # the token: its mask is made
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert not row.is_ready
     matcher.prompt = True
     matcher.on_send(matcher.link)
-    assert matcher.client.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
+    assert matcher.client.poll() and row.is_ready and allowed(row, 1) == wanted(A)
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.AWAIT) == 1
 
 
@@ -188,12 +188,12 @@ def test_mask_that_is_awaited_before_its_token_is_known_comes_behind_it() -> Non
     take_all(matcher)
     assert not row.is_ready
     row.mask_source.flush()
-    assert matcher.client.take_changes() and row.is_ready and allowed(row, 1) == wanted(A)
+    assert matcher.client.poll() and row.is_ready and allowed(row, 1) == wanted(A)
 
 
 def spoil(matcher: LocalMatcher, row: RowConstraint) -> None:
     """Write over the mask of the row's next token."""
-    matcher.ring.put(row.mask_slot, row.generation + 99, row.next_position, masks_after(GRAMMARS, TEXT)([]))
+    matcher.ring.put(row.mask_slot, row.generation + 99, row.next_position, masks_after(BACKEND, TEXT)([]))
 
 
 def test_row_whose_mask_is_lost_is_replayed_after_a_few_steps() -> None:
@@ -228,7 +228,7 @@ def test_row_whose_mask_is_always_lost_fails_and_no_other() -> None:
 def test_row_whose_mask_never_comes_is_replayed_and_fails_in_the_end() -> None:
     """The process lives, and serves others."""
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, clock=lambda: now_s[0])
     row, other = open_row(matcher), open_row(matcher)
     take_all(matcher)
     matcher.prompt = False
@@ -253,7 +253,7 @@ def test_row_whose_mask_never_comes_is_replayed_and_fails_in_the_end() -> None:
 @pytest.mark.parametrize("others", [False, True])
 def test_row_that_is_never_opened_fails_in_the_end(others: bool) -> None:
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, prompt=False, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])
     row = open_row(matcher)
     while row.failure is None:
         now_s[0] += 1.0
@@ -271,7 +271,7 @@ def test_row_that_is_never_opened_fails_in_the_end(others: bool) -> None:
 def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     """A sequence waits longer than a process may be silent, and all the time another one gets its masks at once."""
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, clock=lambda: now_s[0])
     served = open_row(matcher, text="start: /[A-D]+/")
     take_all(matcher)
     matcher.on_send = lambda _: None
@@ -291,7 +291,7 @@ def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
 
 def test_row_that_waits_for_a_mask_slot_or_for_credit_does_not_fail() -> None:
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, 1, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, 1, clock=lambda: now_s[0])
     assigned, waiting = open_row(matcher), open_row(matcher)
     take_all(matcher)
     now_s[0] = 2 * MOST_WAIT_S
@@ -304,7 +304,7 @@ def test_row_that_waits_for_a_mask_slot_or_for_credit_does_not_fail() -> None:
 
 def test_row_that_ends_while_its_mask_is_overdue_is_not_opened_again() -> None:
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, clock=lambda: now_s[0])
     row = open_row(matcher)
     take_all(matcher)
     matcher.prompt = False
@@ -324,7 +324,7 @@ def sample(name: str) -> float:
 
 def test_metrics_tell_how_long_first_masks_take_from_the_start_of_their_sequences() -> None:
     now_s = [0.0]
-    matcher = LocalMatcher(GRAMMARS, VOCAB, 1, prompt=False, clock=lambda: now_s[0])
+    matcher = LocalMatcher(BACKEND, VOCAB, 1, prompt=False, clock=lambda: now_s[0])
     count, seconds = sample("first_mask_seconds_count"), sample("first_mask_seconds_sum")
     slots, waiting = sample("constrained_slots"), sample("constrained_waiting")
     first, second = open_row(matcher), open_row(matcher)

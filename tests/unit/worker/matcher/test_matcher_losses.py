@@ -12,9 +12,9 @@ from quire_worker.matcher.crash_record import REFUSED_S, CrashRecord
 from quire_worker.matcher.matcher_client import MOST_LOST
 from quire_worker.matcher.wire import MatcherFrameKind
 from tests.fakes.worker.engine_bench import small_spec
-from tests.fakes.worker.local_matcher import DeadlyGrammars, LocalMatcher
+from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher
 from tests.unit.worker.matcher.letter_rows import (
-    GRAMMARS,
+    BACKEND,
     PROMPT,
     TEXT,
     VOCAB,
@@ -37,17 +37,17 @@ def test_grammar_that_ends_the_process_twice_fails_alone() -> None:
     guilty = rows[1]
     matcher.prompt = False
     matcher.link.lose([guilty.generation])
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert opened(matcher)[3:] == []
     while matcher.link.unheard and matcher.link.unheard[0].generation != guilty.generation:
         matcher.link.hear()
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert opened(matcher)[3:] == [rows[0].generation, rows[2].generation] and len(matcher.link.unheard) == 1
     matcher.link.lose([guilty.generation])
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert guilty.failure is not None and guilty.failure.code == "GRAMMAR_CRASHED"
     while matcher.link.hear():
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert [row.failure is None and row.is_open for row in rows] == [True, False, True]
 
 
@@ -56,7 +56,7 @@ DEADLY = "start: deadly\ndeadly: /[A-D]{3,8}/"
 
 def test_requests_for_one_deadly_grammar_end_the_process_twice_and_not_once_each() -> None:
     now_s = [0.0]
-    matcher = LocalMatcher(DeadlyGrammars.like(GRAMMARS), VOCAB, 24, clock=lambda: now_s[0])
+    matcher = LocalMatcher(CrashingBackend.like(BACKEND), VOCAB, 24, clock=lambda: now_s[0])
     innocents = [open_row(matcher) for _ in range(8)]
     deadly = [open_row(matcher, text=DEADLY) for _ in range(8)]
     take_all(matcher)
@@ -103,7 +103,7 @@ def test_sequence_that_goes_on_between_two_crashes_is_not_blamed_twice() -> None
     row = open_row(matcher)
     for token in (A, B, C):
         matcher.link.lose([row.generation])
-        matcher.client.take_changes()
+        matcher.client.poll()
         keep(row, token)
     assert row.failure is None and allowed(row, 3) == wanted(A, B, C)
 
@@ -113,18 +113,18 @@ def test_of_two_suspects_none_is_blamed_and_each_is_tried_alone() -> None:
     innocent, guilty, other = (open_row(matcher) for _ in range(3))
     for _ in range(3):
         matcher.link.lose([innocent.generation, guilty.generation])
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert innocent.failure is None and guilty.failure is None
     matcher.prompt = False
     matcher.link.lose([innocent.generation, guilty.generation])
     before = len(matcher.link.heard)
-    matcher.client.take_changes()
+    matcher.client.poll()
     # Nothing reaches the process while a suspect's seat is opened: who ends it then has done so alone.
     while matcher.link.unheard:
         if len(other.output) < 3:
             keep(other, A)
         matcher.link.hear()
-        matcher.client.take_changes()
+        matcher.client.poll()
     kinds = [(frame.kind, frame.generation) for frame in matcher.link.heard[before:]]
     opens = [place for place, (kind, _) in enumerate(kinds) if kind is MatcherFrameKind.OPEN]
     assert [kinds[place][1] for place in opens] == [other.generation, innocent.generation, guilty.generation]
@@ -139,12 +139,12 @@ def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> No
     for _ in range(MOST_LOST):
         assert row.failure is None
         matcher.link.lose()
-        matcher.client.take_changes()
+        matcher.client.poll()
     assert row.failure is not None and row.failure.code == "MATCHER_UNAVAILABLE"
     matcher.client.close_sequence(row)
     matcher.prompt = True
     later = open_row(matcher)
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert later.is_open and later.failure is None
 
 
@@ -156,13 +156,13 @@ def test_suspects_are_tried_while_new_sequences_arrive() -> None:
     matcher.prompt = False
     matcher.link.lose([row.generation for row in suspects])
     current, served = open_row(matcher), 0
-    assert matcher.client.take_changes() and not any(row.is_ready for row in suspects)
+    assert matcher.client.poll() and not any(row.is_ready for row in suspects)
     while not all(row.is_ready for row in suspects):
         assert served < 10
         following = open_row(matcher)
         while not current.is_ready:
-            assert matcher.link.hear() or matcher.client.take_changes()
-            matcher.client.take_changes()
+            assert matcher.link.hear() or matcher.client.poll()
+            matcher.client.poll()
         matcher.client.close_sequence(current)
         current, served = following, served + 1
     assert all(row.failure is None for row in suspects)
@@ -176,7 +176,7 @@ def test_losses_for_which_no_sequence_waits_do_not_fail_the_next_one() -> None:
     slots.end(0)
     for _ in range(MOST_LOST):
         matcher.link.lose()
-        assert slots.take_failures() == []
+        assert slots.poll_failures() == []
     matcher.prompt = False
     row = open_row(matcher)
     matcher.link.lose()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire_common.telemetry import metrics
 from quire_worker.matcher.wire import MatcherFrameKind
-from tests.fakes.worker.local_matcher import DeadlyGrammars, LocalMatcher
-from tests.unit.worker.matcher.letter_rows import GRAMMARS, VOCAB, A, allowed, keep, open_row, take_all, wanted
+from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher
+from tests.unit.worker.matcher.letter_rows import BACKEND, VOCAB, A, allowed, keep, open_row, take_all, wanted
 
 DEADLY = "start: deadly\ndeadly: /[A-D]{3,8}/"
 
@@ -15,7 +15,7 @@ def constrained_slots() -> float | None:
 
 
 def test_each_sequence_goes_to_the_process_that_has_the_fewest() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, 9, processes=3)
+    matcher = LocalMatcher(BACKEND, VOCAB, 9, processes=3)
     before = constrained_slots() or 0.0
     rows = [open_row(matcher) for _ in range(7)]
     assert [client.sequences for client in matcher.clients] == [3, 2, 2] and constrained_slots() == before + 7
@@ -27,19 +27,19 @@ def test_each_sequence_goes_to_the_process_that_has_the_fewest() -> None:
 
 
 def test_all_processes_start_with_the_first_sequence() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=3)
+    matcher = LocalMatcher(BACKEND, VOCAB, processes=3)
     assert not matcher.links
     open_row(matcher)
     assert len(matcher.links) == 3
 
 
 def test_a_lost_process_delays_its_own_sequences_alone() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=2)
+    matcher = LocalMatcher(BACKEND, VOCAB, processes=2)
     rows = [open_row(matcher) for _ in range(4)]
     take_all(matcher)
     matcher.prompt = False
     matcher.links[1].lose()
-    matcher.client.take_changes()
+    matcher.client.poll()
     assert [row.is_open for row in rows] == [True, False, True, False]
     matcher.prompt = True
     keep(rows[0], A)
@@ -51,7 +51,7 @@ def test_a_lost_process_delays_its_own_sequences_alone() -> None:
 
 
 def test_what_ended_one_process_twice_ends_no_other() -> None:
-    matcher = LocalMatcher(DeadlyGrammars.like(GRAMMARS), VOCAB, 9, processes=3)
+    matcher = LocalMatcher(CrashingBackend.like(BACKEND), VOCAB, 9, processes=3)
     rows = [open_row(matcher, text=DEADLY) for _ in range(6)]
     take_all(matcher)
     assert all(row.failure is not None and row.failure.code == "GRAMMAR_CRASHED" for row in rows)
@@ -63,11 +63,11 @@ def test_what_ended_one_process_twice_ends_no_other() -> None:
 
 
 def test_masks_are_counted_over_all_processes() -> None:
-    matcher = LocalMatcher(GRAMMARS, VOCAB, processes=2)
+    matcher = LocalMatcher(BACKEND, VOCAB, processes=2)
     rows = [open_row(matcher) for _ in range(4)]
     take_all(matcher)
     for row in rows:
         keep(row, A)
-    assert matcher.client.masks[0] == 4
+    assert matcher.client.mask_totals[0] == 4
     kinds = [[frame.kind for frame in link.heard].count(MatcherFrameKind.TOKENS) for link in matcher.links]
     assert kinds == [2, 2]

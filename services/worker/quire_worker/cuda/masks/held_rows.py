@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_worker.engine.step_runner import tell_matcher
+from quire_worker.engine.step_runner import send_tokens_to_matcher
 from quire_worker.engine.stop_rule import KeptTokens
 from quire_worker.step import HELD
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 
-def take_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
+def pop_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
     """The sequences of a step that were held, by what the device says of their tokens [S], which become -1."""
     if not batch.constraints:
         return ()
@@ -26,6 +26,6 @@ def take_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
     return tuple(held.tolist())
 
 
-def tell_tokens(batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
+def send_tokens(batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
     """Pass the tokens [S] of sequences with grammars on to the matcher, unless they end with it."""
-    tell_matcher(batch, KeptTokens(token[:, None], finish))
+    send_tokens_to_matcher(batch, KeptTokens(token[:, None], finish))

@@ -11,7 +11,7 @@ import pytest
 from quire.models import find_model
 from quire_common.structured.capability import STRUCTURED_OUTPUT
 from quire_worker.config import WorkerConfig
-from quire_worker.matcher import served
+from quire_worker.matcher import matcher_factory
 from quire_worker.paced.served import load_paced
 from tests.unit.tokenizer import folders
 
@@ -53,6 +53,6 @@ def test_model_whose_tokenizer_cannot_be_read_has_none(kind: str, demo: Path, tm
 def test_process_that_hangs_or_dies_over_the_tokenizer_harms_nobody(
     does: str, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "CHECK_COMMAND", (sys.executable, "-c", does))
-    monkeypatch.setattr(served, "CHECK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(matcher_factory, "CHECK_COMMAND", (sys.executable, "-c", does))
+    monkeypatch.setattr(matcher_factory, "CHECK_TIMEOUT_S", 2.0)
     assert STRUCTURED_OUTPUT not in capabilities(demo)

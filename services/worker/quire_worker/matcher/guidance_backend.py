@@ -41,7 +41,7 @@ class GrammarError(Exception):  # says what it is; the sequence at that seat end
     """A grammar that cannot be compiled, exceeds its bounds, or does not match what was sampled."""
 
 
-class TokenGrammar:
+class GuidanceGrammar:
     """The state of one sequence's grammar."""
 
     def __init__(
@@ -57,7 +57,7 @@ class TokenGrammar:
         # llguidance wants exactly the size of its tokenizer's masks.
         self._memory = memory.ctypes.data, size
 
-    def consume(self, tokens: Iterable[int]) -> None:
+    def accept_tokens(self, tokens: Iterable[int]) -> None:
         """Feed sampled tokens. Once the answer is complete, further eos tokens (of a request that ignores them) change
         nothing. Raises GrammarError for a token that the grammar does not allow."""
         for token in tokens:
@@ -67,7 +67,7 @@ class TokenGrammar:
                 cause = _cause(self._matcher)
                 raise GrammarError(cause or f"the grammar does not allow the token {token}, which was sampled")
 
-    def mask(self) -> TokenMask:
+    def compute_mask(self) -> TokenMask:
         """Which tokens may come next. Raises GrammarError where the grammar exceeds its bounds or is at a dead end."""
         self._matcher.unsafe_compute_mask_ptr(*self._memory)
         if self._matcher.is_error():
@@ -78,7 +78,7 @@ class TokenGrammar:
         return found
 
 
-class Grammars:
+class GuidanceBackend:
     """Belongs to the thread that compiles."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Grammars:
         self._limits = limits
         self._named = bit_words(vocab_size, self._eos | _named_tokens(tokenizer, vocab_size))
 
-    def start(self, text: str) -> tuple[TokenGrammar, int]:
+    def compile_grammar(self, text: str) -> tuple[GuidanceGrammar, int]:
         """Compile the grammar of a sequence that begins; returns its state, and the nanoseconds that this took. Raises
         GrammarError."""
         began = time.perf_counter_ns()
@@ -102,7 +102,7 @@ class Grammars:
         elapsed_ns = time.perf_counter_ns() - began
         if compiled.is_error():
             raise GrammarError(_cause(compiled))
-        return TokenGrammar(compiled, self._tokenizer.vocab_size, self._named, self._builder, self._eos), elapsed_ns
+        return GuidanceGrammar(compiled, self._tokenizer.vocab_size, self._named, self._builder, self._eos), elapsed_ns
 
 
 def _named_tokens(tokenizer: LLTokenizer, vocab_size: int) -> frozenset[int]:

@@ -59,13 +59,13 @@ def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: t
     if installed != LLGUIDANCE_VERSION:
         log.warning("no structured output", llguidance=installed, wanted=LLGUIDANCE_VERSION)
         return ()
-    if problem := _problem_of(model, vocab_size, eos_token_ids):
+    if problem := _tokenizer_problem(model, vocab_size, eos_token_ids):
         log.warning("no structured output", cause=problem)
         return ()
     return (STRUCTURED_OUTPUT,)
 
 
-def _problem_of(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> str:
+def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> str:
     """Have another process read the model's tokenizer: returns why it could not, empty if it could."""
     arguments = [str(model), str(vocab_size), *map(str, eos_token_ids)]
     try:
@@ -126,7 +126,9 @@ def _link_maker(
         log_format=config.log_format,
     )
     restarts = metrics.counter("quire_worker_matcher_restarts_total", "Matchers that ended or hung")
-    kind = ProcessKind("the matcher", COMMAND, MatcherFrameKind, "matcher-link", restarts.inc, awaits_next=True)
+    kind = ProcessKind(
+        "the matcher", COMMAND, MatcherFrameKind, "matcher-link", restarts.inc, buffers_while_restarting=True
+    )
     frame = Frame(MatcherFrameKind.SETUP, payload=setup.to_json())
 
     def make_link(on_frames: Callable[[], None]) -> ProcessLink:
