@@ -21,7 +21,7 @@ from quire_router.front.parameters import tables
 from quire_router.front.parameters.fields import MAX_INT32, MAX_NAME_CHARS, Field
 from quire_router.requests import products
 from quire_tokenizer.grammar.grammar_compiler import MAX_SOURCE_BYTES
-from quire_tokenizer.grammar.source import MAX_DEPTH
+from quire_tokenizer.grammar.grammar_source import MAX_DEPTH
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor

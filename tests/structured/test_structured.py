@@ -22,7 +22,7 @@ import pytest
 from quire import LLM, CompletionOutput, SamplingParams, StructuredOutputsParams
 from quire.errors import QuireError
 from quire_tokenizer.grammar.grammar_compiler import GrammarCompiler, GrammarLimits
-from quire_tokenizer.grammar.source import GrammarRefused, GrammarSource
+from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource
 from quire_tokenizer.model_files import read_model_files
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.parity.real_models import real_model

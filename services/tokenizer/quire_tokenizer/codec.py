@@ -15,7 +15,7 @@ from quire_tokenizer.chat.chat_renderer import ChatRequest
 from quire_tokenizer.chat.conversation import load_json
 from quire_tokenizer.detokenize.detokenizer import OpenRequest, TokenRows
 from quire_tokenizer.detokenize.long_answer import in_parts
-from quire_tokenizer.grammar.source import TOOLS, GrammarSource
+from quire_tokenizer.grammar.grammar_source import TOOLS, GrammarSource
 from quire_tokenizer.output_parsing.answer_parsers import ParseOptions, PromptEnd
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire_tokenizer.children.frames import limit_process, read_frame, write_frame
-from quire_tokenizer.grammar.canonical import AnswerForm, canonical_text
-from quire_tokenizer.grammar.schemas import last_line
-from quire_tokenizer.grammar.source import GrammarRefused, GrammarSource, bad_grammar, too_large
+from quire_tokenizer.grammar.canonical_text import ModelOutputFormat, canonical_text
+from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource, bad_grammar, too_large
+from quire_tokenizer.grammar.json_schema import error_line
 
 _PAGE_BYTES: Final = resource.getpagesize()
 # llguidance's messages about a keyword's value, by a part of the message.
@@ -52,7 +52,7 @@ class Compiler:
 
     def __init__(self, model: dict[str, Any]) -> None:
         self._tokenizer = LLTokenizer(model["tokenizer"], eos_token=model["eos"] or None)
-        self._form = AnswerForm(model["added"], model["tool_parser"], model["reasoning_parser"])
+        self._output_format = ModelOutputFormat(model["added"], model["tool_parser"], model["reasoning_parser"])
 
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
         """Compile one source. Returns {"text": ..., "warnings": ...}, or {"refused": ...}; never raises."""
@@ -69,7 +69,7 @@ class Compiler:
     def compile(self, source: GrammarSource) -> tuple[str, list[str]]:
         """Return canonical text that is known to compile, and what is not enforced. Raises GrammarRefused."""
         warnings: list[str] = []
-        text = canonical_text(source, self._form, warnings)
+        text = canonical_text(source, self._output_format, warnings)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
         warnings += matcher.get_grammar_warnings()
         _try_answer(matcher)
@@ -90,7 +90,7 @@ def main() -> int:
     try:
         compiler = Compiler(model)
     except ValueError as error:
-        compiler = UnreadableVocabulary(last_line(str(error))[:300])
+        compiler = UnreadableVocabulary(error_line(str(error))[:300])
     del model
     limit_process(_mapped_bytes() + memory_bytes)
     write_frame(answers, {"ready": True})
@@ -125,7 +125,7 @@ def _mapped_bytes() -> int:
 
 def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
     """Return the error for what llguidance says."""
-    said = last_line(message)
+    said = error_line(message)
     if found := re.search(r"Unimplemented keys: (\[.*?\])", message):
         first, *more = json.loads(found[1])
         return _unsupported(first, f"The keyword {', '.join([first, *more])} of the schema cannot be enforced.")

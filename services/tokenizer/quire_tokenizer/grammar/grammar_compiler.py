@@ -18,7 +18,7 @@ from quire_tokenizer import statistics
 from quire_tokenizer.children.child_pool import ChildFailed, ChildPool
 from quire_tokenizer.children.child_process import ChildProgram
 from quire_tokenizer.children.frames import framed
-from quire_tokenizer.grammar.source import KINDS, TOOLS, GrammarRefused, GrammarSource, bad_grammar, too_large
+from quire_tokenizer.grammar.grammar_source import KINDS, TOOLS, GrammarRefused, GrammarSource, bad_grammar, too_large
 from quire_tokenizer.output_parsing import families
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAX_SOURCE_BYTES: Final = 2 * MAX_GRAMMAR_BYTES
 _WALL_FACTOR: Final = 5.0
 _ESCAPED_BYTES_PER_CHAR: Final = 12
 # A source that took all of its processor time is not tried again for so long.
-_TIMEOUT_KEPT_S: Final = 60.0
+_TIMEOUT_CACHED_S: Final = 60.0
 # The bytes of an outcome that is kept, beside its texts.
 _ENTRY_BYTES: Final = 1024
 
@@ -57,7 +57,7 @@ class CompiledGrammar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedOutcome:
     """An outcome, its bytes, and the moment until which it holds."""
 
     outcome: CompiledGrammar | GrammarRefused
@@ -98,14 +98,14 @@ class GrammarCompiler:
             (str(limits.memory_bytes), str(limits.cpu_s)),
             MAX_GRAMMAR_BYTES * _ESCAPED_BYTES_PER_CHAR + 64 * 1024,
             _not_started,
-            first_frame=framed(_model(vocabulary)),
+            first_frame=framed(_first_frame(vocabulary)),
         )
         what = "grammars are waiting to be compiled"
         self._children = ChildPool(program, limits.processes, limits.max_waiting, limits.cpu_s * _WALL_FACTOR, what)
         self._limits = limits
         self._version = metadata.version("llguidance")
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._kept_bytes = 0
+        self._cache: OrderedDict[bytes, _CachedOutcome] = OrderedDict()
+        self._cached_bytes = 0
         self._running: dict[bytes, _Compiling] = {}
         # Those of `_running`, and those that end since nobody waits for them.
         self._tasks: set[asyncio.Task[CompiledGrammar]] = set()
@@ -114,13 +114,13 @@ class GrammarCompiler:
         """Return the grammar of a source. Raises GrammarRefused for a source that is wrong or too large, Overloaded
         where too many wait or the process does not start, and Unsupported for a vocabulary that has no grammars."""
         digest = source.digest()
-        kept = self._kept.get(digest)
-        if kept is not None and time.monotonic() < kept.until_s:
-            self._kept.move_to_end(digest)
+        cached = self._cache.get(digest)
+        if cached is not None and time.monotonic() < cached.until_s:
+            self._cache.move_to_end(digest)
             statistics.grammar_found()
-            if isinstance(kept.outcome, GrammarRefused):
-                raise _refused_again(kept.outcome)
-            return kept.outcome
+            if isinstance(cached.outcome, GrammarRefused):
+                raise _copy_of(cached.outcome)
+            return cached.outcome
         compiling = self._running.get(digest)
         if compiling is None or compiling.abandoned:
             task = asyncio.create_task(self._compile(source, digest))
@@ -149,26 +149,26 @@ class GrammarCompiler:
         """Compile a source, and keep the outcome, unless it depends on how busy the machine is."""
         try:
             with statistics.compiling():
-                compiled = await self._ask(source)
+                compiled = await self._compile_in_child(source)
         except GrammarRefused as error:
             statistics.grammar_refused(error.reason)
-            self._keep(digest, _refused_again(error), _kept_for_s(error))
+            self._cache_outcome(digest, _copy_of(error), _cache_time_s(error))
             raise
-        self._keep(digest, compiled, math.inf)
+        self._cache_outcome(digest, compiled, math.inf)
         if compiled.warnings:
             statistics.grammar_warned(len(compiled.warnings))
             log.info("a grammar enforces less than its source says", kind=source.kind, warnings=len(compiled.warnings))
         return compiled
 
-    async def _ask(self, source: GrammarSource) -> CompiledGrammar:
+    async def _compile_in_child(self, source: GrammarSource) -> CompiledGrammar:
         """Have a child compile the source."""
-        _check(source)
+        _check_source(source)
         try:
             answer = await self._children.run(framed(source.job()))
         except ChildFailed as error:
             statistics.grammar_process_ended()
             log.warning("a compiling process ended", how=error.how, kind=source.kind)
-            raise _failure(error.how, source) from error
+            raise _child_failure(error.how, source) from error
         if "unreadable" in answer:
             log.warning("the vocabulary has no grammars", reason=answer["unreadable"])
             raise _unreadable(answer["unreadable"])
@@ -177,24 +177,24 @@ class GrammarCompiler:
             raise GrammarRefused(code, message, fix, param=answer["param"], reason=answer["reason"])
         if "text" not in answer:
             log.warning("a grammar could not be compiled", kind=source.kind, reason=answer.get("failed"))
-            raise _failure("crashed", source)
+            raise _child_failure("crashed", source)
         return CompiledGrammar(Constraint.of(answer["text"], self._version), tuple(answer["warnings"]))
 
-    def _keep(self, digest: bytes, outcome: CompiledGrammar | GrammarRefused, kept_s: float) -> None:
+    def _cache_outcome(self, digest: bytes, outcome: CompiledGrammar | GrammarRefused, cache_time_s: float) -> None:
         """Keep an outcome for so long; the least recently used go."""
-        before = self._kept.pop(digest, None)
+        before = self._cache.pop(digest, None)
         if before is not None:
-            self._kept_bytes -= before.size
-        if not kept_s:
+            self._cached_bytes -= before.size
+        if not cache_time_s:
             return
-        kept = self._kept[digest] = _Kept(outcome, _size_of(outcome), time.monotonic() + kept_s)
-        self._kept_bytes += kept.size
-        while len(self._kept) > self._limits.cached or self._kept_bytes > self._limits.cached_bytes:
-            _, gone = self._kept.popitem(last=False)
-            self._kept_bytes -= gone.size
+        cached = self._cache[digest] = _CachedOutcome(outcome, _size_of(outcome), time.monotonic() + cache_time_s)
+        self._cached_bytes += cached.size
+        while len(self._cache) > self._limits.cached or self._cached_bytes > self._limits.cached_bytes:
+            _, oldest = self._cache.popitem(last=False)
+            self._cached_bytes -= oldest.size
 
 
-def _model(vocabulary: Vocabulary) -> dict[str, Any]:
+def _first_frame(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the first frame of a compiling process."""
     return {
         "tokenizer": vocabulary.tokenizer.to_str(),
@@ -215,7 +215,7 @@ def _reasoning_parser(vocabulary: Vocabulary) -> str:
     return name if family is None or family.markers.start in templates or family.markers.end in templates else ""
 
 
-def _check(source: GrammarSource) -> None:
+def _check_source(source: GrammarSource) -> None:
     """Raise GrammarRefused for a source that no child need see."""
     if source.kind not in (*KINDS, TOOLS):
         raise bad_grammar(
@@ -226,7 +226,7 @@ def _check(source: GrammarSource) -> None:
         raise too_large(f"The {source.kind} has {size} bytes, at most {MAX_SOURCE_BYTES} are possible.", "Shorten it.")
 
 
-def _failure(how: str, source: GrammarSource) -> GrammarRefused:
+def _child_failure(how: str, source: GrammarSource) -> GrammarRefused:
     if how == "timeout":
         message, fix = f"The {source.kind} takes too long to compile.", "Simplify it: fewer repeats and alternatives."
         return GrammarRefused("GRAMMAR_TIMEOUT", message, fix, reason="timeout")
@@ -234,12 +234,12 @@ def _failure(how: str, source: GrammarSource) -> GrammarRefused:
     return GrammarRefused("GRAMMAR_CRASHED", message, fix, reason="crashed")
 
 
-def _kept_for_s(error: GrammarRefused) -> float:
+def _cache_time_s(error: GrammarRefused) -> float:
     """Return how long a refusal is kept: 0 where another try may do better, since the machine was busy."""
     if error.reason not in ("timeout", "crashed"):
         return math.inf
     cause = error.__cause__
-    return _TIMEOUT_KEPT_S if isinstance(cause, ChildFailed) and cause.out_of_cpu else 0.0
+    return _TIMEOUT_CACHED_S if isinstance(cause, ChildFailed) and cause.out_of_cpu else 0.0
 
 
 def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
@@ -252,9 +252,9 @@ def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
     return _ENTRY_BYTES + sum(len(text.encode()) for text in texts)
 
 
-def _refused_again(kept: GrammarRefused) -> GrammarRefused:
+def _copy_of(refusal: GrammarRefused) -> GrammarRefused:
     """Return a copy: an exception that is raised twice would collect tracebacks."""
-    return GrammarRefused(kept.code, kept.message, kept.fix, param=kept.param, reason=kept.reason)
+    return GrammarRefused(refusal.code, refusal.message, refusal.fix, param=refusal.param, reason=refusal.reason)
 
 
 def _unreadable(reason: str) -> Unsupported:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire_tokenizer.grammar.source import MAX_DEPTH, bad_grammar, too_large
+from quire_tokenizer.grammar.grammar_source import MAX_DEPTH, bad_grammar, too_large
 
 
-def parse(text: str, what: str) -> Any:
+def parse_json(text: str, what: str) -> Any:
     """Parse JSON. Raises GrammarRefused for what is no JSON, or nested too deeply."""
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -39,7 +39,7 @@ def children(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Write JSON: no whitespace, characters as they are. The order of members stays: it is that of properties."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quire_tokenizer.output_parsing import families
 
 if TYPE_CHECKING:
-    from quire_tokenizer.grammar.lark import LarkGrammar
+    from quire_tokenizer.grammar.lark_grammar import LarkGrammar
     from quire_tokenizer.output_parsing.answer_parsers import PromptEnd
 
 # Parsers pass over whitespace behind reasoning.
@@ -23,13 +23,13 @@ class ReasoningPrefix:
     tool_parser: str
 
     @property
-    def harmony(self) -> bool:
+    def is_harmony(self) -> bool:
         """Whether answers are Harmony's messages, each in a channel."""
         return self.reasoning_parser == families.HARMONY_REASONING or self.tool_parser == families.HARMONY
 
-    def before(self, grammar: LarkGrammar, prompt_end: PromptEnd) -> str:
+    def expression(self, grammar: LarkGrammar, prompt_end: PromptEnd) -> str:
         """Return the expression of what precedes the constrained part; empty where nothing does."""
-        if self.harmony:
+        if self.is_harmony:
             return f"{harmony_reasoning(grammar)} {grammar.literal('<|channel|>final<|message|>')}"
         family = families.REASONING_FAMILIES.get(self.reasoning_parser)
         if family is None or prompt_end == "answering":
@@ -43,5 +43,5 @@ class ReasoningPrefix:
 def harmony_reasoning(grammar: LarkGrammar) -> str:
     """Return the expression of Harmony's messages before the final one."""
     thoughts = f"{grammar.literal('<|channel|>analysis<|message|>')} {grammar.until('<|end|>')}"
-    analysis = grammar.rule("analysis", thoughts)
+    analysis = grammar.add_rule("analysis", thoughts)
     return f"({analysis} {grammar.literal('<|start|>assistant')})*"

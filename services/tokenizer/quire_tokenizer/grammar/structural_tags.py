@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from quire_tokenizer.grammar.lark import TEXT, LarkGrammar
-from quire_tokenizer.grammar.schemas import prepare_schema
-from quire_tokenizer.grammar.source import MAX_CHOICES, bad_grammar, too_large
+from quire_tokenizer.grammar.grammar_source import MAX_CHOICES, bad_grammar, too_large
+from quire_tokenizer.grammar.json_schema import prepare_schema
+from quire_tokenizer.grammar.lark_grammar import TEXT, LarkGrammar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_tokenizer.grammar.source import GrammarSource
+    from quire_tokenizer.grammar.grammar_source import GrammarSource
 
     Format = dict[str, Any]
 
@@ -32,8 +32,8 @@ class StructuralTags:
         self._writers: dict[str, Callable[[Format], str]] = {
             "const_string": lambda each: self._grammar.literal(_text(each, "value")),
             "json_schema": lambda each: self._schema(_field(each, "json_schema")),
-            "regex": lambda each: self._grammar.regex(_text(each, "pattern")),
-            "grammar": lambda each: self._grammar.lark(lark_of_grammar(_text(each, "grammar"))),
+            "regex": lambda each: self._grammar.add_regex(_text(each, "pattern")),
+            "grammar": lambda each: self._grammar.add_lark(lark_of_grammar(_text(each, "grammar"))),
             "any_text": lambda _: TEXT,
             "sequence": self._sequence,
             "or": lambda each: self._any_of([self.expression(one) for one in _list(each, "elements")]),
@@ -42,7 +42,7 @@ class StructuralTags:
             "tags_with_separator": self._separated,
         }
 
-    def answer(self, value: Any) -> str:
+    def whole_expression(self, value: Any) -> str:
         """Return the expression of a whole structural tag. Raises GrammarRefused."""
         if isinstance(value, dict) and "structures" in value:
             tags = [
@@ -54,22 +54,22 @@ class StructuralTags:
             raise bad_grammar("The structural tag has no format.", 'Send {"type": "structural_tag", "format": ...}.')
         return self.expression(value["format"])
 
-    def expression(self, form: Any) -> str:
+    def expression(self, tag_format: Any) -> str:
         """Return the expression of one format. Raises GrammarRefused."""
-        kind = form.get("type") if isinstance(form, dict) else None
+        kind = tag_format.get("type") if isinstance(tag_format, dict) else None
         writer = self._writers.get(kind) if isinstance(kind, str) else None
         if writer is None:
             known = ", ".join(sorted(self._writers))
             raise bad_grammar(
                 f"The structural tag has a format of the type {str(kind)[:50]!r}.", f"Use one of {known}.", "type"
             )
-        return writer(form)
+        return writer(tag_format)
 
     def _schema(self, value: Any) -> str:
-        return self._grammar.schema(prepare_schema(value, self._source, self._warnings))
+        return self._grammar.add_schema(prepare_schema(value, self._source, self._warnings))
 
-    def _sequence(self, form: Format) -> str:
-        elements = _list(form, "elements")
+    def _sequence(self, tag_format: Format) -> str:
+        elements = _list(tag_format, "elements")
         if any(isinstance(each, dict) and each.get("type") == "any_text" for each in elements[:-1]):
             raise bad_grammar(
                 "any_text stands before the end of a sequence: nothing would end it.",
@@ -78,27 +78,27 @@ class StructuralTags:
             )
         return " ".join(self.expression(each) for each in elements) or '""'
 
-    def _tag(self, form: Format) -> str:
-        begin = _text(form, "begin")
-        return self._grammar.rule("tag", f"{self._grammar.literal(begin)} {self._rest(form)}")
+    def _tag(self, tag_format: Format) -> str:
+        begin = _text(tag_format, "begin")
+        return self._grammar.add_rule("tag", f"{self._grammar.literal(begin)} {self._rest(tag_format)}")
 
-    def _rest(self, form: Format) -> str:
+    def _rest(self, tag_format: Format) -> str:
         """Return the expression of a tag behind its beginning."""
-        ends = form.get("end")
+        ends = tag_format.get("end")
         if isinstance(ends, str):
             ends = [ends]
         if not isinstance(ends, list) or not ends or not all(isinstance(each, str) for each in ends):
             raise bad_grammar("A tag has no end.", "Give it a text, or a list of texts, as end.", "end")
-        content = _field(form, "content")
+        content = _field(tag_format, "content")
         free = isinstance(content, dict) and content.get("type") == "any_text"
         if free and any(ends):
             return self._any_of([self._grammar.until(end) for end in ends if end])
         inner = self.expression(content)
         return f"{inner} {self._any_of([self._grammar.literal(end) for end in ends])}"
 
-    def _triggered(self, form: Format) -> str:
+    def _triggered(self, tag_format: Format) -> str:
         """Text with tags in it, each of which a trigger begins."""
-        triggers, tags = _list(form, "triggers"), _list(form, "tags")
+        triggers, tags = _list(tag_format, "triggers"), _list(tag_format, "tags")
         if not tags:
             raise bad_grammar("triggered_tags has no tags.", "Name at least one.", "tags")
         rests = dict[str, list[str]]()
@@ -111,23 +111,23 @@ class StructuralTags:
             before = f"{self._grammar.literal(beyond)} " if beyond else ""
             rests.setdefault(trigger, []).append(f"{before}{self._rest(tag)}")
         calls = [
-            self._grammar.rule("triggered", f"{self._grammar.until(trigger)} {self._any_of(each)}")
+            self._grammar.add_rule("triggered", f"{self._grammar.until(trigger)} {self._any_of(each)}")
             for trigger, each in rests.items()
         ]
-        any_call, least = self._any_of(calls), bool(form.get("at_least_one"))
-        if form.get("stop_after_first"):
+        any_call, least = self._any_of(calls), bool(tag_format.get("at_least_one"))
+        if tag_format.get("stop_after_first"):
             return any_call if least else f"({any_call} | {TEXT})"
         return f"{any_call}{'+' if least else '*'} {TEXT}"
 
-    def _separated(self, form: Format) -> str:
+    def _separated(self, tag_format: Format) -> str:
         """Tags with a text between each two, and nothing else."""
-        tags = self._any_of([self._tag(each) for each in _list(form, "tags")])
-        if form.get("stop_after_first"):
-            return tags if form.get("at_least_one") else f"{tags}?"
-        between = _text(form, "separator")
+        tags = self._any_of([self._tag(each) for each in _list(tag_format, "tags")])
+        if tag_format.get("stop_after_first"):
+            return tags if tag_format.get("at_least_one") else f"{tags}?"
+        between = _text(tag_format, "separator")
         more = f"({self._grammar.literal(between)} {tags})*" if between else f"{tags}*"
         whole = f"{tags} {more}"
-        return whole if form.get("at_least_one") else f"({whole})?"
+        return whole if tag_format.get("at_least_one") else f"({whole})?"
 
     def _any_of(self, expressions: Sequence[str]) -> str:
         if not expressions:
@@ -137,7 +137,7 @@ class StructuralTags:
                 f"The structural tag has {len(expressions)} alternatives, at most {MAX_CHOICES} are possible.",
                 "Shorten the list.",
             )
-        return expressions[0] if len(expressions) == 1 else self._grammar.rule("any_of", " | ".join(expressions))
+        return expressions[0] if len(expressions) == 1 else self._grammar.add_rule("any_of", " | ".join(expressions))
 
 
 def lark_of_grammar(text: str) -> str:
@@ -156,22 +156,22 @@ def _of_schema(structure: Format) -> Format:
     return {"type": "json_schema", "json_schema": _field(structure, "schema")}
 
 
-def _field(form: Any, name: str) -> Any:
-    found = form.get(name, _MISSING) if isinstance(form, dict) else _MISSING
+def _field(tag_format: Any, name: str) -> Any:
+    found = tag_format.get(name, _MISSING) if isinstance(tag_format, dict) else _MISSING
     if found is _MISSING:
         raise bad_grammar(f"A part of the structural tag has no {name}.", f"Add {name}.", name)
     return found
 
 
-def _text(form: Any, name: str) -> str:
-    found = _field(form, name)
+def _text(tag_format: Any, name: str) -> str:
+    found = _field(tag_format, name)
     if not isinstance(found, str):
         raise bad_grammar(f"{name} of a structural tag is no text.", "Send a text.", name)
     return found
 
 
-def _list(form: Any, name: str) -> list[Any]:
-    found = _field(form, name)
+def _list(tag_format: Any, name: str) -> list[Any]:
+    found = _field(tag_format, name)
     if not isinstance(found, list):
         raise bad_grammar(f"{name} of a structural tag is no list.", "Send a list.", name)
     return found

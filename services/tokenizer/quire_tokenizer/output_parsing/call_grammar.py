@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class GrammarWriter(Protocol):
     """Writes expressions of one grammar."""
 
-    def rule(self, name: str, expression: str) -> str:
+    def add_rule(self, name: str, expression: str) -> str:
         """Add a rule. Returns what refers to it."""
 
     def literal(self, text: str) -> str:
@@ -22,7 +22,7 @@ class GrammarWriter(Protocol):
     def until(self, end: str) -> str:
         """Return the expression of the shortest text that ends with `end`."""
 
-    def schema(self, schema: dict[str, Any]) -> str:
+    def add_schema(self, schema: dict[str, Any]) -> str:
         """Return the expression of JSON that follows a schema."""
 
     def is_token(self, text: str) -> bool:
@@ -56,7 +56,7 @@ class CallGrammar(NamedTuple):
 def any_of(writer: GrammarWriter, expressions: Iterable[str]) -> str:
     """Return the expression of one of these."""
     found = list(expressions)
-    return found[0] if len(found) == 1 else writer.rule("any_of", " | ".join(found))
+    return found[0] if len(found) == 1 else writer.add_rule("any_of", " | ".join(found))
 
 
 def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool) -> str:
@@ -64,7 +64,7 @@ def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool)
     if not parallel:
         return item
     between = f"{writer.literal(separator)} " if separator else ""
-    return writer.rule("list", f"{item} ({between}{item})*")
+    return writer.add_rule("list", f"{item} ({between}{item})*")
 
 
 def part_of(root: dict[str, Any], schema: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
     """Write the grammar of one call. The call's end ends the answer too, so that there is no second."""
     heads = (
-        f"{writer.literal(f'{tool.name} {CONSTRAIN}json{MESSAGE}')} {writer.schema(tool.parameters)}"
+        f"{writer.literal(f'{tool.name} {CONSTRAIN}json{MESSAGE}')} {writer.add_schema(tool.parameters)}"
         for tool in wanted.tools
     )
     return CallGrammar(f"{CHANNEL}commentary to=functions.", any_of(writer, heads))

@@ -227,7 +227,7 @@ class JsonCallFormat:
             return CallGrammar("", self._objects(writer, wanted, "parameters"), "; ")
         if self.named and writer.is_token("[ARGS]"):
             (begin,) = self.begins
-            heads = (f"{writer.literal(f'{tool.name}[ARGS]')} {writer.schema(tool.parameters)}" for tool in tools)
+            heads = (f"{writer.literal(f'{tool.name}[ARGS]')} {writer.add_schema(tool.parameters)}" for tool in tools)
             return CallGrammar(begin, any_of(writer, heads), "")
         # A marker without an end stands before a list; one with an end is of one call.
         lists = [begin for begin in sorted(self.begins) if f"</{begin[1:]}" not in self.ends]
@@ -243,7 +243,7 @@ class JsonCallFormat:
     def _objects(self, writer: GrammarWriter, wanted: WantedCalls, key: str) -> str:
         """Write the grammar of one call as an object."""
         heads = [f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": ' for tool in wanted.tools]
-        schemas = [writer.schema(tool.parameters) for tool in wanted.tools]
+        schemas = [writer.add_schema(tool.parameters) for tool in wanted.tools]
         ends = writer.literal("}")
         pairs = zip(heads, schemas, strict=True)
         return any_of(writer, [f"{writer.literal(head)} {schema} {ends}" for head, schema in pairs])

@@ -55,13 +55,13 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
         whole = f"{part} {rest}".strip()
         if needed:
             heads, empty = [whole], False
-            rest = writer.rule("more", f"{comma} {whole}")
+            rest = writer.add_rule("more", f"{comma} {whole}")
         else:
             heads.insert(0, whole)
-            rest = writer.rule("more", f"({comma} {whole}{f' | {rest}' if rest else ''}){'?' if empty else ''}")
+            rest = writer.add_rule("more", f"({comma} {whole}{f' | {rest}' if rest else ''}){'?' if empty else ''}")
     if not heads:
         return '""'
-    return writer.rule("arguments", " | ".join(heads)) + ("?" if empty else "")
+    return writer.add_rule("arguments", " | ".join(heads)) + ("?" if empty else "")
 
 
 def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
@@ -86,24 +86,26 @@ def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int)
 def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
     if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
         alone = part_of(root, {**schema, "type": kind})
-        return writer.schema({**alone, "x-guidance": {**alone.get("x-guidance", {}), "json_allowed_escapes": _ESCAPES}})
+        return writer.add_schema(
+            {**alone, "x-guidance": {**alone.get("x-guidance", {}), "json_allowed_escapes": _ESCAPES}}
+        )
     if kind not in ("array", "object"):
         return _CONSTANTS.get(kind, _STRING)
     if level >= _MAX_LEVELS:
         return '"[]"' if kind == "array" else '"{}"'
     if kind == "array":
         item, comma = _value(writer, schema.get("items"), root, level + 1), writer.literal(", ")
-        return writer.rule("array", f'"[" ({item} ({comma} {item})*)? "]"')
+        return writer.add_rule("array", f'"[" ({item} ({comma} {item})*)? "]"')
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or not properties:
         pair, comma = f'{_STRING} ": " {_value(writer, {}, root, level + 1)}', writer.literal(", ")
-        return writer.rule("object", f'"{{" ({pair} ({comma} {pair})*)? "}}"')
+        return writer.add_rule("object", f'"{{" ({pair} ({comma} {pair})*)? "}}"')
     needed, colon = set(required) if isinstance(required, list) else set(), writer.literal(": ")
     parts = []
     for key, each in properties.items():
         keys = any_of(writer, [writer.literal(form) for form in _written(key)])
         parts.append((f"{keys} {colon} {_value(writer, each, root, level + 1)}", key in needed))
-    return writer.rule("object", f'"{{" {_sequence(writer, parts)} "}}"')
+    return writer.add_rule("object", f'"{{" {_sequence(writer, parts)} "}}"')
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:

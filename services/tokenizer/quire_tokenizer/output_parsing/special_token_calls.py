@@ -48,7 +48,7 @@ class SpecialTokenFormat:
         return CallGrammar(self.section_begin, f"{calls} {writer.literal(self.section_end)}")
 
     def _call(self, writer: GrammarWriter, tool: ToolFunction) -> str:
-        arguments = writer.schema(tool.parameters)
+        arguments = writer.add_schema(tool.parameters)
         if self.fenced:
             head = f"{self.call_begin}function{self.separator}{tool.name}\n```json\n"
             closing = writer.literal(f"\n{_FENCE}{self.call_end}")

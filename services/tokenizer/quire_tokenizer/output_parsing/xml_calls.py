@@ -65,7 +65,7 @@ class XmlCallFormat:
             parts.append(value if needed else f"({value})?")
         if self.call_end:
             parts.append(writer.literal(f"{self.call_end}\n"))
-        return writer.rule("call", " ".join(parts))
+        return writer.add_rule("call", " ".join(parts))
 
     def _value(self, writer: GrammarWriter, tool: ToolFunction, key: str, schema: Any, schemas: ToolSchemas) -> str:
         line = "\n" if self.lines else ""
@@ -76,7 +76,7 @@ class XmlCallFormat:
             return f"{head} {any_of(writer, map(writer.literal, texts))} {writer.literal(end)}"
         if "string" in schemas.types(tool.name, key) or schemas.is_text(tool.name, key):
             return f"{head} {writer.until(end)}"
-        return f"{head} {writer.schema(part_of(tool.parameters, schema))} {writer.literal(end)}"
+        return f"{head} {writer.add_schema(part_of(tool.parameters, schema))} {writer.literal(end)}"
 
 
 class XmlToolParser:

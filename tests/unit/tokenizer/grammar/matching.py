@@ -9,8 +9,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from quire_tokenizer.grammar.canonical import AnswerForm, canonical_text
-from quire_tokenizer.grammar.source import GrammarSource
+from quire_tokenizer.grammar.canonical_text import ModelOutputFormat, canonical_text
+from quire_tokenizer.grammar.grammar_source import GrammarSource
 
 DEMO = Path(__file__).resolve().parents[4] / "models" / "demo" / "tokenizer.json"
 
@@ -25,18 +25,18 @@ def added() -> dict[str, int]:
     return {each["content"]: each["id"] for each in json.loads(DEMO.read_text())["added_tokens"]}
 
 
-def form(**parsers: str) -> AnswerForm:
-    return AnswerForm(added(), **parsers)
+def output_format(**parsers: str) -> ModelOutputFormat:
+    return ModelOutputFormat(added(), **parsers)
 
 
 def source(kind: str, text: Any = "", **options: Any) -> GrammarSource:
     return GrammarSource(kind, text if isinstance(text, str) else json.dumps(text), **options)
 
 
-def compiled(of: GrammarSource, model: AnswerForm | None = None) -> tuple[str, list[str]]:
+def compiled(of: GrammarSource, model: ModelOutputFormat | None = None) -> tuple[str, list[str]]:
     """Canonical text, which compiles, and warnings."""
     warnings: list[str] = []
-    text = canonical_text(of, model or form(), warnings)
+    text = canonical_text(of, model or output_format(), warnings)
     matcher = LLMatcher(tokenizer(), text, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return text, [*warnings, *matcher.get_grammar_warnings()]

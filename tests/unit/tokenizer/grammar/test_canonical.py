@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
-from quire_tokenizer.grammar.source import MAX_CHOICES, MAX_DEPTH, GrammarRefused
-from tests.unit.tokenizer.grammar.matching import accepts, compiled, form, source
+from quire_tokenizer.grammar.grammar_source import MAX_CHOICES, MAX_DEPTH, GrammarRefused
+from tests.unit.tokenizer.grammar.matching import accepts, compiled, output_format, source
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 LEGACY_TAG = {
@@ -87,13 +87,13 @@ def test_every_choice_is_possible_and_nothing_else(choices: list[str]) -> None:
     assert not accepts(grammar, other)
 
 
-@pytest.mark.parametrize("form", ["short", "long", "prefixes"])
-def test_as_many_choices_as_are_documented_are_possible(form: str) -> None:
+@pytest.mark.parametrize("choices_case", ["short", "long", "prefixes"])
+def test_as_many_choices_as_are_documented_are_possible(choices_case: str) -> None:
     texts = {
         "short": [str(each) for each in range(MAX_CHOICES)],
         "long": [f"{each * 7919 % MAX_CHOICES} {'x' * 80}" for each in range(MAX_CHOICES)],
         "prefixes": ["x" * (1 + each % 60) + str(each) for each in range(MAX_CHOICES)],
-    }[form]
+    }[choices_case]
     grammar, _ = compiled(source("choice", texts))
     assert all(accepts(grammar, each) for each in (texts[0], texts[MAX_CHOICES // 2], texts[-1]))
     assert not accepts(grammar, texts[-1] + "x") and not accepts(grammar, texts[-1][:-1] + "y")
@@ -202,11 +202,11 @@ ASSUMED = {"reasoning_parser": "deepseek_r1"}
 def test_the_constraint_begins_behind_reasoning(
     parsers: dict[str, str], prompt_end: Any, good: list[str], bad: list[str]
 ) -> None:
-    grammar, _ = compiled(source("choice", ["yes"], reasoning=True, prompt_end=prompt_end), form(**parsers))
+    grammar, _ = compiled(source("choice", ["yes"], reasoning=True, prompt_end=prompt_end), output_format(**parsers))
     assert [each for each in good if not accepts(grammar, each)] == []
     assert [each for each in bad if accepts(grammar, each)] == []
 
 
 def test_without_a_chat_reasoning_is_no_part_of_the_answer() -> None:
-    grammar, _ = compiled(source("choice", ["yes"], prompt_end="thinking"), form(**THINK))
+    grammar, _ = compiled(source("choice", ["yes"], prompt_end="thinking"), output_format(**THINK))
     assert accepts(grammar, "yes") and not accepts(grammar, "so</think>yes")

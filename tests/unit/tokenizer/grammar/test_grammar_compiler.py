@@ -13,7 +13,7 @@ import pytest
 from quire_tokenizer.children.child_pool import ChildFailed
 from quire_tokenizer.grammar import grammar_compiler
 from quire_tokenizer.grammar.grammar_compiler import GrammarCompiler, GrammarLimits
-from quire_tokenizer.grammar.source import GrammarRefused, GrammarSource
+from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource
 from tests.unit.tokenizer import folders
 
 SOURCE = GrammarSource("regex", "a+")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire_tokenizer.grammar.compile_child import Compiler
-from quire_tokenizer.grammar.source import GrammarRefused
+from quire_tokenizer.grammar.grammar_source import GrammarRefused
 from tests.unit.tokenizer.grammar.matching import DEMO, added, source
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "structured.md"

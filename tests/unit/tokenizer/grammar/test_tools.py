@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from quire_tokenizer.grammar.canonical import AnswerForm
-from quire_tokenizer.grammar.source import TOOLS, GrammarRefused
+from quire_tokenizer.grammar.canonical_text import ModelOutputFormat
+from quire_tokenizer.grammar.grammar_source import TOOLS, GrammarRefused
 from quire_tokenizer.output_parsing.answer_parsers import AnswerParsers, ParseOptions
 from tests.unit.tokenizer.answer_texts import WRITERS, Call, Render
 from tests.unit.tokenizer.chat.test_output_parsing import parse, summary
@@ -61,28 +61,28 @@ TOKENS = {"granite": ["<|tool_call|>"], "mistral_named": ["[ARGS]", "[TOOL_CALLS
 
 
 @lru_cache
-def form_of(name: str, writer: str = "", reasoning: str = "") -> AnswerForm:
+def form_of(name: str, writer: str = "", reasoning: str = "") -> ModelOutputFormat:
     spare = [number for text, number in added().items() if text.startswith("<|reserved")]
     special = dict(zip(TOKENS.get(writer, ()), spare, strict=False))
-    return AnswerForm({**added(), **special}, name, reasoning)
+    return ModelOutputFormat({**added(), **special}, name, reasoning)
 
 
-def tokens_of(answer: str, form: AnswerForm) -> list[int]:
+def tokens_of(answer: str, output_format: ModelOutputFormat) -> list[int]:
     """The tokens of an answer, in which added tokens are tokens."""
-    pattern = "|".join(map(re.escape, sorted(form.added, key=len, reverse=True)))
+    pattern = "|".join(map(re.escape, sorted(output_format.added, key=len, reverse=True)))
     ids: list[int] = []
     for piece in re.split(f"({pattern})", answer):
-        ids += [form.added[piece]] if piece in form.added else tokenizer().tokenize_str(piece)
+        ids += [output_format.added[piece]] if piece in output_format.added else tokenizer().tokenize_str(piece)
     return ids
 
 
-def allows(text: str, answer: str, form: AnswerForm) -> bool:
-    matcher, ids = LLMatcher(tokenizer(), text, log_level=0), tokens_of(answer, form)
+def allows(text: str, answer: str, output_format: ModelOutputFormat) -> bool:
+    matcher, ids = LLMatcher(tokenizer(), text, log_level=0), tokens_of(answer, output_format)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-def grammar(form: AnswerForm, *, strict: bool = False, **options: Any) -> str:
-    return compiled(source(TOOLS, tools(strict=strict), **options), form)[0]
+def grammar(output_format: ModelOutputFormat, *, strict: bool = False, **options: Any) -> str:
+    return compiled(source(TOOLS, tools(strict=strict), **options), output_format)[0]
 
 
 def written(render: Render, calls: Sequence[Call], text: str = "") -> str:
@@ -91,42 +91,46 @@ def written(render: Render, calls: Sequence[Call], text: str = "") -> str:
 
 @pytest.mark.parametrize(("name", "render", "has_text"), CASES)
 def test_what_a_family_writes_is_allowed(name: str, render: Render, has_text: bool) -> None:
-    form = form_of(name, render.__name__)
+    output_format = form_of(name, render.__name__)
     if render.__name__ == "llama3_tagged":
         pytest.skip("calls are written without the tag, which is for tools that the server runs")
     several = name != "openai"
-    required = grammar(form, required=True, parallel=True)
-    lazy = grammar(form, strict=True, parallel=True)
+    required = grammar(output_format, required=True, parallel=True)
+    lazy = grammar(output_format, strict=True, parallel=True)
     for text in (required, lazy):
-        assert allows(text, written(render, CALLS[:1]), form)
-        assert allows(text, written(render, CALLS), form) == several
-    assert not allows(required, "Hello", form) and not allows(required, "", form)
+        assert allows(text, written(render, CALLS[:1]), output_format)
+        assert allows(text, written(render, CALLS), output_format) == several
+    assert not allows(required, "Hello", output_format) and not allows(required, "", output_format)
     plain = render("Hello", []) if name != "openai" else "<|channel|>final<|message|>Hello"
-    assert allows(lazy, plain, form)
+    assert allows(lazy, plain, output_format)
     if has_text and several:
-        assert allows(lazy, written(render, CALLS, "Hello "), form)
+        assert allows(lazy, written(render, CALLS, "Hello "), output_format)
 
 
 @pytest.mark.parametrize(("name", "render", "has_text"), CASES)
 def test_one_call_or_one_tool_alone_can_be_asked_for(name: str, render: Render, has_text: bool) -> None:
-    form = form_of(name, render.__name__)
+    output_format = form_of(name, render.__name__)
     if render.__name__ == "llama3_tagged":
         return
-    single = grammar(form, required=True, parallel=False)
-    assert allows(single, written(render, CALLS[:1]), form) and not allows(single, written(render, CALLS[:2]), form)
-    named = grammar(form, required=True, tool="find")
-    assert allows(named, written(render, CALLS[1:2]), form) and not allows(named, written(render, CALLS[:1]), form)
+    single = grammar(output_format, required=True, parallel=False)
+    assert allows(single, written(render, CALLS[:1]), output_format) and not allows(
+        single, written(render, CALLS[:2]), output_format
+    )
+    named = grammar(output_format, required=True, tool="find")
+    assert allows(named, written(render, CALLS[1:2]), output_format) and not allows(
+        named, written(render, CALLS[:1]), output_format
+    )
 
 
 @pytest.mark.parametrize(("name", "render", "has_text"), CASES)
 def test_arguments_that_break_their_schema_are_impossible(name: str, render: Render, has_text: bool) -> None:
-    form = form_of(name, render.__name__)
+    output_format = form_of(name, render.__name__)
     if render.__name__ == "llama3_tagged":
         return
-    for text in (grammar(form, required=True), grammar(form, strict=True)):
+    for text in (grammar(output_format, required=True), grammar(output_format, strict=True)):
         for arguments in ({"city": "a"}, {"city": "a", "days": "x"}, {"city": "a", "days": 1, "unit": "k"}):
-            assert not allows(text, written(render, [("get_weather", arguments)]), form)
-        assert not allows(text, written(render, [("unheard_of", {})]), form)
+            assert not allows(text, written(render, [("get_weather", arguments)]), output_format)
+        assert not allows(text, written(render, [("unheard_of", {})]), output_format)
 
 
 @lru_cache
@@ -158,12 +162,12 @@ def walk(text: str, seed: int, most: int = 250) -> list[int] | None:
 
 @pytest.mark.parametrize(("name", "render", "has_text"), CASES)
 def test_whatever_the_grammar_allows_is_read_as_valid_calls(name: str, render: Render, has_text: bool) -> None:
-    form = form_of(name, render.__name__)
+    output_format = form_of(name, render.__name__)
     if render.__name__ == "llama3_tagged":
         return
-    text = grammar(form, required=True, parallel=True)
+    text = grammar(output_format, required=True, parallel=True)
     parsers = AnswerParsers({}, name, "")
-    names = {number: marker for marker, number in form.added.items()}
+    names = {number: marker for marker, number in output_format.added.items()}
     ended = 0
     for seed in range(WALKS):
         ids = walk(text, seed)
@@ -180,10 +184,10 @@ def test_whatever_the_grammar_allows_is_read_as_valid_calls(name: str, render: R
 
 
 def test_reasoning_comes_before_the_calls() -> None:
-    form = form_of("hermes", "", "qwen3")
+    output_format = form_of("hermes", "", "qwen3")
     call = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    unknown = grammar(form, required=True, reasoning=True)
-    inside = grammar(form, required=True, reasoning=True, prompt_end="thinking")
+    unknown = grammar(output_format, required=True, reasoning=True)
+    inside = grammar(output_format, required=True, reasoning=True, prompt_end="thinking")
     assert accepts(unknown, f"<think>so</think>\n\n{call}") and accepts(unknown, call)
     assert accepts(inside, f"so</think>{call}") and not accepts(inside, call)
     harmony = form_of("openai", "", "openai_gptoss")
@@ -198,9 +202,9 @@ def test_reasoning_comes_before_the_calls() -> None:
 
 
 def test_tools_that_are_not_strict_may_have_any_arguments_in_free_answers() -> None:
-    form = form_of("hermes")
+    output_format = form_of("hermes")
     mixed = [tools(strict=True)[0], tools()[1]]
-    text, _ = compiled(source(TOOLS, mixed, parallel=True), form)
+    text, _ = compiled(source(TOOLS, mixed, parallel=True), output_format)
     call = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
     assert accepts(text, call % ("find", '{"tags": "x"}')) and not accepts(text, call % ("get_weather", "{}"))
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llguidance import LLMatcher
 
-from quire_tokenizer.grammar.json_text import canonical, children
-from quire_tokenizer.grammar.source import MAX_CHOICES, bad_grammar, too_large
+from quire_tokenizer.grammar.grammar_source import MAX_CHOICES, bad_grammar, too_large
+from quire_tokenizer.grammar.json_text import canonical_json, children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quire_tokenizer.grammar.source import GrammarSource
+    from quire_tokenizer.grammar.grammar_source import GrammarSource
 
 # Keywords whose value is an object of schemas, and those whose value is a schema or a list of schemas.
 _SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -111,11 +111,11 @@ def _drop_patterns(part: dict[str, Any], warnings: list[str]) -> None:
 
 def _fault_of(schema: dict[str, Any]) -> str:
     """Return why a small schema cannot be enforced; empty where it can."""
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(canonical({"grammars": [{"json_schema": schema}]}))
-    return last_line(messages[0]) if wrong and messages else ""
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(canonical_json({"grammars": [{"json_schema": schema}]}))
+    return error_line(messages[0]) if wrong and messages else ""
 
 
-def last_line(message: str) -> str:
+def error_line(message: str) -> str:
     """Return what a message of llguidance says of the fault, without the drawing of its place."""
     lines = [line.strip() for line in message.strip().splitlines()]
     said = [line for line in lines if line.startswith("error:")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
-from quire_tokenizer.grammar.json_text import canonical
+from quire_tokenizer.grammar.json_text import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +27,13 @@ class LarkGrammar:
 
     def __init__(self, added: Mapping[str, int]) -> None:
         self._added = added
-        self._split = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
+        self._added_tokens = (
+            re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
+        )
         self._rules: list[str] = []
-        self._others: list[dict[str, Any]] = []
+        self._subgrammars: list[dict[str, Any]] = []
 
-    def rule(self, name: str, expression: str, options: str = "") -> str:
+    def add_rule(self, name: str, expression: str, options: str = "") -> str:
         """Add a rule; its name is made unique. Returns what refers to it."""
         unique = f"{name}_{len(self._rules)}"
         self._rules.append(f"{unique}{options}: {expression}")
@@ -41,10 +43,10 @@ class LarkGrammar:
         """Return the expression of a text, in which added tokens are tokens."""
         if not text:
             return '""'
-        if self._split is None:
+        if self._added_tokens is None:
             return quoted(text)
         parts, at = list[str](), 0
-        for found in self._split.finditer(text):
+        for found in self._added_tokens.finditer(text):
             if found.start() > at:
                 parts.append(quoted(text[at : found.start()]))
             parts.append(token(self._added[found[0]]))
@@ -59,39 +61,39 @@ class LarkGrammar:
 
     def until(self, end: str) -> str:
         """Return the expression of the shortest text that ends with `end`, the end included."""
-        first = self._split.search(end) if self._split is not None else None
+        first = self._added_tokens.search(end) if self._added_tokens is not None else None
         if first is not None and first.start() == 0:
             return f"{TEXT} {self.literal(end)}"
         stop = end if first is None else end[: first.start()]
-        lazy = self.rule("until", f"/(?s:.*){_escaped(stop)}/", "[lazy]")
+        lazy = self.add_rule("until", f"/(?s:.*){_escaped(stop)}/", "[lazy]")
         rest = end[len(stop) :]
         return f"{lazy} {self.literal(rest)}" if rest else lazy
 
-    def schema(self, schema: dict[str, Any]) -> str:
+    def add_schema(self, schema: dict[str, Any]) -> str:
         """Add a JSON schema. Returns what refers to it."""
-        return self._other("schema", {"json_schema": schema})
+        return self._add_subgrammar("schema", {"json_schema": schema})
 
-    def lark(self, text: str) -> str:
+    def add_lark(self, text: str) -> str:
         """Add a grammar of its own, whose first rule is `start`. Returns what refers to it."""
-        return self._other("lark", {"lark_grammar": text})
+        return self._add_subgrammar("lark", {"lark_grammar": text})
 
-    def regex(self, pattern: str) -> str:
+    def add_regex(self, pattern: str) -> str:
         """Add a regular expression. Returns what refers to it."""
-        return self.lark(lark_of_regex(pattern))
+        return self.add_lark(lark_of_regex(pattern))
 
     def text(self, start: str) -> str:
         """Return the canonical text of the grammar whose answer is the expression `start`."""
         rules = "\n".join([f"start: {start}", *self._rules])
         if TEXT in rules:
             rules += f"\n{TEXT}: /(?s:.*)/"
-        return canonical({"grammars": [{"name": _TOP, "lark_grammar": rules}, *self._others]})
+        return canonical_json({"grammars": [{"name": _TOP, "lark_grammar": rules}, *self._subgrammars]})
 
-    def _other(self, kind: str, body: dict[str, Any]) -> str:
-        for known in self._others:
+    def _add_subgrammar(self, kind: str, body: dict[str, Any]) -> str:
+        for known in self._subgrammars:
             if {**known, "name": ""} == {"name": "", **body}:
                 return f"@{known['name']}"
-        name = f"{kind}_{len(self._others)}"
-        self._others.append({"name": name, **body})
+        name = f"{kind}_{len(self._subgrammars)}"
+        self._subgrammars.append({"name": name, **body})
         return f"@{name}"
 
 

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
-from quire_tokenizer.grammar.json_text import parse
-from quire_tokenizer.grammar.lark import LarkGrammar, quoted
+from quire_tokenizer.grammar.grammar_source import MAX_CHOICES, TOOLS, bad_grammar, too_large
+from quire_tokenizer.grammar.json_schema import prepare_schema
+from quire_tokenizer.grammar.json_text import parse_json
+from quire_tokenizer.grammar.lark_grammar import LarkGrammar, quoted
 from quire_tokenizer.grammar.reasoning_prefix import ReasoningPrefix
-from quire_tokenizer.grammar.schemas import prepare_schema
-from quire_tokenizer.grammar.source import MAX_CHOICES, TOOLS, bad_grammar, too_large
 from quire_tokenizer.grammar.structural_tags import StructuralTags, lark_of_grammar
-from quire_tokenizer.grammar.tools import tools_expression
+from quire_tokenizer.grammar.tool_calls import tools_expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quire_tokenizer.grammar.source import GrammarSource
+    from quire_tokenizer.grammar.grammar_source import GrammarSource
 
 _ANY_OBJECT: Final = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class ModelOutputFormat:
     """The facts of a model that the grammars of its answers depend on. `added`: ids of added tokens, by text."""
 
     added: Mapping[str, int]
@@ -31,17 +31,17 @@ class AnswerForm:
     reasoning_parser: str = ""
 
 
-def canonical_text(source: GrammarSource, form: AnswerForm, warnings: list[str]) -> str:
+def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warnings: list[str]) -> str:
     """Return the canonical text. Adds to `warnings` what of the source is not enforced. Raises GrammarRefused."""
-    grammar = LarkGrammar(form.added)
-    prefix, before = ReasoningPrefix(form.reasoning_parser, form.tool_parser), ""
+    grammar = LarkGrammar(output_format.added)
+    prefix, reasoning = ReasoningPrefix(output_format.reasoning_parser, output_format.tool_parser), ""
     if source.kind == TOOLS:
-        body = tools_expression(source, form.tool_parser, grammar, warnings)
+        body = tools_expression(source, output_format.tool_parser, grammar, warnings)
     else:
         body = _body(source, grammar, warnings)
-    if source.reasoning and not (source.kind == TOOLS and prefix.harmony):
-        before = prefix.before(grammar, source.prompt_end)
-    text = grammar.text(f"{before} {body}" if before else body)
+    if source.reasoning and not (source.kind == TOOLS and prefix.is_harmony):
+        reasoning = prefix.expression(grammar, source.prompt_end)
+    text = grammar.text(f"{reasoning} {body}" if reasoning else body)
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
         raise too_large(
@@ -53,23 +53,23 @@ def canonical_text(source: GrammarSource, form: AnswerForm, warnings: list[str])
 def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> str:
     """Return the expression of the constrained part."""
     if source.kind == "json_object":
-        return grammar.schema(prepare_schema(_ANY_OBJECT, source, warnings))
+        return grammar.add_schema(prepare_schema(_ANY_OBJECT, source, warnings))
     if source.kind == "json_schema":
-        return grammar.schema(prepare_schema(parse(source.text, "schema"), source, warnings))
+        return grammar.add_schema(prepare_schema(parse_json(source.text, "schema"), source, warnings))
     if source.kind == "regex":
-        return grammar.regex(source.text)
+        return grammar.add_regex(source.text)
     if source.kind == "choice":
         # In capitals, so that the lexer tells the texts apart: the parser takes no more than 2,000 alternatives.
-        return grammar.rule("CHOICE", _choice(source.text))
+        return grammar.add_rule("CHOICE", _choice(source.text))
     if source.kind == "grammar":
-        return grammar.lark(lark_of_grammar(source.text))
+        return grammar.add_lark(lark_of_grammar(source.text))
     if source.kind == "structural_tag":
-        return StructuralTags(grammar, source, warnings).answer(parse(source.text, "structural tag"))
+        return StructuralTags(grammar, source, warnings).whole_expression(parse_json(source.text, "structural tag"))
     raise bad_grammar(f"There is no constraint of the kind {source.kind[:50]!r}.", "Use a kind of the contract.")
 
 
 def _choice(text: str) -> str:
-    choices = parse(text, "choice")
+    choices = parse_json(text, "choice")
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise bad_grammar("choice is no list of texts, or an empty one.", "Send at least one text.")
     if len(choices) > MAX_CHOICES:

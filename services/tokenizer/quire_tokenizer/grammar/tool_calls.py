@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from quire_tokenizer.grammar.json_text import parse
-from quire_tokenizer.grammar.lark import TEXT
+from quire_tokenizer.grammar.grammar_source import bad_grammar
+from quire_tokenizer.grammar.json_schema import prepare_schema
+from quire_tokenizer.grammar.json_text import parse_json
+from quire_tokenizer.grammar.lark_grammar import TEXT
 from quire_tokenizer.grammar.reasoning_prefix import harmony_reasoning
-from quire_tokenizer.grammar.schemas import prepare_schema
-from quire_tokenizer.grammar.source import bad_grammar
 from quire_tokenizer.output_parsing import families, harmony
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, ToolFunction, WantedCalls
 
 if TYPE_CHECKING:
-    from quire_tokenizer.grammar.lark import LarkGrammar
-    from quire_tokenizer.grammar.source import GrammarSource
+    from quire_tokenizer.grammar.grammar_source import GrammarSource
+    from quire_tokenizer.grammar.lark_grammar import LarkGrammar
 
 _ANY_ARGUMENTS: Final = {"type": "object"}
 # An answer that is no call, of a family whose calls have no marker.
@@ -34,10 +34,10 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
     calls = family.write_calls(grammar, wanted)
     between = calls.between if source.parallel else None
     if source.required or not calls.begin:
-        call = grammar.rule("call", f"{grammar.literal(calls.begin)} {calls.rest}" if calls.begin else calls.rest)
+        call = grammar.add_rule("call", f"{grammar.literal(calls.begin)} {calls.rest}" if calls.begin else calls.rest)
         whole = call if between is None else f"{call} ({grammar.literal(between)} {call})*"
         return whole if source.required else f"({whole} | {_NO_CALL})"
-    lazy = grammar.rule("triggered", f"{grammar.until(calls.begin)} {calls.rest}")
+    lazy = grammar.add_rule("triggered", f"{grammar.until(calls.begin)} {calls.rest}")
     return f"({lazy} | {TEXT})" if between is None else f"{lazy}* {TEXT}"
 
 
@@ -45,7 +45,7 @@ def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
     """Return the one tool that `source` names, or all, each with its prepared schema: its own where it is strict or a
     call is required, any object elsewhere. Adds to `warnings` what is not enforced. Raises GrammarRefused where no tool
     is left or a schema is bad."""
-    given = parse(source.text, "list of tools")
+    given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:
         function: dict[str, Any] = tool.get("function", tool) if isinstance(tool, dict) else {}
