@@ -219,18 +219,18 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
 MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
     MatcherFrameKind.SETUP: ("configures the matcher", "JSON"),
     MatcherFrameKind.OPEN: (
-        "gives a seat to a sequence",
+        "starts a sequence in a mask slot",
         f"its grammar, at most {size(MAX_GRAMMAR_BYTES)}; 4 bytes per output token",
     ),
-    MatcherFrameKind.TOKENS: ("says which tokens sequences have got in a step", "16 bytes per token"),
-    MatcherFrameKind.CLOSE: ("takes the seat from its sequence", _NONE),
+    MatcherFrameKind.TOKENS: ("says which tokens a step has sampled", "16 bytes per token"),
+    MatcherFrameKind.CLOSE: ("ends a sequence, and frees its mask slot", _NONE),
     MatcherFrameKind.AWAIT: ("asks to be told when the mask of a position is there", "4 bytes"),
     MatcherFrameKind.PING: ("asks whether the matcher is alive", _NONE),
     MatcherFrameKind.READY: ("says that the matcher has started", _NONE),
-    MatcherFrameKind.OPENED: ("says that the first mask of a seat lies in the shared memory", "4 bytes"),
+    MatcherFrameKind.OPENED: ("says that the first mask of a sequence is in the shared memory", "4 bytes"),
     MatcherFrameKind.FAILED: ("says that a grammar cannot be applied", "the cause, at most 500 characters"),
     MatcherFrameKind.TOO_SLOW: ("says that a grammar's masks take too long", "the cause"),
-    MatcherFrameKind.MASKED: ("says that the awaited mask lies in the shared memory", _NONE),
+    MatcherFrameKind.MASKED: ("says that the awaited mask is in the shared memory", _NONE),
     MatcherFrameKind.PONG: ("answers PING", _NONE),
 }
 # ZeroMQ messages and Redis values: name, limit and enforcer.
@@ -337,10 +337,10 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its matcher"
     yield ""
-    yield "The matcher is one or more helper processes of the worker, which apply grammars. Each sequence that has a"
-    yield "grammar has a *seat*, a place in a shared memory where the matcher leaves masks: which tokens may come"
-    yield "next. Masks do not travel in frames. A frame has at most"
-    yield f"{size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
+    yield "The matcher is one or more helper processes of the worker, which apply grammars. Each sequence with a"
+    yield "grammar has a *mask slot* in a shared memory. There the matcher writes masks, which say which tokens may"
+    yield f"come next. Masks do not travel in frames. A frame has at most {size(AGENT_FRAME_BYTES)}"
+    yield "(`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"

@@ -36,7 +36,7 @@ def mask_of_the_position_before(patch: MonkeyPatch) -> None:
 
 
 def mask_of_another_slot(patch: MonkeyPatch) -> None:
-    """A row whose mask has not come takes one from the next seat."""
+    """A row whose mask has not come takes one from the next mask slot."""
     read = MatcherClient.mask_at
 
     def found(self: MatcherClient, constraint: RowConstraint, position: int) -> TokenMask | None:
@@ -50,7 +50,7 @@ def mask_of_another_slot(patch: MonkeyPatch) -> None:
 
 
 def mask_of_the_sequence_before(patch: MonkeyPatch) -> None:
-    """A row takes whatever mask lies in its seat for its position, whosever it is."""
+    """A row takes any mask of its position in its mask slot, also that of the sequence before."""
     read = MaskRing.mask_at
 
     def found(self: MaskRing, mask_slot: int, generation: int, position: int) -> TokenMask | None:
@@ -105,7 +105,7 @@ def last_token_lost_in_the_replay(patch: MonkeyPatch) -> None:
 
 
 def mask_slots_kept_at_the_end(patch: MonkeyPatch) -> None:
-    """A sequence that leaves keeps its seat."""
+    """A sequence that leaves keeps its mask slot."""
     patch.setattr(MatcherClient, "close_sequence", lambda self, constraint: None)
 
 

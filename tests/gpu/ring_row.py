@@ -10,7 +10,7 @@ from quire_worker.sampling.token_mask import TokenMask
 
 
 class RingRow(RowConstraint):
-    """Has a seat of its own."""
+    """Has a mask slot of its own."""
 
     def __init__(self, ring: MaskRing, mask_slot: int) -> None:
         self._ring = ring

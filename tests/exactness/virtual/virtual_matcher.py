@@ -1,4 +1,4 @@
-"""The matcher in virtual time: the real seats, ring and grammars. Its process hears frames late, and may be lost."""
+"""The matcher in virtual time: the real client, ring and grammars. Its process hears frames late, and may be lost."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class VirtualReplica:
         assert self._scenario.prefix_cache or not core.cached_pages, "pages are kept though nobody may find them"
         self.check_named()
         self._store.check_integrity()
-        assert self._matcher is None or not self._matcher.sequences, "a seat is kept"
+        assert self._matcher is None or not self._matcher.sequences, "a mask slot is kept"
         assert not self._device.in_flight and not self._engine.residents.table.started(), "the worker still works"
 
     def check_named(self) -> None:

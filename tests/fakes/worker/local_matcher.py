@@ -1,4 +1,4 @@
-"""A matcher in this process: the real seats, ring and grammars, and in the process's place an object that hears frames
+"""A matcher in this process: the real client, ring and grammars, and in the process's place an object that hears frames
 when a test says so, and that a test may lose."""
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class ProcessEnded(Exception):
 
 
 class CrashingBackend(GuidanceBackend):
-    """Grammars of which those with a name that begins with `deadly` end the process when they are compiled, and those
-    that begin with `fatal` when they are fed a token."""
+    """Grammars that contain `deadly` end the process when they are compiled, and those that contain `fatal` with their
+    third token."""
 
     @classmethod
     def like(cls, backend: GuidanceBackend) -> CrashingBackend:
-        """Grammars of the same tokens."""
+        """A backend of the same tokens."""
         made = cls.__new__(cls)
         vars(made).update(vars(backend))
         return made
@@ -70,7 +70,7 @@ class CrashingBackend(GuidanceBackend):
 
 
 class CrashingGrammar(GuidanceGrammar):
-    """Ends the process with the third token that it is fed."""
+    """Ends the process with its third token."""
 
     @classmethod
     def like(cls, grammar: GuidanceGrammar) -> CrashingGrammar:
@@ -204,7 +204,7 @@ class LocalMatcher:
 
     @property
     def sequences(self) -> int:
-        """The sequences that have a seat, or wait for one."""
+        """The number of sequences that have a mask slot, or wait for one."""
         return sum(client.sequences for client in self.clients)
 
     def _link_maker(self, ring: MaskRing) -> Callable[[Callable[[], None]], LocalLink]:

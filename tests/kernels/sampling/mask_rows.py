@@ -29,7 +29,7 @@ def make_mask(vocab: int, *tokens: int) -> TokenMask:
 
 
 class MaskedRows:
-    """One row for each seat number, -1 being a row without a grammar; a row's slot is its place. All decode, each at a
+    """One row for each mask slot, -1 being a row without a grammar; a row's slot is its index. All decode, each at a
     position of its own, which the device knows from the step before."""
 
     def __init__(self, vocab: int, mask_slots: list[int], position: list[int] | None = None) -> None:
@@ -46,7 +46,7 @@ class MaskedRows:
         self._set_known()
 
     def put(self, row: int, mask: TokenMask, *, late: int = 0, generation: int = GENERATION) -> None:
-        """Leave the mask of the token that a row draws next, or of one that stands `late` places before it."""
+        """Write the mask of the token that a row samples next, or of the one `late` positions before it."""
         self.ring.put(self.mask_slots[row], generation, int(self.position[row]) + 1 - late, mask)
 
     def fetch(self, ahead: int = 0) -> RowMasks:

@@ -137,7 +137,7 @@ def missing(rows: MaskedRows) -> dict[int, str]:
     index, _ = rows.ring._entry_of(rows.mask_slots[2], int(rows.position[2]) + 1)
     rows.ring._stamps[index] = 0
     rows.put(5, mask)
-    return {0: "of another position", 1: "of another sequence", 2: "half written", 3: "none", 4: "no seat"}
+    return {0: "of another position", 1: "of another sequence", 2: "half written", 3: "none", 4: "no mask slot"}
 
 
 def test_row_without_its_mask_is_held() -> None:
@@ -383,7 +383,7 @@ def test_ring_that_cannot_be_mapped_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_kernel_knows_the_places_of_the_ring(tmp_path: Path) -> None:
-    """Many seats and positions: each row reads its own place."""
+    """Many mask slots and positions: each row reads its own entry."""
     mask_slots = [15, 3, 0, 8, 2, 7]
     rows = MaskedRows(VOCAB, mask_slots, [90, 91, 4, 5, 1000, 77])
     masks: list[TokenMask | None] = [make_mask(VOCAB, 100 + row, 1400 - row) for row in range(6)]

@@ -1,1 +1,1 @@
-"""Answers that must match a grammar: what services tell one another of it."""
+"""Structured output: the constraints that services pass to each other, and the capability of workers to apply them."""

@@ -1,4 +1,7 @@
-"""Which engines apply which constraints: those with the version of llguidance for which a constraint was compiled."""
+"""The capability `structured_output:llguidance-VERSION`, with which workers say which constraints they apply.
+
+A worker applies constraints of its own version of llguidance alone. Routers and workers refuse others.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ if TYPE_CHECKING:
 _CAPABILITY: Final = "structured_output:"
 _LIBRARY: Final = "llguidance-"
 STRUCTURED_OUTPUT: Final = f"{_CAPABILITY}{_LIBRARY}{LLGUIDANCE_VERSION}"
-"""The capability of a model whose worker applies constraints of this version."""
+"""The capability of workers of this release."""
 
 
 def capability_for(constraint: Constraint) -> str:
-    """The capability that a worker must have to apply a constraint."""
+    """Return the capability that a worker needs to apply a constraint."""
     return f"{_CAPABILITY}{_LIBRARY}{constraint.version}"
 
 
 def structured_outputs_in(capabilities: Iterable[str]) -> tuple[str, ...]:
-    """Those among capabilities that say how workers apply constraints; none where they do not."""
+    """Return the capabilities that concern structured output."""
     return tuple(each for each in capabilities if each.startswith(_CAPABILITY))
 
 
 def check_capable(capabilities: Iterable[str], constraint: Constraint | None = None) -> None:
-    """Raise Unsupported where workers of these capabilities cannot apply a constraint; None: any constraint."""
+    """Raise Unsupported if workers with these capabilities cannot apply a constraint; None: if they cannot apply
+    any."""
     found = structured_outputs_in(capabilities)
     if not found:
         raise Unsupported(

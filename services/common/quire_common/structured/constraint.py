@@ -1,6 +1,7 @@
-"""Constraint: a grammar that an answer must match, as tokenizers compile it and workers apply it.
+"""Constraint: a grammar that an answer must match, and its form in protobuf.
 
-Users write JSON schemas, regular expressions and the like. A tokenizer compiles each into canonical text of llguidance.
+Users send JSON schemas, regular expressions and the like. A tokenizer compiles each of them to the canonical text of a
+grammar for llguidance. A worker applies this text.
 """
 
 from __future__ import annotations
@@ -15,41 +16,41 @@ from quire_common.errors import InvalidArgument
 COMPILED: Final = "llguidance"
 MAX_GRAMMAR_BYTES: Final = 512 * 1024
 LLGUIDANCE_VERSION: Final = "1.9.1"
-"""The version of llguidance in this release. Answers depend on it: two versions may allow other tokens."""
+"""The version of llguidance in this release. Two versions may allow different tokens for the same text."""
 _UNSAID_VERSION: Final = "1.9.1"
 _MAX_VERSION_CHARS: Final = 64
 CONSTRAINT_PARAM: Final = "constraint"
-"""The `param` of errors about a constraint, for which a router puts the field in which its client sent it."""
+"""The `param` of errors about a constraint. A router replaces it by the field that its client used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A compiled grammar: text that `llguidance.LLMatcher` takes. An answer may end only where it is complete."""
+    """A compiled grammar: text for `llguidance.LLMatcher`. An answer may end only where the grammar is complete."""
 
     text: str
     digest: bytes
     version: str = LLGUIDANCE_VERSION
-    """The version of llguidance that is to apply it."""
+    """The version of llguidance for which it was compiled."""
 
     @classmethod
     def of(cls, text: str, version: str = LLGUIDANCE_VERSION) -> Constraint:
-        """The constraint of canonical text."""
+        """Make a constraint of canonical text."""
         return cls(text, digest_of(text), version)
 
 
 def digest_of(text: str) -> bytes:
-    """Name a constraint: sha256 over kind, a NUL byte, and canonical text."""
+    """Return the digest of a constraint: sha256 over kind, a NUL byte, and canonical text."""
     return sha256(b"\0".join((COMPILED.encode(), text.encode()))).digest()
 
 
 def constraint_to_pb(constraint: Constraint) -> pb.Constraint:
-    """Domain to wire."""
+    """Encode a constraint."""
     return pb.Constraint(kind=COMPILED, text=constraint.text, digest=constraint.digest, version=constraint.version)
 
 
 def constraint_from_pb(message: pb.Constraint) -> Constraint:
-    """Decode a compiled constraint. Raises InvalidArgument for another kind, a digest of another text, or a text that
-    no tokenizer makes."""
+    """Decode a compiled constraint. Raises InvalidArgument for another kind, a text that is too long, or a digest that
+    does not belong to the text."""
     if message.kind != COMPILED:
         raise InvalidArgument(
             "CONSTRAINT_NOT_COMPILED",

@@ -1,1 +1,1 @@
-"""From what an answer must match (a schema, a regular expression, tools, ...) to the grammar that engines take."""
+"""Compiles what an answer must match (a JSON schema, a regular expression, tools, ...) to a grammar for workers."""

@@ -1,4 +1,7 @@
-"""Canonical text: the grammar of a source, in the one form in which tokenizers send it and engines compile it."""
+"""Writes the canonical text of a source: the grammar that tokenizers send and workers compile.
+
+Equal sources have the same canonical text, for models with the same output format.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,18 @@ _ANY_OBJECT: Final = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputFormat:
-    """The facts of a model that the grammars of its answers depend on. `added`: ids of added tokens, by text."""
+    """The properties of a model's answers on which grammars depend: its special tokens, and how it writes tool calls
+    and reasoning."""
 
     added: Mapping[str, int]
+    """The ids of the tokens that were added to the vocabulary, by their text."""
     tool_parser: str = ""
     reasoning_parser: str = ""
 
 
 def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warnings: list[str]) -> str:
-    """Return the canonical text. Adds to `warnings` what of the source is not enforced. Raises GrammarRefused."""
+    """Return the canonical text of a source. Adds to `warnings` what the grammar does not enforce. Raises
+    GrammarRefused."""
     grammar = LarkGrammar(output_format.added)
     prefix, reasoning = ReasoningPrefix(output_format.reasoning_parser, output_format.tool_parser), ""
     if source.kind == TOOLS:
@@ -51,7 +57,7 @@ def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warn
 
 
 def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> str:
-    """Return the expression of the constrained part."""
+    """Return the expression of the answer without its reasoning."""
     if source.kind == "json_object":
         return grammar.add_schema(prepare_schema(_ANY_OBJECT, source, warnings))
     if source.kind == "json_schema":
@@ -59,7 +65,7 @@ def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> s
     if source.kind == "regex":
         return grammar.add_regex(source.text)
     if source.kind == "choice":
-        # In capitals, so that the lexer tells the texts apart: the parser takes no more than 2,000 alternatives.
+        # A terminal (in capitals), since the parser allows at most 2,000 alternatives, and the lexer more.
         return grammar.add_rule("CHOICE", _choice(source.text))
     if source.kind == "grammar":
         return grammar.add_lark(lark_of_grammar(source.text))

@@ -1,7 +1,8 @@
-"""A compiling process: sources of grammars in on stdin, canonical texts out on stdout, one at a time, as framed JSON.
+"""The main program of a process that compiles grammars. It reads sources from stdin, and writes canonical texts to
+stdout, one at a time, as framed JSON.
 
-It exists so that a schema that takes long, recurses or eats memory harms nobody: its memory and its processor time are
-limited. A grammar counts as compiled once its first masks are there, since a part of the work is put off until then.
+Memory and processor time of the process are limited, so that a schema that takes too much of them fails alone.
+llguidance does a part of its work with the first masks. So the process computes some masks before it answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource
 from quire_tokenizer.grammar.json_schema import error_line
 
 _PAGE_BYTES: Final = resource.getpagesize()
-# llguidance's messages about a keyword's value, by a part of the message.
+# Parts of llguidance's messages, and the keyword of a JSON schema that each is about.
 _KEYWORDS: Final = {
     "Unknown format": "format",
     "look-around": "pattern",
@@ -37,37 +38,40 @@ _TOO_COMPLEX: Final = ("fuel", "too many", "too complex", "too large", "limit ex
 
 
 class UnreadableVocabulary:
-    """Stands for the compiler of a model whose vocabulary llguidance cannot read, such as WordPiece."""
+    """Replaces the compiler for a model whose vocabulary llguidance cannot read, such as WordPiece."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Compile nothing. Returns {"unreadable": ...}."""
+        """Return {"unreadable": ...} for every job."""
         return {"unreadable": self._reason}
 
 
 class Compiler:
-    """Compiles for one model, which the first frame describes. Raises ValueError for an unreadable vocabulary."""
+    """Compiles grammars for one model, which the first frame describes. Raises ValueError for a vocabulary that
+    llguidance cannot read."""
 
     def __init__(self, model: dict[str, Any]) -> None:
         self._tokenizer = LLTokenizer(model["tokenizer"], eos_token=model["eos"] or None)
         self._output_format = ModelOutputFormat(model["added"], model["tool_parser"], model["reasoning_parser"])
 
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Compile one source. Returns {"text": ..., "warnings": ...}, or {"refused": ...}; never raises."""
+        """Compile one source. Returns {"text": ..., "warnings": ...}, {"refused": ...} or {"failed": ...}; never
+        raises."""
         try:
             text, warnings = self.compile(GrammarSource(**job))
         except GrammarRefused as error:
             return {"refused": [error.code, error.message, error.fix], "param": error.param, "reason": error.reason}
         except MemoryError:
             return {"failed": "memory"}
-        except Exception as error:  # llguidance raises what it likes: all of it is this job's failure alone
+        except Exception as error:  # llguidance raises errors of many types; each fails this job alone
             return {"failed": type(error).__name__}
         return {"text": text, "warnings": warnings}
 
     def compile(self, source: GrammarSource) -> tuple[str, list[str]]:
-        """Return canonical text that is known to compile, and what is not enforced. Raises GrammarRefused."""
+        """Return canonical text that llguidance compiles, and warnings of what it does not enforce. Raises
+        GrammarRefused."""
         warnings: list[str] = []
         text = canonical_text(source, self._output_format, warnings)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -79,8 +83,8 @@ class Compiler:
 
 
 def main() -> int:
-    """Answer the jobs that come on stdin until it ends. The process's arguments are the bytes that compiling may take
-    beside the tokenizer, and the seconds of processor time after which a single job ends the process."""
+    """Answer jobs from stdin until it ends. Command-line arguments: the bytes of memory for compiling, in addition to
+    the tokenizer's, and the seconds of processor time after which a job ends the process."""
     memory_bytes, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     model = read_frame(jobs)
@@ -103,14 +107,14 @@ def main() -> int:
 
 
 def _try_answer(matcher: LLMatcher) -> None:
-    """Go through the beginning of an answer, which finds errors that come up only there."""
+    """Compute the masks of the first tokens of an answer, since some errors come up only there."""
     for _ in range(_TRIED_TOKENS):
         if matcher.is_error() or matcher.is_stopped():
             return
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask:
             return
-        # The last token that is allowed: rarely one of a single character.
+        # The allowed token with the highest id: rarely a single character.
         matcher.try_consume_tokens([mask.bit_length() - 1])
 
 
@@ -124,7 +128,7 @@ def _mapped_bytes() -> int:
 
 
 def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
-    """Return the error for what llguidance says."""
+    """Return the error for a message of llguidance."""
     said = error_line(message)
     if found := re.search(r"Unimplemented keys: (\[.*?\])", message):
         first, *more = json.loads(found[1])

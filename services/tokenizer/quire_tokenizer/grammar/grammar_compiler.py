@@ -1,4 +1,7 @@
-"""GrammarCompiler: compiled grammars, seen from the service. Equal sources are compiled once, in a child process."""
+"""GrammarCompiler: compiles grammars for the tokenizer's service, in child processes, and caches them.
+
+Requests with equal sources share one compilation.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,35 @@ if TYPE_CHECKING:
     from quire_tokenizer.vocabulary import Vocabulary
 
 log = get_logger(__name__)
-# Whitespace of JSON is not part of canonical text.
+# Canonical text has no whitespace between JSON values, so that a source may be longer.
 MAX_SOURCE_BYTES: Final = 2 * MAX_GRAMMAR_BYTES
-# A child that waits for a processor gets so many times its processor time.
+# The wall-clock limit of a child, as a multiple of its processor time, since it may wait for a processor.
 _WALL_FACTOR: Final = 5.0
 _ESCAPED_BYTES_PER_CHAR: Final = 12
-# A source that took all of its processor time is not tried again for so long.
+# A source that exceeded the limit of processor time is refused for so long without another try.
 _TIMEOUT_CACHED_S: Final = 60.0
-# The bytes of an outcome that is kept, beside its texts.
+# The bytes of a cached outcome in addition to its texts, roughly.
 _ENTRY_BYTES: Final = 1024
 
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """The bounds of compiling. `cpu_s`: of one grammar; `cached_bytes`: of all texts that are kept."""
+    """The limits of compiling and of the cache."""
 
     processes: int
     max_waiting: int
     cpu_s: float
+    """The processor time of one compilation."""
     memory_bytes: int
+    """The memory of one process, in addition to its tokenizer."""
     cached: int
+    """The number of grammars in the cache."""
     cached_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """`warnings`: what of the source is not enforced."""
+    """A constraint, and warnings of what it does not enforce."""
 
     constraint: Constraint
     warnings: tuple[str, ...] = ()
@@ -58,7 +64,7 @@ class CompiledGrammar:
 
 @dataclass(frozen=True, slots=True)
 class _CachedOutcome:
-    """An outcome, its bytes, and the moment until which it holds."""
+    """The result of a compilation, with its size in bytes, and the time until which it is valid."""
 
     outcome: CompiledGrammar | GrammarRefused
     size: int
@@ -66,7 +72,7 @@ class _CachedOutcome:
 
 
 class _Compiling:
-    """One source that is being compiled, for all that wait for it."""
+    """A compilation in progress, for all requests that wait for it."""
 
     def __init__(self, task: asyncio.Task[CompiledGrammar]) -> None:
         self.task = task
@@ -74,11 +80,11 @@ class _Compiling:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the last that waited has left."""
+        """Whether it was cancelled because no request waits for it."""
         return self.task.cancelling() > 0
 
     async def wait(self) -> CompiledGrammar:
-        """Return the grammar. The compilation is cancelled when its last waiter is cancelled, not before."""
+        """Return the grammar. If all requests that wait are cancelled, so is the compilation."""
         self._waiters += 1
         try:
             await asyncio.wait({self.task})
@@ -90,7 +96,7 @@ class _Compiling:
 
 
 class GrammarCompiler:
-    """Used from one event loop. Grammars and refusals of recent sources are kept."""
+    """Belongs to one event loop. Caches the grammars and refusals of recent sources."""
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
         program = ChildProgram(
@@ -107,12 +113,13 @@ class GrammarCompiler:
         self._cache: OrderedDict[bytes, _CachedOutcome] = OrderedDict()
         self._cached_bytes = 0
         self._running: dict[bytes, _Compiling] = {}
-        # Those of `_running`, and those that end since nobody waits for them.
+        # The tasks of `_running`, and cancelled ones that have not ended yet.
         self._tasks: set[asyncio.Task[CompiledGrammar]] = set()
 
     async def compile(self, source: GrammarSource) -> CompiledGrammar:
-        """Return the grammar of a source. Raises GrammarRefused for a source that is wrong or too large, Overloaded
-        where too many wait or the process does not start, and Unsupported for a vocabulary that has no grammars."""
+        """Return the grammar of a source. Raises GrammarRefused for a source that is wrong or too large, Overloaded if
+        too many requests wait or the process does not start, and Unsupported for a vocabulary that llguidance cannot
+        read."""
         digest = source.digest()
         cached = self._cache.get(digest)
         if cached is not None and time.monotonic() < cached.until_s:
@@ -146,7 +153,7 @@ class GrammarCompiler:
             task.exception()
 
     async def _compile(self, source: GrammarSource, digest: bytes) -> CompiledGrammar:
-        """Compile a source, and keep the outcome, unless it depends on how busy the machine is."""
+        """Compile a source, and cache the outcome, unless it may depend on how busy the machine is."""
         try:
             with statistics.compiling():
                 compiled = await self._compile_in_child(source)
@@ -161,7 +168,7 @@ class GrammarCompiler:
         return compiled
 
     async def _compile_in_child(self, source: GrammarSource) -> CompiledGrammar:
-        """Have a child compile the source."""
+        """Send a source to a child process, and decode its answer."""
         _check_source(source)
         try:
             answer = await self._children.run(framed(source.job()))
@@ -181,7 +188,7 @@ class GrammarCompiler:
         return CompiledGrammar(Constraint.of(answer["text"], self._version), tuple(answer["warnings"]))
 
     def _cache_outcome(self, digest: bytes, outcome: CompiledGrammar | GrammarRefused, cache_time_s: float) -> None:
-        """Keep an outcome for so long; the least recently used go."""
+        """Cache an outcome for some time. If the cache is full, the least recently used ones are removed."""
         before = self._cache.pop(digest, None)
         if before is not None:
             self._cached_bytes -= before.size
@@ -195,7 +202,7 @@ class GrammarCompiler:
 
 
 def _first_frame(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the first frame of a compiling process."""
+    """Return the first frame for a child process, which describes the model."""
     return {
         "tokenizer": vocabulary.tokenizer.to_str(),
         "eos": sorted(vocabulary.eos_ids),
@@ -206,9 +213,9 @@ def _first_frame(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _reasoning_parser(vocabulary: Vocabulary) -> str:
-    """Return the name of the model's parser of reasoning, if the chat template shows that the model reasons. Markers in
-    the vocabulary alone do not: where only a form and a marker are possible, such a model may well choose the
-    marker, and never end."""
+    """Return the name of the model's reasoning parser, if its chat template has the parser's markers; else an empty
+    name. Markers in the vocabulary alone are no proof that the model reasons. Such a model might start to reason where
+    the grammar allows it, and never end."""
     name = vocabulary.parsers.reasoning_parser
     family = families.REASONING_FAMILIES.get(name)
     templates = "".join(vocabulary.templates.values())
@@ -216,7 +223,7 @@ def _reasoning_parser(vocabulary: Vocabulary) -> str:
 
 
 def _check_source(source: GrammarSource) -> None:
-    """Raise GrammarRefused for a source that no child need see."""
+    """Raise GrammarRefused for an unknown kind, or for a source that is too large."""
     if source.kind not in (*KINDS, TOOLS):
         raise bad_grammar(
             f"There is no constraint of the kind {source.kind[:50]!r}.", f"Use one of {', '.join(KINDS)}."
@@ -235,7 +242,7 @@ def _child_failure(how: str, source: GrammarSource) -> GrammarRefused:
 
 
 def _cache_time_s(error: GrammarRefused) -> float:
-    """Return how long a refusal is kept: 0 where another try may do better, since the machine was busy."""
+    """Return how long a refusal is cached. 0: another try may succeed, since the machine was busy."""
     if error.reason not in ("timeout", "crashed"):
         return math.inf
     cause = error.__cause__
@@ -243,7 +250,7 @@ def _cache_time_s(error: GrammarRefused) -> float:
 
 
 def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
-    """Return the bytes of an outcome."""
+    """Return the size of an outcome in bytes, roughly."""
     texts = (
         (outcome.message, outcome.fix)
         if isinstance(outcome, GrammarRefused)
@@ -253,7 +260,7 @@ def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
 
 
 def _copy_of(refusal: GrammarRefused) -> GrammarRefused:
-    """Return a copy: an exception that is raised twice would collect tracebacks."""
+    """Return a copy of a cached refusal: an exception that is raised twice would collect tracebacks."""
     return GrammarRefused(refusal.code, refusal.message, refusal.fix, param=refusal.param, reason=refusal.reason)
 
 

@@ -1,4 +1,4 @@
-"""GrammarSource: what an answer must match, as a request says it. GrammarRefused: why there is no grammar of it."""
+"""GrammarSource: what an answer must match, as a request says it. GrammarRefused: the error for a bad source."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ MAX_CHOICES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """`kind`: one of KINDS, or TOOLS. `reasoning`: the answer may reason first, in the way of the model's family."""
+    """The source of a grammar: a schema, a regular expression, tools or the like, with options of a request."""
 
     kind: str
+    """One of KINDS, or TOOLS."""
     text: str = ""
     strict: bool = False
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str = ""
     reasoning: bool = False
+    """Whether the answer may reason first, if the model reasons."""
     prompt_end: PromptEnd = "unknown"
     required: bool = False
-    """Whether the answer must consist of calls of tools alone."""
+    """Whether the answer must consist of tool calls alone."""
     tool: str = ""
-    """The one tool that may be called; empty: any."""
+    """The name of the only tool that may be called; empty: all tools may be called."""
     parallel: bool = False
     """Whether the answer may have more than one call."""
 
     def job(self) -> dict[str, Any]:
-        """Return the fields, as JSON has them."""
+        """Return the fields as JSON, for a child process."""
         return asdict(self)
 
     def for_tool(self, *, strict: bool) -> GrammarSource:
-        """Return the source of the arguments of one tool."""
+        """Return the source for the arguments of one tool, which have their own `strict`."""
         return replace(self, strict=strict)
 
     def digest(self) -> bytes:
-        """Name the source: equal sources have equal grammars."""
+        """Return a digest of all fields. Sources with the same digest have the same grammar."""
         return hashlib.sha256(json.dumps(self.job()).encode()).digest()
 
 
 class GrammarRefused(InvalidArgument):
-    """The source is wrong or too large. `reason`: few words, for a metric."""
+    """The source is wrong or too large. `reason` is the label of a metric."""
 
     def __init__(self, code: str, message: str, fix: str, *, param: str = "", reason: str = "invalid") -> None:
         super().__init__(code, message, fix, param=param)
@@ -59,10 +61,10 @@ class GrammarRefused(InvalidArgument):
 
 
 def bad_grammar(message: str, fix: str, param: str = "") -> GrammarRefused:
-    """Return the error for a source that is wrong in itself."""
+    """Return the error for an invalid source."""
     return GrammarRefused("BAD_GRAMMAR", message, fix, param=param)
 
 
 def too_large(message: str, fix: str, param: str = "") -> GrammarRefused:
-    """Return the error for a source that exceeds a bound."""
+    """Return the error for a source that exceeds a limit."""
     return GrammarRefused("GRAMMAR_TOO_LARGE", message, fix, param=param, reason="too_large")

@@ -1,7 +1,8 @@
-"""A JSON schema, made ready for llguidance: options applied, and what it cannot enforce left out, with a warning.
+"""Prepares a user's JSON schema for llguidance: adds options, and removes what llguidance cannot enforce, with a
+warning.
 
-llguidance itself passes over unknown keywords and formats when lenient, and says so. It refuses patterns that its
-regular expressions lack, and patterns of properties that overlap: these are taken out here.
+In its lenient mode, llguidance itself ignores unknown keywords and formats with a warning. But it refuses patterns that
+its regular expressions do not support, and patterns of property names that overlap. This file removes them.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ if TYPE_CHECKING:
 
     from quire_tokenizer.grammar.grammar_source import GrammarSource
 
-# Keywords whose value is an object of schemas, and those whose value is a schema or a list of schemas.
+# Keywords whose value is an object of schemas.
 _SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+# Keywords whose value is a schema or a list of schemas.
 _SUBSCHEMAS: Final = (
     *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "additionalItems"),
     *("unevaluatedItems", "not", "if", "then", "else", "contentSchema", "items", "prefixItems", "allOf", "anyOf"),
     "oneOf",
 )
-# Say nothing of what is valid. Canonical text does without.
+# Keywords that do not change what is valid. Canonical text does not have them.
 _ANNOTATIONS: Final = frozenset(
     {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 )
 _OPTIONS: Final = "x-guidance"
-# Between values: some spaces, or a new line and its indentation. Without a bound, a small model writes nothing else.
+# Whitespace between values: some spaces, or a new line with indentation. Without a limit, small models write whitespace
+# for ever.
 _WHITESPACE: Final = r"[ \t]{1,4}|\r?\n[ \t]{0,32}"
 
 
 def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> dict[str, Any]:
-    """Return the schema with llguidance's options, a new object. Adds to `warnings` what is left out. Raises
-    GrammarRefused for what is no schema, or has too many values to choose from."""
+    """Return a copy of the schema with llguidance's options. Adds to `warnings` what was removed. Raises GrammarRefused
+    for a value that is no schema, or has an enum of more than MAX_CHOICES values."""
     if value is True:
         value = {}
     if not isinstance(value, dict):
@@ -72,7 +75,7 @@ def _copied(value: Any) -> Any:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas within it, but nothing of values such as those of an enum."""
+    """Yield the schema and all schemas in it. Other values, such as those of an enum, are no schemas."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -86,14 +89,14 @@ def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _close(part: dict[str, Any]) -> None:
-    """Let an object have no properties but those that the schema names, as vLLM does."""
+    """Set `additionalProperties` to false in an object that names its properties, as vLLM does."""
     names = isinstance(part.get("properties"), dict) or isinstance(part.get("patternProperties"), dict)
     if names and "additionalProperties" not in part:
         part["additionalProperties"] = False
 
 
 def _drop_patterns(part: dict[str, Any], warnings: list[str]) -> None:
-    """Take out patterns that cannot be enforced, of strings and of properties' names."""
+    """Remove patterns of strings and of property names that llguidance cannot enforce."""
     pattern = part.get("pattern")
     if isinstance(pattern, str) and (fault := _fault_of({"type": "string", "pattern": pattern})):
         del part["pattern"]
@@ -103,20 +106,20 @@ def _drop_patterns(part: dict[str, Any], warnings: list[str]) -> None:
         open_patterns = {"patternProperties": dict.fromkeys(named, True)}
         if fault := _fault_of(open_patterns):
             del part["patternProperties"]
-            # Names that the patterns would have allowed are allowed still, whatever their values.
+            # Property names that the patterns allowed stay allowed, with the values of any of the patterns.
             if part.get("additionalProperties") is False:
                 part["additionalProperties"] = {"anyOf": list(named.values())} if named else False
             warnings.append(f"patternProperties is not enforced: {fault}")
 
 
 def _fault_of(schema: dict[str, Any]) -> str:
-    """Return why a small schema cannot be enforced; empty where it can."""
+    """Return the reason why llguidance cannot enforce a schema; empty: it can."""
     wrong, messages = LLMatcher.validate_grammar_with_warnings(canonical_json({"grammars": [{"json_schema": schema}]}))
     return error_line(messages[0]) if wrong and messages else ""
 
 
 def error_line(message: str) -> str:
-    """Return what a message of llguidance says of the fault, without the drawing of its place."""
+    """Return the line of llguidance's message that states the error, without the lines that point to its position."""
     lines = [line.strip() for line in message.strip().splitlines()]
     said = [line for line in lines if line.startswith("error:")]
     return (said[-1].removeprefix("error:").strip() if said else lines[0] if lines else "")[:300]

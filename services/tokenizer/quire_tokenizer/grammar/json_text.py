@@ -1,4 +1,4 @@
-"""JSON of a request: parsed within bounds, measured, and written in the one way that canonical text has."""
+"""Parses the JSON of a request within limits, and writes JSON in the form that canonical text has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire_tokenizer.grammar.grammar_source import MAX_DEPTH, bad_grammar, too_l
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Parse JSON. Raises GrammarRefused for what is no JSON, or nested too deeply."""
+    """Parse JSON. Raises GrammarRefused if it is invalid, or nested too deeply. `what`: its name in the error."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -22,7 +22,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def check_depth(value: Any, what: str) -> None:
-    """Raise GrammarRefused for lists and objects within one another, more of them than MAX_DEPTH."""
+    """Raise GrammarRefused if lists and objects are nested more than MAX_DEPTH levels deep."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
@@ -32,7 +32,7 @@ def check_depth(value: Any, what: str) -> None:
 
 
 def children(value: Any) -> Iterator[Any]:
-    """The values right within a list or an object."""
+    """Yield the elements of a list, or the values of an object."""
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):
@@ -40,7 +40,7 @@ def children(value: Any) -> Iterator[Any]:
 
 
 def canonical_json(value: Any) -> str:
-    """Write JSON: no whitespace, characters as they are. The order of members stays: it is that of properties."""
+    """Write JSON without whitespace or escapes. Members keep their order, since properties of answers have it too."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 

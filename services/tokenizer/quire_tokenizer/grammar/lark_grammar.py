@@ -1,6 +1,7 @@
-"""LarkGrammar: a grammar in llguidance's form of Lark, written rule by rule, with schemas and other grammars beside it.
+"""LarkGrammar: writes a grammar in llguidance's dialect of Lark, rule by rule.
 
-Its text is canonical: the same calls make the same text.
+Its rules may refer to subgrammars: JSON schemas, regular expressions and a user's own grammars. The same calls give the
+same text.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TEXT = "TEXT"
-"""A terminal for text of any length, without special tokens."""
+"""The terminal for text of any length, without special tokens."""
 _TOP = "answer"
 
 
 class LarkGrammar:
-    """`added`: ids of the tokens that were added to the vocabulary, by their text. In llguidance, text never matches
-    such a token, so that literals name it by its id."""
+    """`added`: the ids of the tokens that were added to the vocabulary, by their text. In llguidance, such a token
+    never matches text, so that literals name it by its id.
+
+    An *expression* is the right-hand side of a rule, or a part of it."""
 
     def __init__(self, added: Mapping[str, int]) -> None:
         self._added = added
@@ -34,13 +37,13 @@ class LarkGrammar:
         self._subgrammars: list[dict[str, Any]] = []
 
     def add_rule(self, name: str, expression: str, options: str = "") -> str:
-        """Add a rule; its name is made unique. Returns what refers to it."""
+        """Add a rule. Returns its name, made unique, as an expression."""
         unique = f"{name}_{len(self._rules)}"
         self._rules.append(f"{unique}{options}: {expression}")
         return unique
 
     def literal(self, text: str) -> str:
-        """Return the expression of a text, in which added tokens are tokens."""
+        """Return the expression for a text, with the ids of the added tokens in it."""
         if not text:
             return '""'
         if self._added_tokens is None:
@@ -56,11 +59,11 @@ class LarkGrammar:
         return " ".join(parts)
 
     def is_token(self, text: str) -> bool:
-        """Whether a text is one added token."""
+        """Whether a text is an added token."""
         return text in self._added
 
     def until(self, end: str) -> str:
-        """Return the expression of the shortest text that ends with `end`, the end included."""
+        """Return the expression for the shortest text that ends with `end`, including the end."""
         first = self._added_tokens.search(end) if self._added_tokens is not None else None
         if first is not None and first.start() == 0:
             return f"{TEXT} {self.literal(end)}"
@@ -70,19 +73,19 @@ class LarkGrammar:
         return f"{lazy} {self.literal(rest)}" if rest else lazy
 
     def add_schema(self, schema: dict[str, Any]) -> str:
-        """Add a JSON schema. Returns what refers to it."""
+        """Add a JSON schema. Returns an expression for it."""
         return self._add_subgrammar("schema", {"json_schema": schema})
 
     def add_lark(self, text: str) -> str:
-        """Add a grammar of its own, whose first rule is `start`. Returns what refers to it."""
+        """Add a complete grammar, whose first rule is `start`. Returns an expression for it."""
         return self._add_subgrammar("lark", {"lark_grammar": text})
 
     def add_regex(self, pattern: str) -> str:
-        """Add a regular expression. Returns what refers to it."""
+        """Add a regular expression. Returns an expression for it."""
         return self.add_lark(lark_of_regex(pattern))
 
     def text(self, start: str) -> str:
-        """Return the canonical text of the grammar whose answer is the expression `start`."""
+        """Return the text of the whole grammar. `start`: the expression of an answer."""
         rules = "\n".join([f"start: {start}", *self._rules])
         if TEXT in rules:
             rules += f"\n{TEXT}: /(?s:.*)/"
@@ -98,21 +101,21 @@ class LarkGrammar:
 
 
 def quoted(text: str) -> str:
-    """A string of Lark."""
+    """Return a string literal of Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def token(number: int) -> str:
-    """The expression of one token, by its id."""
+    """Return the expression for one token, by its id."""
     return f"<[{number}]>"
 
 
 def lark_of_regex(pattern: str) -> str:
-    """Return the grammar of a regular expression."""
+    """Return the Lark grammar of a regular expression."""
     text: str = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
     return text
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a regular expression within `/.../`."""
+    """Return a regular expression for `/.../` that matches this text."""
     return re.sub(r"([/\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text).replace("\n", "\\n").replace("\r", "\\r")

@@ -1,4 +1,5 @@
-"""The free part of a chat's answer before the constrained one: reasoning, until its end marker."""
+"""ReasoningPrefix: writes the grammar of the reasoning in front of a constrained answer. The reasoning itself is free
+text up to its end marker."""
 
 from __future__ import annotations
 
@@ -11,24 +12,24 @@ if TYPE_CHECKING:
     from quire_tokenizer.grammar.lark_grammar import LarkGrammar
     from quire_tokenizer.output_parsing.answer_parsers import PromptEnd
 
-# Parsers pass over whitespace behind reasoning.
+# Whitespace after the reasoning, which parsers skip.
 _GAP = r"/[ \n]{0,3}/"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPrefix:
-    """The names of one model's parsers, empty for none."""
+    """The names of one model's parsers; empty: it has none."""
 
     reasoning_parser: str
     tool_parser: str
 
     @property
     def is_harmony(self) -> bool:
-        """Whether answers are Harmony's messages, each in a channel."""
+        """Whether the model writes messages of the Harmony format, each in a channel."""
         return self.reasoning_parser == families.HARMONY_REASONING or self.tool_parser == families.HARMONY
 
     def expression(self, grammar: LarkGrammar, prompt_end: PromptEnd) -> str:
-        """Return the expression of what precedes the constrained part; empty where nothing does."""
+        """Return the expression of the reasoning; empty: the answer starts at once."""
         if self.is_harmony:
             return f"{harmony_reasoning(grammar)} {grammar.literal('<|channel|>final<|message|>')}"
         family = families.REASONING_FAMILIES.get(self.reasoning_parser)
@@ -41,7 +42,7 @@ class ReasoningPrefix:
 
 
 def harmony_reasoning(grammar: LarkGrammar) -> str:
-    """Return the expression of Harmony's messages before the final one."""
+    """Return the expression of the analysis messages before Harmony's final message."""
     thoughts = f"{grammar.literal('<|channel|>analysis<|message|>')} {grammar.until('<|end|>')}"
     analysis = grammar.add_rule("analysis", thoughts)
     return f"({analysis} {grammar.literal('<|start|>assistant')})*"

@@ -1,4 +1,5 @@
-"""Structural tags: free text with constrained parts between given markers, in xgrammar's formats, as in vLLM.
+"""StructuralTags: writes the grammar of a structural tag, which is free text with constrained parts between markers.
+The formats are those of xgrammar, as in vLLM:
 
 {"type": "structural_tag", "format": {"type": "tag", "begin": ..., "content": ..., "end": ...}}
 {"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}
@@ -23,7 +24,7 @@ _MISSING: Final = object()
 
 
 class StructuralTags:
-    """Turns the formats of one structural tag into expressions of a grammar."""
+    """Writes the formats of one structural tag as expressions of a grammar."""
 
     def __init__(self, grammar: LarkGrammar, source: GrammarSource, warnings: list[str]) -> None:
         self._grammar = grammar
@@ -83,7 +84,7 @@ class StructuralTags:
         return self._grammar.add_rule("tag", f"{self._grammar.literal(begin)} {self._rest(tag_format)}")
 
     def _rest(self, tag_format: Format) -> str:
-        """Return the expression of a tag behind its beginning."""
+        """Return the expression of a tag after its begin marker."""
         ends = tag_format.get("end")
         if isinstance(ends, str):
             ends = [ends]
@@ -97,7 +98,7 @@ class StructuralTags:
         return f"{inner} {self._any_of([self._grammar.literal(end) for end in ends])}"
 
     def _triggered(self, tag_format: Format) -> str:
-        """Text with tags in it, each of which a trigger begins."""
+        """Return the expression of text with tags in it. Each tag starts with a trigger."""
         triggers, tags = _list(tag_format, "triggers"), _list(tag_format, "tags")
         if not tags:
             raise bad_grammar("triggered_tags has no tags.", "Name at least one.", "tags")
@@ -120,7 +121,7 @@ class StructuralTags:
         return f"{any_call}{'+' if least else '*'} {TEXT}"
 
     def _separated(self, tag_format: Format) -> str:
-        """Tags with a text between each two, and nothing else."""
+        """Return the expression of tags with a separator between them, and no other text."""
         tags = self._any_of([self._tag(each) for each in _list(tag_format, "tags")])
         if tag_format.get("stop_after_first"):
             return tags if tag_format.get("at_least_one") else f"{tags}?"
@@ -142,7 +143,7 @@ class StructuralTags:
 
 def lark_of_grammar(text: str) -> str:
     """Return a user's grammar as Lark; EBNF (GBNF) is translated. Raises GrammarRefused."""
-    # Imported here: compiling a schema does not need it.
+    # Imported here, since compiling a schema does not need it.
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

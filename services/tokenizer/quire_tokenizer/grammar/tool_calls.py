@@ -1,4 +1,7 @@
-"""Grammars of answers with tool calls: calls that are required, and optional calls whose arguments follow a schema."""
+"""Writes the grammar of answers with tool calls. Calls may be required or optional; arguments follow the tool's schema.
+
+Each family's file in `output_parsing/` writes the calls in the family's own format.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,19 @@ if TYPE_CHECKING:
     from quire_tokenizer.grammar.lark_grammar import LarkGrammar
 
 _ANY_ARGUMENTS: Final = {"type": "object"}
-# An answer that is no call, of a family whose calls have no marker.
+# An answer without a call, for families whose calls have no start marker: it does not start with a bracket.
 _NO_CALL: Final = r"/([^{\[ \n](?s:.*))?/"
 
 
 def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, warnings: list[str]) -> str:
-    """Return the expression of the answer, behind its reasoning. `parser`: the model's. Raises GrammarRefused."""
+    """Return the expression of the answer after its reasoning. `parser`: the name of the model's tool parser. Raises
+    GrammarRefused."""
     family = families.TOOL_FAMILIES.get(parser)
     if family is None and parser != families.HARMONY:
         raise bad_grammar(
-            "No form is known in which this model calls tools.", "Start the tokenizer with --tool-call-parser.", "tools"
+            "Quire does not know the format of this model's tool calls.",
+            "Start the tokenizer with --tool-call-parser.",
+            "tools",
         )
     wanted = WantedCalls(_tools(source, warnings), source.parallel)
     if family is None:
@@ -42,9 +48,9 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
 
 
 def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
-    """Return the one tool that `source` names, or all, each with its prepared schema: its own where it is strict or a
-    call is required, any object elsewhere. Adds to `warnings` what is not enforced. Raises GrammarRefused where no tool
-    is left or a schema is bad."""
+    """Return the tools that may be called, each with a prepared schema. It is the tool's own schema if the tool is
+    strict or a call is required, else any object. Adds to `warnings` what is not enforced. Raises GrammarRefused if
+    there is no tool, or a schema is bad."""
     given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:

@@ -1,6 +1,5 @@
-"""The parts of the grammar of a family's tool calls. Each family's file writes it beside its parser: what the
-grammar allows, the parser reads.
-"""
+"""The parts of which a family's file writes the grammar of its tool calls. The grammar stands beside the family's
+parser, so that the parser can read all that the grammar allows."""
 
 from __future__ import annotations
 
@@ -11,27 +10,26 @@ if TYPE_CHECKING:
 
 
 class GrammarWriter(Protocol):
-    """Writes expressions of one grammar."""
+    """Writes expressions of one grammar. See LarkGrammar."""
 
     def add_rule(self, name: str, expression: str) -> str:
-        """Add a rule. Returns what refers to it."""
+        """Add a rule. Returns an expression for it."""
 
     def literal(self, text: str) -> str:
-        """Return the expression of a text, markers included."""
+        """Return the expression for a text, which may contain markers."""
 
     def until(self, end: str) -> str:
-        """Return the expression of the shortest text that ends with `end`."""
+        """Return the expression for the shortest text that ends with `end`."""
 
     def add_schema(self, schema: dict[str, Any]) -> str:
-        """Return the expression of JSON that follows a schema."""
+        """Add a JSON schema. Returns an expression for it."""
 
     def is_token(self, text: str) -> bool:
         """Whether a text is one token of the vocabulary."""
 
 
 class ToolFunction(NamedTuple):
-    """A tool that may be called. `parameters` is the schema of its arguments, an object, with options for the
-    grammar."""
+    """A tool that may be called. `parameters` is the prepared schema of its arguments."""
 
     name: str
     parameters: dict[str, Any]
@@ -45,22 +43,24 @@ class WantedCalls(NamedTuple):
 
 
 class CallGrammar(NamedTuple):
-    """The form of calls. `begin`: the text that says that calls follow; `rest`: the expression of what comes behind
-    it. `between`: the text between two of these; None: there is only one, which holds all calls."""
+    """The grammar of a block of tool calls."""
 
     begin: str
+    """The text with which a block starts."""
     rest: str
+    """The expression of the block after `begin`."""
     between: str | None = None
+    """The text between two blocks; None: one block has all calls."""
 
 
 def any_of(writer: GrammarWriter, expressions: Iterable[str]) -> str:
-    """Return the expression of one of these."""
+    """Return the expression for one of these."""
     found = list(expressions)
     return found[0] if len(found) == 1 else writer.add_rule("any_of", " | ".join(found))
 
 
 def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool) -> str:
-    """Return the expression of one item or, with `parallel`, of several."""
+    """Return the expression for one item or, with `parallel`, for a list of items."""
     if not parallel:
         return item
     between = f"{writer.literal(separator)} " if separator else ""
@@ -68,6 +68,6 @@ def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool)
 
 
 def part_of(root: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """Return a schema within another as one of its own, in which references are those of the other."""
+    """Return a part of a schema as a schema of its own, with the definitions to which it may refer."""
     kept = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
     return {**(schema if isinstance(schema, dict) else {}), **kept}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ALIGN = 4
 _NO_CONTROLS: Mapping[int, int] = MappingProxyType({})
 NO_GRAMMAR, NO_MASK_SLOT_YET = -1, -2
-"""In place of a seat, of sequences without a grammar, and of those that wait for a seat."""
+"""Stand for the mask slot of sequences without a grammar, and of those that have no mask slot yet."""
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
@@ -256,7 +256,7 @@ class StepLayout:
 
 
 def _mask_slots(batch: StepBatch) -> tuple[Int32, Int32]:
-    """[S] the seats of sequences that draw by a grammar, and what a mask's stamp has of their generation."""
+    """[S] the mask slots of sequences that sample by a grammar, and their generation as in the stamps of masks."""
     mask_slot = np.full(len(batch.count), NO_GRAMMAR, np.int32)
     generation = np.zeros(len(batch.count), np.int32)
     for sequence, constraint in batch.constraints.items():

@@ -87,24 +87,24 @@ class Drafter(Protocol):
 
 
 class GrammarMatcher(Protocol):
-    """Says which tokens grammars allow. Called from the model thread. It may be lost and begin anew: sequences then
-    wait, and go on with the same tokens."""
+    """Applies the grammars of sequences. Called from the model thread. Its process may be lost and start again:
+    sequences then wait, and continue with the same tokens."""
 
     wake: Callable[[], None]
-    """Set by the run loop; called, from whatever thread, when `take_changes` has something to do."""
+    """Set by the run loop. The matcher calls it from any thread when `poll` has something to do."""
 
     def open_sequence(self, sequence: Sequence, grammar: str) -> RowConstraint:
-        """Begin to apply a grammar to a sequence that starts. Returns at once."""
+        """Start to apply a grammar to a sequence. Returns at once."""
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """Forget a sequence that has left its slot."""
+        """End a sequence that has left its slot."""
 
     def poll(self) -> bool:
-        """Whether `is_ready` or `failure` of some sequence may have changed since the last call."""
+        """Process the matcher's messages. Returns whether `is_ready` or `failure` of a sequence may have changed since
+        the last call."""
 
     def hold(self, constraint: RowConstraint) -> None:
-        """Note that a step had no mask for a sequence that still has its slot: its row is not ready until the mask is
-        there."""
+        """Mark a sequence as not ready until its mask is there, since a step found it missing."""
 
 
 class RowGate(Protocol):

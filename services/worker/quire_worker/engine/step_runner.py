@@ -137,7 +137,7 @@ class StepRunner:
 
 
 def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
-    """Pass on what sequences with grammars keep, unless they end with it."""
+    """Send the tokens that sequences with grammars keep to the matcher, except for those that finish."""
     if not batch.constraints:
         return
     rows = list(batch.constraints)

@@ -1,1 +1,1 @@
-"""Structured output: a process beside the engine compiles grammars and makes masks of the tokens that they allow."""
+"""The matcher: processes beside the engine that compile grammars and compute masks of the tokens that they allow."""

@@ -1,4 +1,4 @@
-"""`python -m quire_worker.matcher`: a matcher's process, started by its worker alone."""
+"""`python -m quire_worker.matcher` runs a process of the matcher. Only a worker starts it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""ConstrainedSlots: the slots whose sequences have grammars. It opens and closes their seats at the matcher. A slot
-does not decode before the first mask of its sequence is there, nor after a step that found a mask missing."""
+"""ConstrainedSlots: the engine's slots whose sequences have grammars. It starts and ends these sequences at the
+matcher.
+
+A slot does not decode before the first mask of its sequence is there. After a step that found a mask missing, it does
+not decode until that mask is there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ConstrainedSlots:
-    """Belongs to the model thread. Without a matcher no sequence has a grammar."""
+    """Belongs to the model thread. Without a matcher, no sequence has a grammar."""
 
     def __init__(self, table: SlotTable, matcher: GrammarMatcher | None) -> None:
         self._table = table
@@ -26,12 +30,12 @@ class ConstrainedSlots:
         self._slots: dict[int, RowConstraint] = {}
 
     def check(self, sequence: Sequence) -> None:
-        """Raise Unsupported for a sequence that has a grammar where there is no matcher, or one of another version."""
+        """Raise Unsupported for a sequence with a grammar if there is no matcher, or if it has another version."""
         if sequence.constraint is not None:
             check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
 
     def start(self, slot: int, sequence: Sequence) -> None:
-        """Begin to apply the grammar of a sequence that was put into its slot, if it has one and draws tokens."""
+        """Start to apply the grammar of a sequence that was put into its slot, if it has one and samples tokens."""
         if self._matcher is None or sequence.constraint is None or sequence.stop.max_tokens == 0:
             return
         constraint = self._matcher.open_sequence(sequence, sequence.constraint.text)
@@ -39,20 +43,21 @@ class ConstrainedSlots:
         self._table.constrain(slot, constraint)
 
     def end(self, slot: int) -> None:
-        """Close the seat of a slot whose sequence leaves, if it has one."""
+        """End the sequence of a slot at the matcher, if it has a grammar, since it leaves the slot."""
         if self._matcher is not None and (constraint := self._slots.pop(slot, None)) is not None:
             self._matcher.close_sequence(constraint)
 
     def hold(self, slots: Iterable[int]) -> None:
-        """Keep slots whose rows were held for want of a mask out of further steps, until the mask is there."""
+        """Keep slots whose rows were held because a mask was missing out of further steps, until the mask is there."""
         for slot in slots:
             if self._matcher is not None and (constraint := self._slots.get(slot)) is not None:
                 self._matcher.hold(constraint)
                 self._table.set_awaits_mask(slot, True)
 
     def poll_failures(self) -> list[tuple[int, QuireError]]:
-        """Take in what the matcher has done: which slots await a mask. Returns the slots whose grammar cannot go on,
-        with their errors. Without slots too: a loss is none of the next sequence's."""
+        """Process the matcher's messages, and update which slots await a mask. Returns the slots whose grammar failed,
+        with their errors."""
+        # Polled without slots too: else the next sequence would be told of a process that was lost before it.
         if self._matcher is None or not self._matcher.poll():
             return []
         failed = []

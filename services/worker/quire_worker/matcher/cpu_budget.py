@@ -1,8 +1,8 @@
-"""CpuBudget: the processor time that the masks of one sequence may take.
+"""CpuBudget: limits the processor time that the masks of one sequence may take.
 
-llguidance's limits count states and items, and not time. An ambiguous grammar stays within them and takes a second for
-one mask, where others take some tenths of a millisecond. So processor time has bounds too: for one token, and on
-average. Time in which a thread waits for a processor does not count.
+llguidance limits states and items, but not time. An ambiguous grammar within these limits can take a second for one
+mask; others take some tenths of a millisecond. So a sequence has a limit for each token, and one for the average. Time
+in which a thread waits for a processor does not count.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from quire_worker.matcher.guidance_backend import GrammarError
 
 # The slowest of 190 schemas, expressions and grammars took 3 ms for a token. One of 130 tools took 0.8 ms on average.
 TOKEN_NS: Final = 100_000_000
-"""For one token."""
+"""The most for one token."""
 AVERAGE_NS: Final = 5_000_000
-"""For each token, beside BURST_NS."""
+"""The most per token on average, beyond BURST_NS."""
 BURST_NS: Final = 2_000_000_000
-"""Once for each sequence that a process begins."""
+"""The time that a sequence may take above the average, as in a token bucket of this size."""
 
 
-class GrammarTooSlow(GrammarError):  # says what it is; the sequence at that seat ends with it
+class GrammarTooSlow(GrammarError):  # the name says that it is an error; it ends one sequence
     """A grammar whose masks take too much processor time."""
 
 
 class CpuBudget:
-    """The processor time that one sequence has left. Belongs to the thread that works on the sequence."""
+    """The processor time that one sequence has left, as a token bucket. Belongs to the thread that works on the
+    sequence."""
 
     def __init__(self) -> None:
         self._left_ns = BURST_NS
@@ -33,7 +34,7 @@ class CpuBudget:
         """Processor time of the last token."""
 
     def charge(self, spent_ns: int, tokens: int) -> None:
-        """Take in what these tokens and the mask behind them took. Raises GrammarTooSlow."""
+        """Subtract the processor time of these tokens and of the mask after them. Raises GrammarTooSlow."""
         self.last_ns = spent_ns
         self._left_ns = min(self._left_ns + AVERAGE_NS * tokens - spent_ns, BURST_NS)
         if spent_ns > TOKEN_NS * max(tokens, 1):

@@ -1,8 +1,8 @@
-"""CrashRecord: which grammars ended the matcher's process.
+"""CrashRecord: counts the crashes of the matcher's process, by the work that caused them.
 
-The process's work for a sequence is a function of its grammar's text and of the tokens that it has sampled. Sequences
-that agree in both are in one *state*, and all of them end the process, or none does. So the record counts crashes by
-state, however many requests are in it. It knows nothing of seats.
+The text of a grammar and the sampled tokens determine what the process does for a sequence. A digest of both is the
+*replay key* of the sequence. Sequences with the same replay key crash the process all, or none does. So the record
+counts crashes per replay key, and not per request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_CRASHES = 2
-# A refusal ends after so long: the machine may have ended the process, and not the grammar.
+# Then a refusal ends: the machine may have killed the process, and not the grammar.
 REFUSED_S = 600.0
 _MOST_KEYS = 256
 
 
 class CrashRecord:
-    """Belongs to the model thread. Keeps the states of the last crashes, those that crashed longest ago go first."""
+    """Belongs to the model thread. Keeps the replay keys of the last crashes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -28,11 +28,11 @@ class CrashRecord:
         self._refused_until_s: OrderedDict[bytes, float] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """Whether any state is suspect or refused."""
+        """Whether any replay key is suspect or refused."""
         return bool(self._crashes or self._refused_until_s)
 
     def add_crash(self, replay_key: bytes) -> None:
-        """Count the end of a process that worked on this state alone. With MOST_CRASHES of them it is refused."""
+        """Count the crash of a process that worked on this replay key alone. After MOST_CRASHES it is refused."""
         crashes = self._crashes.pop(replay_key, 0) + 1
         if crashes < MOST_CRASHES:
             self._crashes[replay_key] = crashes
@@ -43,15 +43,15 @@ class CrashRecord:
             _bound(self._refused_until_s)
 
     def add_success(self, replay_key: bytes) -> None:
-        """Note that a process got through this state: its crashes count no longer."""
+        """Record that a process completed this work: its crashes no longer count."""
         self._crashes.pop(replay_key, None)
 
     def is_suspect(self, replay_key: bytes) -> bool:
-        """Whether a process ended while it worked on this state alone, and none has got through it since."""
+        """Whether a process crashed while it worked on this replay key alone, and none has completed it since."""
         return replay_key in self._crashes
 
     def is_refused(self, replay_key: bytes) -> bool:
-        """Whether the state has ended too many processes, and not too long ago."""
+        """Whether this work crashed MOST_CRASHES processes, the last of them less than REFUSED_S ago."""
         now_s = self._clock()
         while self._refused_until_s and next(iter(self._refused_until_s.values())) <= now_s:
             self._refused_until_s.popitem(last=False)
@@ -59,6 +59,6 @@ class CrashRecord:
 
 
 def _bound(replay_keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
-    """Forget the oldest states, beyond the number that is kept."""
+    """Forget the oldest replay keys, so that at most _MOST_KEYS stay."""
     while len(replay_keys) > _MOST_KEYS:
         replay_keys.popitem(last=False)

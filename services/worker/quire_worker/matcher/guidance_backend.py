@@ -1,9 +1,9 @@
-"""Grammars: compiles canonical texts within bounds, anew for each sequence.
+"""GuidanceBackend: compiles grammars with llguidance, a new one for each sequence.
 
-Copies of a compiled grammar share its lexer: the states that one sequence adds count against the limits of all others,
-and so does an exceeded limit. Compiled for itself, a sequence's grammar is a function of the tokens that it was fed.
-llguidance's limits bound a step and a compilation: a grammar that exceeds them fails alone. They count states and items
-and not time; see CpuBudget.
+Copies of a compiled grammar would share its lexer, so that the states of one sequence would count against the limits of
+all others. A grammar of its own depends on nothing but the tokens of its sequence. llguidance limits the work of a
+compilation and of a step, and a grammar that exceeds a limit ends its own sequence alone. The limits count states and
+items; CpuBudget limits time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from quire_worker.arrays import UInt64
     from quire_worker.sampling.token_mask import TokenMask
 
-# By llguidance's own figures the fuel is 20 ms of a compilation, and 17 ms of a step. Grammars of the longest row that
-# compiles, such as 490 optional properties, need less than 10,000 items in a step. The states are what a sequence's
-# lexer may keep in memory: schemas with formats, patterns and bounds were measured at less than 2,000.
+# By llguidance's own figures, the fuel is 20 ms of a compilation, and 17 ms of a step. A schema of 490 optional
+# properties, about the most that compile, needs less than 10,000 items in a step. The states are those that the lexer
+# of a sequence keeps in memory: schemas with formats, patterns and bounds had less than 2,000.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -37,12 +37,12 @@ LIMITS = LLParserLimits(
 _MAX_CAUSE_CHARS = 500
 
 
-class GrammarError(Exception):  # says what it is; the sequence at that seat ends with it
-    """A grammar that cannot be compiled, exceeds its bounds, or does not match what was sampled."""
+class GrammarError(Exception):  # the name says that it is an error; it ends one sequence
+    """A grammar cannot be compiled, exceeds a limit, or does not allow a token that was sampled."""
 
 
 class GuidanceGrammar:
-    """The state of one sequence's grammar."""
+    """The compiled grammar of one sequence, and how far the sequence has come in it."""
 
     def __init__(
         self, matcher: LLMatcher, tokens: int, named: UInt64, builder: MaskBuilder, eos: frozenset[int]
@@ -54,12 +54,12 @@ class GuidanceGrammar:
         size = mask_bytes(tokens)
         memory = np.zeros(max(-(-size // 8), len(named)), np.uint64)
         self._allowed = memory[: len(named)]
-        # llguidance wants exactly the size of its tokenizer's masks.
+        # llguidance requires exactly the size of its tokenizer's masks.
         self._memory = memory.ctypes.data, size
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
-        """Feed sampled tokens. Once the answer is complete, further eos tokens (of a request that ignores them) change
-        nothing. Raises GrammarError for a token that the grammar does not allow."""
+        """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow. After the end of
+        the answer, further EOS tokens are allowed and change nothing, for requests with `ignore_eos`."""
         for token in tokens:
             if token in self._eos and self._matcher.is_stopped():
                 continue
@@ -68,7 +68,8 @@ class GuidanceGrammar:
                 raise GrammarError(cause or f"the grammar does not allow the token {token}, which was sampled")
 
     def compute_mask(self) -> TokenMask:
-        """Which tokens may come next. Raises GrammarError where the grammar exceeds its bounds or is at a dead end."""
+        """Return the tokens that may come next. Raises GrammarError if the grammar exceeds a limit, or allows no
+        token."""
         self._matcher.unsafe_compute_mask_ptr(*self._memory)
         if self._matcher.is_error():
             raise GrammarError(_cause(self._matcher))
@@ -79,7 +80,7 @@ class GuidanceGrammar:
 
 
 class GuidanceBackend:
-    """Belongs to the thread that compiles."""
+    """Compiles the grammars of one model. Belongs to the thread that compiles."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class GuidanceBackend:
         self._named = bit_words(vocab_size, self._eos | _named_tokens(tokenizer, vocab_size))
 
     def compile_grammar(self, text: str) -> tuple[GuidanceGrammar, int]:
-        """Compile the grammar of a sequence that begins; returns its state, and the nanoseconds that this took. Raises
-        GrammarError."""
+        """Compile the canonical text of a grammar for one sequence. Returns it with the nanoseconds that this took.
+        Raises GrammarError."""
         began = time.perf_counter_ns()
         compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         elapsed_ns = time.perf_counter_ns() - began
@@ -106,12 +107,12 @@ class GuidanceBackend:
 
 
 def _named_tokens(tokenizer: LLTokenizer, vocab_size: int) -> frozenset[int]:
-    """The tokens that the tokenizer has. Other ids only pad the model's matrix; llguidance names each of them by its
-    number, and a grammar may allow them, as the complement of a token."""
+    """Return the tokens that the tokenizer has. Other ids only pad the model's output matrix. llguidance gives them
+    names such as `<[4100]>`, so that a grammar like "any token but one" would allow them."""
     ids = range(min(vocab_size, tokenizer.vocab_size))
     return frozenset(token for token in ids if tokenizer.decode_bytes([token]) != b"<[%d]>" % token)
 
 
 def _cause(matcher: LLMatcher) -> str:
-    """Return the matcher's message about its error, at most a few lines."""
+    """Return llguidance's message about an error, cut to _MAX_CAUSE_CHARS."""
     return matcher.get_error().strip()[:_MAX_CAUSE_CHARS]

@@ -1,8 +1,8 @@
-"""MaskWaits: how long sequences have waited for their masks, so that none waits for ever.
+"""MaskWaits: measures how long sequences wait for masks, so that none waits for ever.
 
-A sequence waits while its seat is opened, and when a step found its mask missing. If the mask does not come, the
-matcher replays the sequence; after MOST_REPLAYS of one position, or without any sign of life of the process, the
-sequence is given up.
+A sequence waits while the matcher's process opens it (compiles its grammar and replays its output), and after a step
+that found its mask missing. If a mask is overdue, the process opens the sequence again. The engine gives up a sequence
+after MOST_REPLAYS of one position, or if the process makes no progress.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from quire_worker.matcher.row_constraint import RowConstraint
 
-# A mask takes milliseconds, in a queue of slow ones seconds. The next replay of the position comes after twice as long.
+# A mask takes milliseconds, or seconds behind a queue of slow masks. The wait doubles with each replay of a position.
 OVERDUE_S = 5.0
 MOST_REPLAYS = 3
-# Steps in flight may still miss a mask that has come meanwhile; more misses of one position say that it was lost.
+# Steps in flight may still find a mask missing that has come meanwhile. After more misses of a position, it is lost.
 MOST_MISSES = 4
-# No seat was opened, and no mask made, for so long: a process has a minute to start.
+# The process makes no progress if it opens no sequence and computes no mask for so long. It has a minute to start.
 SILENT_S = 120.0
-# However much the process does for others.
+# The limit for a sequence, even if the process makes progress with others.
 MOST_WAIT_S = 600.0
 _CHECK_S = 0.25
 
 
 class Verdict(enum.Enum):
-    """The decision about a sequence that waits too long."""
+    """The decision about a sequence that has waited too long."""
 
     REPLAY = enum.auto()
     GIVE_UP = enum.auto()
@@ -46,7 +46,7 @@ class _Wait:
     replays: int = 0
     misses: int = 0
     active: bool = True
-    """False: the mask has come, or so the process says."""
+    """False: the process says that the mask is there."""
 
     def resume(self, now_s: float) -> None:
         """Wait again for the same position."""
@@ -56,7 +56,7 @@ class _Wait:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process says that the mask is there, and steps do not find it."""
+        """Whether steps do not find the mask, although the process says that it is there."""
         return self.misses > MOST_MISSES and self.position == self.constraint.next_position
 
     def finish(self) -> None:
@@ -81,7 +81,7 @@ class MaskWaits:
         self._next_check_s = 0.0
 
     def begin(self, constraint: RowConstraint) -> None:
-        """Note that a sequence waits for the mask of its next token."""
+        """Record that a sequence waits for the mask of its next token."""
         now_s, position = self._clock(), constraint.next_position
         wait = self._waits.get(constraint.generation)
         if wait is None or wait.position != position:
@@ -92,23 +92,23 @@ class MaskWaits:
             self._next_check_s = 0.0
 
     def note_masks(self, count: int) -> None:
-        """Take in how many masks the process has made for any sequence: with each it makes progress."""
+        """Compare the process's total number of masks with the last one: more masks are progress."""
         if count != self._masks:
             self._masks, self._progress_s = count, self._clock()
 
     def end(self, constraint: RowConstraint) -> None:
-        """Note that the mask is there, or so the process says: it lives."""
+        """Record that the process says that the mask is there."""
         self._progress_s = self._clock()
         wait = self._waits.get(constraint.generation)
         if wait is not None:
             wait.finish()
 
     def forget(self, constraint: RowConstraint) -> None:
-        """Forget a sequence that has left, or that has failed."""
+        """Forget a sequence that has left its slot, or has failed."""
         self._waits.pop(constraint.generation, None)
 
     def overdue(self) -> Iterator[tuple[RowConstraint, Verdict]]:
-        """Yield the sequences that have waited too long, a few times a second."""
+        """Yield the sequences that have waited too long. Checks at most every _CHECK_S."""
         if not self._waits:
             return
         now_s = self._clock()

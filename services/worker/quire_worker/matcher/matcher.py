@@ -1,5 +1,8 @@
-"""Matcher: the seats of the matcher's process. It opens and closes them, feeds them tokens, and leaves their masks in
-the ring. Knows nothing of sockets or of how the process lives."""
+"""Matcher: applies the grammars of all sequences in the matcher's process.
+
+It compiles a grammar for each sequence that the engine opens, advances it by the tokens that the engine sends, and
+writes the mask of the next token to the mask ring. It knows nothing of sockets.
+"""
 
 from __future__ import annotations
 
@@ -27,48 +30,49 @@ if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
 
 log = get_logger(__name__)
-# A replay makes way for others after so much processor time.
+# After so much processor time, a replay lets others run.
 REPLAY_NS = 20_000_000
 _REPLAY_TOKENS = 64
-# Grammars of which it is known that they are very slow.
+# The most grammars that are remembered as very slow.
 _MOST_SLOW_TEXTS = 1024
 
 
 @dataclass
 class _ConstrainedSequence:
-    """A sequence at its seat. Only the thread of its lane works on it; a lane is left between two pieces of work."""
+    """A sequence with a grammar. Only its thread works on it; it moves to another thread between two pieces of
+    work."""
 
     mask_slot: int
     generation: int
     text_hash: int
-    """Digest of its grammar's text."""
+    """A hash of its grammar's text."""
     position: int
     """The position of the next token."""
     thread: MatcherThread = MatcherThread.COMPILE
     thread_after_compile: MatcherThread = MatcherThread.QUICK
-    """The lane behind COMPILE."""
+    """The thread that computes its masks when the replay is complete."""
     grammar: GuidanceGrammar | None = None
-    """None: not compiled yet, or failed."""
+    """None: not replayed yet, failed or closed."""
     failed: bool = False
     closed: bool = False
     masked: int = -1
-    """The last position whose mask was left."""
+    """The last position whose mask is in the ring."""
     awaited: int = -1
     """The engine waits for the mask of this position; -1: for none."""
     pending: list[int] = field(default_factory=list)
-    """Tokens that came while the sequence was replayed: sampled by a mask of the process before this one."""
+    """Tokens that came during the replay. They were sampled with a mask of the process before this one."""
     budget: CpuBudget = field(default_factory=CpuBudget)
 
     def resume(self, before: _ConstrainedSequence) -> None:
-        """It is the same sequence, which is to be replayed: what it has spent counts on, and a slow one stays slow."""
+        """Continue the budget and the thread of the same sequence, which is opened again for a replay."""
         self.thread_after_compile, self.budget = before.thread_after_compile, copy.copy(before.budget)
 
     def begin(self, grammar: GuidanceGrammar) -> None:
-        """Its grammar is compiled and replayed."""
+        """Note that its grammar is compiled and replayed."""
         self.grammar, self.thread = grammar, self.thread_after_compile
 
     def slow_down(self) -> None:
-        """Leave the quick lane for good."""
+        """Move the sequence to the slow thread, for good."""
         self.thread = self.thread_after_compile = MatcherThread.SLOW
 
     def fail(self) -> None:
@@ -76,7 +80,7 @@ class _ConstrainedSequence:
         self.grammar, self.failed = None, True
 
     def close(self) -> None:
-        """Its sequence has left. Work that is still queued for it keeps no grammar."""
+        """Drop the grammar, since the sequence has left. Work that is still queued for it does nothing."""
         self.closed, self.grammar = True, None
 
     def await_mask(self, position: int) -> None:
@@ -84,29 +88,30 @@ class _ConstrainedSequence:
         self.awaited = position
 
     def record_mask(self, position: int) -> bool:
-        """Note that the mask of a position is there; returns whether the engine waited for it, and forgets that."""
+        """Note that the mask of a position is in the ring. Returns whether the engine waited for it; see
+        `pop_awaited`."""
         self.masked = max(self.masked, position)
         return self.pop_awaited()
 
     def pop_awaited(self) -> bool:
-        """Return whether the mask is there for which the engine waits, and forget that it does."""
+        """Return whether the mask for which the engine waits is in the ring; if so, the engine waits no longer."""
         is_there = 0 <= self.awaited <= self.masked
         if is_there:
             self.awaited = -1
         return is_there
 
     def advance(self) -> None:
-        """One more token has been sampled."""
+        """Count one more sampled token."""
         self.position += 1
 
     def pop_pending(self) -> list[int]:
-        """Return the tokens that came meanwhile, and forget them."""
+        """Remove and return the tokens that came during the replay."""
         pending, self.pending = self.pending, []
         return pending
 
 
 class Matcher:
-    """`receive` belongs to the quick thread. `send` is called from any thread."""
+    """`receive` belongs to the quick thread. It calls `send` from any thread."""
 
     def __init__(
         self,
@@ -119,14 +124,14 @@ class Matcher:
         self._ring = ring
         self._send = send
         self._sequences: dict[int, _ConstrainedSequence] = {}
-        # Guards the end of a replay against tokens that come meanwhile, and the ring against masks of sequences that
-        # have left: their seat may have another sequence by now.
+        # Tokens may come while a replay ends, and a sequence may leave while its mask is computed: its mask slot may
+        # then belong to another sequence. So this lock guards the pending tokens and the writes to the ring.
         self._lock = threading.Lock()
         self._executors = executors
         self._slow_texts: dict[int, None] = {}
 
     def receive(self, frame: Frame) -> None:
-        """Do what a frame of the engine says; raises WireError for one that the engine never sends."""
+        """Process a frame of the engine. Raises WireError for a frame that the engine never sends."""
         if frame.kind == MatcherFrameKind.TOKENS:
             self._feed(unpack_tokens(frame).tolist())
         elif frame.kind == MatcherFrameKind.OPEN:
@@ -139,8 +144,8 @@ class Matcher:
             raise WireError(f"{frame.kind.name} is none of the engine's")
 
     def finalize_if_overdue(self) -> bool:
-        """Whether a lane has worked on one sequence for too long. The process is then to end: the ring names the
-        sequences of such lanes alone, since those of other lanes are not to blame, and nothing changes it any more."""
+        """Whether a thread has worked on one sequence for too long, so that the process must end. Then the ring names
+        the sequences of such threads, and those alone, until the process ends."""
         executors = self._executors.values()
         if not any(executor.is_overdue for executor in executors):
             return False
@@ -149,9 +154,9 @@ class Matcher:
         return True
 
     def _open(self, opened: OpenMessage) -> None:
-        """Give the seat to a sequence, and have its grammar compiled."""
+        """Give a mask slot to a sequence, and queue the compilation of its grammar."""
         if not 0 <= opened.mask_slot < self._ring.mask_slots:
-            raise WireError(f"seat {opened.mask_slot} of {self._ring.mask_slots}")
+            raise WireError(f"mask slot {opened.mask_slot} of {self._ring.mask_slots}")
         before = self._sequences.get(opened.mask_slot)
         self._close(opened.mask_slot)
         sequence = _ConstrainedSequence(
@@ -165,7 +170,7 @@ class Matcher:
         )
 
     def _compile_sequence(self, sequence: _ConstrainedSequence, opened: OpenMessage) -> None:
-        """Compile a sequence's grammar, and begin its replay; on the compile lane."""
+        """Compile a sequence's grammar, and start its replay, on the compile thread."""
         if sequence.closed:
             return
         try:
@@ -178,8 +183,8 @@ class Matcher:
     def _replay(
         self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, left: deque[int], compile_ns: int
     ) -> None:
-        """Feed a sequence the output that is left, and leave its first mask; on the compile lane, in turns with
-        others."""
+        """Advance a sequence by the output that is left, and write its first mask, on the compile thread. A long replay
+        takes turns with other work of that thread."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -200,7 +205,7 @@ class Matcher:
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
     def _charged_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
-        """Feed tokens, and return the mask behind them. Raises GrammarError, also for what takes too long."""
+        """Advance by tokens, and return the mask of the next one. Raises GrammarError, also if this takes too long."""
         began_ns = time.thread_time_ns()
         grammar.accept_tokens(tokens)
         mask = grammar.compute_mask()
@@ -208,7 +213,8 @@ class Matcher:
         return mask
 
     def _end_replay(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, mask: TokenMask) -> bool:
-        """Leave a replayed sequence's mask, and pass it on to a lane; False: more tokens came meanwhile."""
+        """Write the mask of a replayed sequence, and move the sequence to the thread that computes its masks. Returns
+        False if more tokens have come."""
         with self._lock:
             if sequence.closed:
                 return True
@@ -221,8 +227,8 @@ class Matcher:
         return True
 
     def _put_locked(self, sequence: _ConstrainedSequence, position: int, mask: TokenMask) -> bool:
-        """Leave a mask in the ring, unless the sequence has left its seat meanwhile; a slow one moves it to the slow
-        lane. Returns whether the engine waits for it."""
+        """Write a mask to the ring, unless the sequence has left meanwhile. A slow mask moves its sequence to the slow
+        thread. Returns whether the engine waits for the mask."""
         if sequence.budget.last_ns > SLOW_NS:
             self._slow_down_locked(sequence)
         if sequence.closed:
@@ -231,7 +237,7 @@ class Matcher:
         return sequence.record_mask(position)
 
     def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
-        """Move a sequence to the slow lane, and all of its grammar if that is very slow."""
+        """Move a sequence to the slow thread. If its mask was very slow, all sequences with its grammar follow."""
         sequence.slow_down()
         if sequence.budget.last_ns > VERY_SLOW_NS:
             self._slow_texts[sequence.text_hash] = None
@@ -239,7 +245,7 @@ class Matcher:
                 del self._slow_texts[next(iter(self._slow_texts))]
 
     def _await(self, frame: Frame) -> None:
-        """Say that the mask of a position is there, now or when it is made. Raises WireError."""
+        """Answer MASKED when the mask of a position is there, now or later. Raises WireError."""
         position = frame.number()
         sequence = self._sequences.get(frame.subject)
         if sequence is None or sequence.generation != frame.generation or sequence.failed:
@@ -258,8 +264,8 @@ class Matcher:
             return sequence.pop_pending()
 
     def _feed(self, rows: Sequence[Sequence[int]]) -> None:
-        """Feed sampled tokens to their sequences, and leave the masks of the next ones. Tokens that were replayed
-        already are passed over. Raises WireError for a token that leaves a gap."""
+        """Queue the masks that follow sampled tokens. Skips tokens that a replay has consumed already. Raises WireError
+        if a token is missing."""
         fed: dict[int, list[int]] = {}
         for mask_slot, generation, position, token in rows:
             sequence = self._sequences.get(mask_slot)
@@ -282,7 +288,7 @@ class Matcher:
             )
 
     def _step(self, sequence: _ConstrainedSequence, tokens: list[int]) -> Callable[[], None]:
-        """Return what advances a sequence by tokens and leaves its next mask, on the lane that it is on."""
+        """Return a function that advances a sequence by tokens and writes its next mask, for its thread."""
         position, thread = sequence.position, sequence.thread
 
         def step() -> None:
@@ -305,7 +311,7 @@ class Matcher:
         return step
 
     def _fail(self, sequence: _ConstrainedSequence, error: GrammarError) -> None:
-        """Give up a sequence's grammar, and tell the engine why."""
+        """Give up a sequence's grammar, and send the cause to the engine."""
         sequence.fail()
         cause = str(error)
         log.warning("a grammar failed", cause=cause)
@@ -313,7 +319,7 @@ class Matcher:
         self._send(Frame(kind, sequence.generation, sequence.mask_slot, cause.encode()))
 
     def _close(self, mask_slot: int, generation: int = 0) -> None:
-        """Forget the sequence at a seat, if it is this one; 0: whichever."""
+        """Forget the sequence of a mask slot, if it has this generation; 0: any."""
         sequence = self._sequences.get(mask_slot)
         if sequence is not None and generation in (0, sequence.generation):
             with self._lock:

@@ -1,13 +1,15 @@
-"""MatcherClient: the engine's side of one process of the matcher. It gives seats to sequences, passes on the tokens
-that they sample, and opens the seats again when the process is lost.
+"""MatcherClient: the engine's side of one process of the matcher. It assigns mask slots to sequences, sends their
+tokens to the process, and reads their masks.
 
-The next process replays the outputs of all sequences. The ring records on which sequences the lost process worked.
-Their seats, and those of sequences in the same state, are opened behind all others that the process had, one at a
-time, so that a grammar that crashes the process is identified. Its sequences fail after two such crashes; see
-CrashRecord. Sequences that come later wait until the suspects are open.
+To *open* a sequence, the process compiles its grammar, replays its output and writes the mask of the next token.
 
-A row that a step had to hold is not ready until the process says that its mask is there. Rows whose masks do not come
-have their seats opened again, as after a loss, and fail in the end; see MaskWaits.
+If the process is lost, the next one opens all sequences again. The mask ring records on which sequences the lost
+process worked. These sequences, and others with the same replay key, are *suspects*. The next process opens them last,
+and one at a time, so that another crash identifies the grammar. After two crashes, its sequences fail; see CrashRecord.
+New sequences wait until the suspects are open.
+
+If a step had to hold a row, the row is not ready until the process says that its mask is there. If the mask does not
+come, the process opens the sequence again, and in the end the sequence fails; see MaskWaits.
 """
 
 from __future__ import annotations
@@ -37,16 +39,15 @@ if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
 
 log = get_logger(__name__)
-# Processes that were lost one after the other while a seat was to be opened, and none was: the next one will open none
-# either.
+# If so many processes in a row are lost before one opens a sequence, the next one would be lost too.
 MOST_LOST = 10
-# Frames of seats that are not open yet, with grammars and outputs: the link gives up a process that leaves 16 MiB
-# unread, and one that starts reads nothing for seconds.
+# The most bytes of OPEN frames that the process has not answered. A process that starts reads nothing for seconds, and
+# the link gives up a process that leaves 16 MiB unread.
 MOST_OPENING_BYTES = 4 << 20
 
 
 class MatcherLink(Protocol):
-    """What ProcessLink does."""
+    """The methods of ProcessLink that MatcherClient calls."""
 
     @property
     def pid(self) -> int | None:
@@ -66,9 +67,9 @@ class MatcherLink(Protocol):
 
 
 class MatcherClient:
-    """A GrammarMatcher. Methods belong to the model thread, but for those that RowConstraint passes on. The process
-    starts with the first sequence that has a grammar, unless `start` was called before. It has these seats of the ring,
-    and all of them unless others have some."""
+    """Its methods belong to the model thread, except those of MaskSource, which belong to the device's thread. The
+    process starts with the first sequence that has a grammar, or by `start`. `mask_slots`: those that it may assign;
+    None: all of the ring."""
 
     def __init__(
         self,
@@ -85,14 +86,14 @@ class MatcherClient:
         self._link: MatcherLink | None = None
         self._incarnation = 1
         self._generations = 0
-        # Guards what the device's thread changes too: outputs, what is to be sent, and who the process is.
+        # Guards the fields that the device's thread uses too: outputs, tokens to be sent, and the incarnation.
         self._lock = threading.Lock()
         self._sampled: list[int] = []
         self._free_mask_slots = list(range(ring.mask_slots) if mask_slots is None else mask_slots)[::-1]
         self._waiting: deque[RowConstraint] = deque()
         self._by_mask_slot: dict[int, RowConstraint] = {}
         self._to_open: deque[RowConstraint] = deque()
-        # Generations of those in `_to_open` that are to be opened alone.
+        # The generations of the sequences in `_to_open` that are to be opened alone.
         self._suspects: set[int] = set()
         self._opening: dict[int, int] = {}
         self._alone = False
@@ -104,35 +105,35 @@ class MatcherClient:
 
     @property
     def ring(self) -> MaskRing:
-        """The memory in which the process leaves masks."""
+        """The memory to which the process writes masks."""
         return self._ring
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The process's id, while there is one."""
         return None if self._link is None else self._link.pid
 
     @property
     def mask_totals(self) -> tuple[int, int]:
-        """Return the number of masks that were made, and the nanoseconds that they took."""
+        """Return the number of masks so far, and the nanoseconds that they took."""
         return self._ring.mask_totals
 
     @property
     def sequences(self) -> int:
-        """The number of sequences whose grammars the process applies, or will."""
+        """The number of sequences that have started and not ended."""
         return len(self._by_mask_slot) + len(self._waiting)
 
     def set_wake(self, wake: Callable[[], None]) -> None:
-        """Have this called where `take_changes` has something to do."""
+        """Set the function to call when `poll` has something to do."""
         self.wake = wake
 
     def start(self) -> None:
-        """Start the process, unless that was done before."""
+        """Start the process, unless it was started before."""
         if self._link is None:
             self._link = self._make_link(self._wake_model_thread)
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
-        """Give a sequence that starts a seat, now or when one is free, and have its grammar compiled."""
+        """Start a sequence with a grammar. It gets a mask slot now, or when one is free; then the process opens it."""
         self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
@@ -143,8 +144,8 @@ class MatcherClient:
         return constraint
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """Take a sequence's seat away, since it has left its slot. Steps in flight may still name it: they find no
-        mask."""
+        """End a sequence, since it has left its slot, and free its mask slot. Steps in flight may still ask for its
+        masks, and find none."""
         constraint.end()
         self._metrics.record_end(constraint.generation)
         if constraint.mask_slot == NO_MASK_SLOT:
@@ -162,8 +163,8 @@ class MatcherClient:
         self._send_opens()
 
     def poll(self) -> bool:
-        """Take in what the process has said, or its loss; returns whether a sequence's `is_ready` or `failure` may
-        have changed since the last call."""
+        """Process the frames that have come, and the loss of the process. Returns whether `is_ready` or `failure` of a
+        sequence may have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
             if isinstance(frame, ProcessLost):
                 self._reopen_all()
@@ -181,26 +182,26 @@ class MatcherClient:
         return changed
 
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
-        """Read a sequence's mask from the ring; None: it is not there."""
+        """Read a sequence's mask from the ring; None: it is missing."""
         if constraint.ended or constraint.mask_slot == NO_MASK_SLOT:
             return None
         return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
     def keep(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
-        """Append sampled tokens to a sequence's output, to be sent by `flush`."""
+        """Append sampled tokens to a sequence's output; `flush` sends them."""
         with self._lock:
             position = constraint.append(tokens)
             for nth, token in enumerate(tokens):
                 self._sampled += constraint.mask_slot, constraint.generation, position + nth, token
 
     def flush(self) -> None:
-        """Send the sampled tokens, unless a suspect is being opened."""
+        """Send the sampled tokens. While a suspect is opened, they are kept back."""
         with self._lock:
             self._flush_locked()
 
     def hold(self, constraint: RowConstraint) -> None:
-        """Have the process say when a sequence's next mask is there, which a step found missing. Until then its row is
-        not ready. Steps in flight may have drawn the token meanwhile: the process then says so at once."""
+        """Mark a sequence as not ready, since a step found its mask missing, and ask the process to say when the mask
+        is there. If a step in flight has sampled that token meanwhile, the process answers at once."""
         self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
@@ -222,7 +223,7 @@ class MatcherClient:
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
 
     def _assign_mask_slots(self) -> None:
-        """Give the free seats to those that wait for one."""
+        """Assign free mask slots to the sequences that wait for one."""
         while self._free_mask_slots and self._waiting:
             constraint = self._waiting.popleft()
             constraint.assign_mask_slot(self._free_mask_slots.pop())
@@ -232,8 +233,8 @@ class MatcherClient:
         self._metrics.set_mask_slots(len(self._by_mask_slot), len(self._waiting))
 
     def _send_opens(self) -> None:
-        """Have seats opened in order, as many as the process may have unopened. A suspect waits until none is being
-        opened, and those behind it wait until it is open."""
+        """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow. A suspect waits until the process opens no
+        other sequence, and the sequences behind it wait until it is open."""
         while self._to_open and not self._alone and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
             if self._refuse(constraint):
@@ -250,14 +251,14 @@ class MatcherClient:
             self._send_open(constraint)
 
     def _has_room_for(self, constraint: RowConstraint) -> bool:
-        """Whether a seat may be opened beside those that are being opened."""
+        """Whether the process may open this sequence in addition to those that it opens now."""
         if not self._opening:
             return True
         is_small = sum(self._opening.values()) + constraint.open_bytes <= MOST_OPENING_BYTES
         return is_small and constraint.generation not in self._suspects
 
     def _is_suspect(self, constraint: RowConstraint) -> bool:
-        """Whether a sequence's grammar may have ended the process: it is then to be opened alone."""
+        """Whether a sequence's grammar may have crashed the process, so that it is to be opened alone."""
         if self._crashes and self._crashes.is_suspect(self._replay_key(constraint)):
             self._suspects.add(constraint.generation)
         return constraint.generation in self._suspects
@@ -267,15 +268,15 @@ class MatcherClient:
             return constraint.replay_key()
 
     def _refuse(self, constraint: RowConstraint) -> bool:
-        """Fail a sequence whose grammar has ended the process too often; returns whether it was so."""
+        """Fail a sequence if its grammar has crashed the process too often. Returns whether it failed."""
         refused = bool(self._crashes) and self._crashes.is_refused(self._replay_key(constraint))
         if refused:
             self._fail(constraint, _crashed())
         return refused
 
     def _send_open(self, constraint: RowConstraint) -> None:
-        """Have a seat opened with all that its sequence has sampled. Under the lock: what it draws from then on is sent
-        behind."""
+        """Send the OPEN frame of a sequence with its output so far. It is sent under the lock, so that tokens sampled
+        from now on are sent after it."""
         with self._lock:
             self._opening[constraint.generation] = constraint.open_bytes
             opened = OpenMessage(
@@ -288,7 +289,7 @@ class MatcherClient:
             self._send(pack_open(opened))
 
     def _receive(self, frame: Frame) -> None:
-        """Take in one frame of the process. Raises WireError."""
+        """Process one frame of the matcher's process. Raises WireError."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return
@@ -313,7 +314,8 @@ class MatcherClient:
             raise WireError(f"{frame.kind.name} is none of the matcher's")
 
     def _opened(self, constraint: RowConstraint) -> None:
-        """Note that a seat is no longer being opened. Tokens that were kept back meanwhile are sent."""
+        """Record that the process no longer opens a sequence. If it was a suspect, send the tokens that were kept
+        back."""
         if self._opening.pop(constraint.generation, None) is not None and self._alone:
             with self._lock:
                 self._alone = False
@@ -326,12 +328,12 @@ class MatcherClient:
         self._changed = True
 
     def _reopen_all(self) -> None:
-        """Have all seats opened again by the next process. Those on which the lost one worked come last, one at a time;
-        the crash counts against the state of one on which it worked alone."""
+        """Queue all sequences for the next process, suspects last. If the lost process worked on one sequence alone,
+        the crash counts against the replay key of this sequence."""
         busy = self._ring.pop_busy()
         with self._lock:
             self._incarnation += 1
-            # All that was sampled is in the outputs.
+            # The outputs have these tokens too.
             self._sampled = []
             self._alone = False
         self._opening.clear()
@@ -352,8 +354,7 @@ class MatcherClient:
         self._changed = True
 
     def _check_waits(self) -> None:
-        """Have the seats opened again of rows that have waited for a mask too long, and fail those that were given
-        up."""
+        """Open sequences again that have waited too long for a mask, and fail those that MaskWaits gives up."""
         replayed = False
         for constraint, verdict in self._waits.overdue():
             if verdict is Verdict.GIVE_UP:
@@ -369,7 +370,7 @@ class MatcherClient:
             self._send_opens()
 
     def _send(self, frame: Frame) -> None:
-        """Send a frame to the present process; if it is gone, the next one is told all by its OPEN frames."""
+        """Send a frame to the current process. If it is gone, OPEN frames will tell the next one the same."""
         if self._link is not None:
             self._link.send(self._incarnation, frame)
 
@@ -378,7 +379,7 @@ class MatcherClient:
 
 
 def _failed(cause: str) -> QuireError:
-    """The error of a sequence whose grammar cannot go on."""
+    """The error of a sequence whose grammar failed."""
     return InvalidArgument(
         "GRAMMAR_FAILED",
         f"The request's grammar cannot be applied: {cause}",
@@ -398,7 +399,7 @@ def _too_slow(cause: str) -> QuireError:
 
 
 def _unavailable(what: str) -> QuireError:
-    """The error of sequences that wait for what does not come."""
+    """The error of sequences whose masks do not come."""
     return Unavailable(
         "MATCHER_UNAVAILABLE",
         f"The process that applies grammars {what}.",
@@ -407,8 +408,8 @@ def _unavailable(what: str) -> QuireError:
 
 
 def _crashed() -> QuireError:
-    """The error of a sequence whose grammar ended the matcher twice. The request is at fault: another replica's matcher
-    would end too."""
+    """The error of a sequence whose grammar crashed the process twice. It is an error of the request, so that routers
+    do not try another replica, whose matcher would crash too."""
     return InvalidArgument(
         "GRAMMAR_CRASHED",
         "The process that applies grammars ended twice while it worked on this request's alone.",

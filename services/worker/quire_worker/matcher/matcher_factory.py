@@ -1,4 +1,5 @@
-"""Whether a worker applies grammars, and the matcher that it then has. Imports no llguidance: its process does."""
+"""Decides whether a worker applies grammars, and makes its MatcherPool. Only the matcher's processes import
+llguidance."""
 
 from __future__ import annotations
 
@@ -36,17 +37,18 @@ CHECK_COMMAND = (sys.executable, "-m", "quire_worker.matcher.vocabulary")
 CHECK_TIMEOUT_S = 120.0
 _MAX_CAUSE_CHARS = 500
 TOKENIZER_FILE = "tokenizer.json"
-# Each seat has two: one that is read, and one that is being written.
+# Steps read the mask of one position while the matcher writes that of the next.
 ENTRIES_PER_SLOT = 2
 GPU_PROCESSES = 8
-# A frozen process is a pause for its sequences: it is replaced after some three seconds, one that starts after sixty,
-# since a large vocabulary on a busy machine takes long to load.
+# Sequences pause while a process hangs, so that it is replaced after three seconds without an answer. A process that
+# starts has sixty seconds, since a large vocabulary takes long to load on a busy machine.
 TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
 
 
 def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: tuple[int, ...]) -> tuple[str, ...]:
-    """The capability of a model whose worker applies grammars: they are not switched off, the model has an end, and a
-    tokenizer that llguidance can read, which is the version on which answers are to depend. Logs what is amiss."""
+    """Return the capability STRUCTURED_OUTPUT, or nothing and log the cause. The worker needs the right version of
+    llguidance, an EOS token, and a tokenizer that llguidance can read. `max_constrained_seqs` 0 switches grammars
+    off."""
     model = Path(config.model)
     if not (config.max_constrained_seqs and config.model and eos_token_ids):
         return ()
@@ -66,7 +68,8 @@ def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: t
 
 
 def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> str:
-    """Have another process read the model's tokenizer: returns why it could not, empty if it could."""
+    """Test in another process whether llguidance can read the model's tokenizer. Returns the problem, or an empty
+    text."""
     arguments = [str(model), str(vocab_size), *map(str, eos_token_ids)]
     try:
         done = subprocess.run(
@@ -78,15 +81,15 @@ def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, .
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"Its tokenizer could not be read within {CHECK_TIMEOUT_S:g} s."
+        return f"The tokenizer could not be read within {CHECK_TIMEOUT_S:g} s."
     if done.returncode == 0:
         return ""
     return (done.stdout.strip() or done.stderr.strip())[-_MAX_CAUSE_CHARS:] or f"exit code {done.returncode}"
 
 
 def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str) -> MatcherPool:
-    """Make the engine's side of the matcher, for the model at this path on cpu or cuda; its processes start with the
-    first grammar."""
+    """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda. The processes start
+    with the first grammar."""
     mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
     count = min(config.matcher_processes or _processes_on(device), mask_slots)
     ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, info.vocab_size)
@@ -105,15 +108,15 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str)
 
 
 def _processes_on(device: str) -> int:
-    """The number of processes unless the operator says otherwise. A GPU's step takes a millisecond or two, in which
-    hundreds of masks are to be made."""
+    """Return the default number of processes. A GPU computes a step in a millisecond or two, and the matcher has to
+    compute hundreds of masks in this time."""
     return max(1, min(GPU_PROCESSES, usable_cores() // 2)) if device == "cuda" else 1
 
 
 def _link_maker(
     config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, process: int
 ) -> Callable[[Callable[[], None]], ProcessLink]:
-    """Return what starts one of the matcher's processes."""
+    """Return a function that starts one process of the matcher."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,
@@ -132,7 +135,7 @@ def _link_maker(
     frame = Frame(MatcherFrameKind.SETUP, payload=setup.to_json())
 
     def make_link(on_frames: Callable[[], None]) -> ProcessLink:
-        # Also with each ping: a sequence may wait for a mask that never comes while nothing else happens.
+        # A ping wakes the engine too: a sequence may wait for a mask that never comes while nothing else happens.
         return ProcessLink(kind, frame, {"--ring": ring.fd}, on_frames, TIMEOUTS, on_ping=on_frames)
 
     return make_link

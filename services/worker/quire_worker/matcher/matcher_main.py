@@ -1,11 +1,12 @@
-"""The life of the matcher's process, from its inherited descriptors to the end of its socket. It imports no torch.
+"""The main program of the matcher's process. It serves frames of its worker until their socket closes, and does not
+import torch.
 
-The main thread reads frames and answers pings at once; the quick thread takes in all others. So a step whose masks take
-seconds together is not taken for a process that hangs.
+The main thread reads frames and answers pings at once; the quick thread processes all other frames. So the worker does
+not take the process for hung if the masks of a step take seconds.
 
-It ends with its worker, as the KV transfer agent does; signals that a terminal sends to the whole group are the
-worker's affair. Where one sequence keeps a thread for too long (see lanes), the process ends itself: the ring says
-whose grammar it was, and the engine starts another process.
+The process ends with its worker, as the KV transfer agent does, and ignores signals that a terminal sends to the whole
+process group. If a thread works on one sequence for too long (see matcher_threads), the process ends itself. The mask
+ring then names the sequence, and the engine starts another process.
 """
 
 from __future__ import annotations
@@ -42,23 +43,22 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 EXIT_OVERDUE = 4
-# Address space for grammars, beside what the process has mapped when it is ready.
+# Grammars may take so much address space, in addition to what the process has mapped when it is ready.
 GRAMMAR_BYTES = 4 << 30
 _WATCH_S = 0.5
-# Python's default is 5 ms, for which a thread that replays would keep the others from each mask.
+# Python's default is 5 ms: a thread that replays would delay each mask by as much.
 _SWITCH_S = 0.0005
 
 
 def run_matcher(argv: Sequence[str]) -> NoReturn:
-    """Run the matcher's process: parse its flags, serve frames until the worker closes the socket, and exit. Does not
-    return."""
+    """Run the process with these command-line arguments, and exit when the worker closes the socket."""
     given = parse_descriptors(argv, "python -m quire_worker.matcher", __doc__)
     exit_now(run_logged("matcher", lambda: _serve(socket.socket(fileno=given.socket), given.ring)))
 
 
 def _serve(sock: socket.socket, ring_fd: int) -> None:
-    """Read SETUP and the model's tokens, then serve frames until they end. Raises WireError if another frame comes
-    first, ConfigError for tokens that cannot be read."""
+    """Read the SETUP frame and the model's tokenizer, then serve frames until they end. Raises WireError if another
+    frame comes first, and ConfigError if the tokenizer cannot be read."""
     frames = frames_of(sock, MatcherFrameKind)
     payload = read_setup(frames, MatcherFrameKind.SETUP)
     if payload is None:
@@ -89,7 +89,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
 
 
 def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure: Callable[[], None]) -> None:
-    """Have the matcher take in frames, on the quick thread."""
+    """Pass frames to the matcher, on the quick thread."""
     while True:
         try:
             matcher.receive(unread.get())
@@ -99,8 +99,8 @@ def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure:
 
 
 def _limit_memory() -> None:
-    """Have the process end, without a core dump, before its grammars take the machine's memory. Only Linux says how
-    much is mapped; elsewhere there is no bound."""
+    """Limit the process's memory, so that it ends, without a core dump, before grammars take all memory of the machine.
+    Only Linux says how much is mapped already; elsewhere there is no limit."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statm = Path("/proc/self/statm")
     if statm.exists():
@@ -111,7 +111,7 @@ def _limit_memory() -> None:
 
 
 def _watch(matcher: Matcher) -> None:
-    """End the process where a grammar keeps a thread for too long."""
+    """End the process if a thread works on one sequence for too long."""
     waiting = threading.Event()
     while not waiting.wait(_WATCH_S):
         if matcher.finalize_if_overdue():

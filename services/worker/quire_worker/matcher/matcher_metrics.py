@@ -1,4 +1,4 @@
-"""MatcherMetrics: what a worker's metrics say of grammars and their masks."""
+"""MatcherMetrics: a worker's metrics of grammars and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class MatcherMetrics:
-    """What one process does. Belongs to the model thread. A sequence is named by its generation."""
+    """The share of one process in the worker's metrics. Belongs to the model thread. A sequence is identified by its
+    generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -19,7 +20,7 @@ class MatcherMetrics:
         self._seen_masks = self._seen_mask_slots = (0, 0)
         self._first_mask_seconds = metrics.histogram(
             "quire_worker_first_mask_seconds",
-            "Time from the start of a sequence with a grammar to its first mask, the wait for a seat included",
+            "Time from the start of a sequence with a grammar to its first mask, the wait for a mask slot included",
         )
         self._compile_seconds = metrics.histogram(
             "quire_worker_grammar_compile_seconds", "Time to compile the grammar of a sequence"
@@ -33,44 +34,45 @@ class MatcherMetrics:
         )
         self._constrained_slots = metrics.gauge("quire_worker_constrained_slots", "Slots whose sequence has a grammar")
         self._waiting = metrics.gauge(
-            "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a seat at the matcher"
+            "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a mask slot"
         )
 
     def record_start(self, generation: int) -> None:
-        """A sequence with a grammar has got its slot."""
+        """Record that a sequence with a grammar was put into its slot."""
         self._began_s[generation] = self._clock()
 
     def record_end(self, generation: int) -> None:
-        """A sequence has left its slot."""
+        """Record that a sequence has left its slot."""
         self._began_s.pop(generation, None)
 
     def record_opening(self, generation: int, compile_us: int) -> None:
-        """A seat was opened. Only the first time the wait for the first mask is observed: later ones are replays."""
+        """Record the compilation of a grammar. The time to the first mask is observed once per sequence, and not for
+        replays."""
         self._compile_seconds.observe(compile_us / 1e6)
         began_s = self._began_s.pop(generation, None)
         if began_s is not None:
             self._first_mask_seconds.observe(self._clock() - began_s)
 
     def count_failure(self) -> None:
-        """A sequence ends by its grammar."""
+        """Count a sequence that failed because of its grammar."""
         self._failures.inc()
 
     def count_held_row(self) -> None:
-        """A step did not find a mask, and a row of it was held."""
+        """Count a row that was held because its mask was missing."""
         self._held.inc()
 
     def count_replay(self) -> None:
-        """A sequence is replayed since a mask did not come."""
+        """Count a sequence that is replayed because its mask is overdue."""
         self._replays.inc()
 
     def set_mask_slots(self, used: int, waiting: int) -> None:
-        """Note how many sequences have seats, and how many wait for one."""
+        """Set the number of sequences of this process that have a mask slot, and of those that wait for one."""
         self._constrained_slots.inc(used - self._seen_mask_slots[0])
         self._waiting.inc(waiting - self._seen_mask_slots[1])
         self._seen_mask_slots = used, waiting
 
     def record_masks(self, made: tuple[int, int]) -> None:
-        """Note how many masks the process has made since the ring was made, and how many nanoseconds they took."""
+        """Record the totals of the process: its masks, and the nanoseconds that they took."""
         if made != self._seen_masks:
             self._masks.inc(made[0] - self._seen_masks[0])
             self._mask_seconds.inc((made[1] - self._seen_masks[1]) / 1e9)

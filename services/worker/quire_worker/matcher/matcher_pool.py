@@ -1,8 +1,8 @@
-"""MatcherPool: the engine's side of the matcher: one client for each of its processes. The masks of a step are made in
-several processes at once, since Python runs one thread of a process at a time.
+"""MatcherPool: the engine's side of the matcher, with a client for each of its processes. Several processes compute the
+masks of a step at once, since Python runs one thread of a process at a time.
 
-A sequence belongs to one process from its start to its end: to the one that had the fewest. A process that is lost
-delays its own sequences alone. What is known of grammars that end a process holds for all processes.
+A new sequence goes to the process with the fewest sequences, and stays there. If a process is lost, only its own
+sequences wait. All processes share the record of grammars that crash a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class MatcherPool:
-    """A GrammarMatcher. Belongs to the model thread. All processes start with the first sequence that has a grammar."""
+    """Implements GrammarMatcher. Belongs to the model thread. All processes start with the first sequence that has a
+    grammar."""
 
     def __init__(self, clients: Sequence[MatcherClient]) -> None:
         self._clients = clients
@@ -39,22 +40,22 @@ class MatcherPool:
 
     @property
     def ring(self) -> MaskRing:
-        """The memory in which all processes leave masks."""
+        """The memory to which all processes write masks."""
         return self._clients[0].ring
 
     @property
     def pids(self) -> list[int]:
-        """The processes that there are."""
+        """The ids of the running processes."""
         return [client.pid for client in self._clients if client.pid is not None]
 
     @property
     def mask_totals(self) -> tuple[int, int]:
-        """Return the number of masks that were made, and the nanoseconds that they took."""
+        """Return the number of masks so far, and the nanoseconds that they took."""
         counts, times_ns = zip(*(client.mask_totals for client in self._clients), strict=True)
         return sum(counts), sum(times_ns)
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
-        """Begin to apply a grammar to a sequence that starts. Returns at once."""
+        """See GrammarMatcher."""
         for client in self._clients:
             client.start()
         client = min(self._clients, key=lambda each: each.sequences)
@@ -63,17 +64,16 @@ class MatcherPool:
         return constraint
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """Forget a sequence that has left its slot."""
+        """See GrammarMatcher."""
         self._client_of.pop(constraint).close_sequence(constraint)
 
     def poll(self) -> bool:
-        """Take in what the processes have said; returns whether `is_ready` or `failure` of some sequence may have
-        changed since the last call."""
-        changed = [client.poll() for client in self._clients]  # of each, whatever the others say
+        """See GrammarMatcher."""
+        changed = [client.poll() for client in self._clients]  # a list, so that each client is polled
         return any(changed)
 
     def hold(self, constraint: RowConstraint) -> None:
-        """Note that a step had no mask for a sequence that still has its slot."""
+        """See GrammarMatcher."""
         self._client_of[constraint].hold(constraint)
 
     def close(self) -> None:

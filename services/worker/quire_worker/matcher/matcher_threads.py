@@ -1,13 +1,15 @@
-"""Lanes: threads of the matcher's process. Each works on one seat at a time, so that a slow grammar delays few others.
+"""The threads of the matcher's process, each with an executor. Slow grammars have threads of their own, so that they
+delay few others.
 
-    quick      masks, on the thread that takes frames in
-    slow       masks of sequences that once had a slow mask (SLOW_NS), and of grammars that had a very slow one
-               (VERY_SLOW_NS): first those that are expected to be done first, if each began when it was submitted
-    compile    compilations, and the replay of what a sequence has sampled before, in turns
+    quick      computes masks; this thread also receives the engine's frames
+    slow       computes the masks of sequences that had a slow mask (SLOW_NS), and of grammars that had a very slow one
+               (VERY_SLOW_NS)
+    compile    compiles grammars, and replays the output of sequences, in turns
 
-llguidance computes masks and compiles without Python's global lock, so that lanes run at the same time.
+llguidance releases Python's global lock while it computes a mask or compiles, so that threads run at the same time.
 
-A lane records its sequence in the ring, so that after a crash the engine knows which grammars to suspect.
+A thread works on one sequence at a time, and records it in the mask ring. So after a crash the engine knows which
+grammars to suspect.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class MatcherThread(enum.IntEnum):
-    """Which thread."""
+    """The name of a thread, and its index in the mask ring."""
 
     QUICK = 0
     SLOW = 1
@@ -35,19 +37,20 @@ class MatcherThread(enum.IntEnum):
 
 
 SLOW_NS: Final = 2_000_000
-"""A sequence whose mask took more processor time goes to the slow lane for good."""
+"""A sequence whose mask took more processor time moves to the slow thread, for good."""
 
 VERY_SLOW_NS: Final = 20_000_000
-"""So do all sequences of its grammar where a mask took more: one after the other would keep the quick lane."""
+"""If a mask took more, all sequences with its grammar move: else each of them would block the quick thread once."""
 CPU_LIMIT_S: Final = 5.0
-"""No piece of work takes so much processor time: compiling has two seconds in the tokenizer."""
+"""A thread that spends more processor time on one piece of work is overdue. Compiling takes at most two seconds, the
+tokenizer's limit."""
 WALL_LIMIT_S: Final = 30.0
-"""Nor so long, however busy the machine."""
+"""So is a thread that needs more time in all, since even a busy machine is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WorkStart:
-    """When a lane began a piece of work."""
+    """The time at which a thread started a piece of work, by two clocks."""
 
     wall_s: float
     cpu_clock: int
@@ -56,31 +59,31 @@ class _WorkStart:
 
     @classmethod
     def now(cls) -> _WorkStart:
-        """On the calling thread."""
+        """Return the time of the calling thread."""
         clock = time.CLOCK_MONOTONIC
-        if hasattr(time, "pthread_getcpuclockid"):  # macOS has none: there all time counts
+        if hasattr(time, "pthread_getcpuclockid"):  # macOS has no such clock: all time counts there
             clock = time.pthread_getcpuclockid(threading.get_ident())
         return cls(time.monotonic(), clock, time.clock_gettime(clock))
 
     def is_overdue(self) -> bool:
-        """Whether the work takes too long; from any thread."""
+        """Whether the work takes too long. Any thread may ask."""
         cpu_s = time.clock_gettime(self.cpu_clock) - self.cpu_s
         return cpu_s > CPU_LIMIT_S or time.monotonic() - self.wall_s > WALL_LIMIT_S
 
 
 class InlineExecutor:
-    """Works on the thread that submits, and notes on what, and since when."""
+    """Does work at once, on the thread that submits it. Records the sequence and the start of the work."""
 
     def __init__(self, thread: MatcherThread, ring: MaskRing) -> None:
         self.thread = thread
         self._ring = ring
         self._work_start: _WorkStart | None = None
-        # Guards the sequence that the ring names for this lane, and whether that is final.
+        # Guards the ring's record of this thread, and whether that is final.
         self._record_lock = threading.Lock()
         self._is_final = False
 
     def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-        """Do what is to be done for a sequence, now."""
+        """Do a piece of work for the sequence of this generation. Returns when it is done."""
         self._work_on(generation, work)
 
     def _work_on(self, generation: int, work: Callable[[], None]) -> None:
@@ -95,8 +98,8 @@ class InlineExecutor:
                 self._ring.set_busy(self.thread, generation)
 
     def finalize_record(self) -> None:
-        """Have the ring name the lane's sequence from now on if it is overdue, else none, whatever the lane works on;
-        from any thread."""
+        """Fix the ring's record of this thread: its sequence if it is overdue, else none. Later work does not change
+        the record. Any thread may call this."""
         with self._record_lock:
             self._is_final = True
             if not self.is_overdue:
@@ -104,15 +107,15 @@ class InlineExecutor:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it has worked on one sequence for too long; from any thread."""
+        """Whether it has worked on one sequence for too long. Any thread may ask."""
         work_start = self._work_start
         return work_start is not None and work_start.is_overdue()
 
 
 class ThreadExecutor(InlineExecutor):
-    """A lane with a thread of its own. Of what it was given it does first what would be done first if all began when
-    they were submitted. So what takes little goes first, and nothing waits for what is submitted later than its own
-    time after it. `on_failure` is called where work raises."""
+    """Queues work for a thread of its own. The order is by the time of submission plus the expected time of the work.
+    So short work goes first, but long work does not wait for work that is submitted much later. If work raises,
+    `on_failure` is called."""
 
     def __init__(self, thread: MatcherThread, ring: MaskRing, on_failure: Callable[[], None]) -> None:
         super().__init__(thread, ring)
@@ -122,11 +125,11 @@ class ThreadExecutor(InlineExecutor):
         threading.Thread(target=self._main, name=thread.name.lower(), daemon=True).start()
 
     def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-        """Queue what is to be done for a sequence; returns at once."""
+        """Queue a piece of work for the sequence of this generation. Returns at once."""
         self._work.put((time.monotonic_ns() + expected_ns, next(self._numbers), generation, work))
 
     def _main(self) -> None:
-        """Do what was queued, on this lane's thread."""
+        """Do the queued work, on the executor's thread."""
         while True:
             _, _, generation, work = self._work.get()
             try:
@@ -137,7 +140,7 @@ class ThreadExecutor(InlineExecutor):
 
 
 def make_executors(ring: MaskRing, on_failure: Callable[[], None]) -> dict[MatcherThread, InlineExecutor]:
-    """The process's lanes: the quick one works on the thread that submits."""
+    """Make an executor for each thread. The quick thread is the one that submits."""
     return {
         MatcherThread.QUICK: InlineExecutor(MatcherThread.QUICK, ring),
         MatcherThread.SLOW: ThreadExecutor(MatcherThread.SLOW, ring, on_failure),

@@ -1,4 +1,5 @@
-"""RowConstraint: the grammar of one sequence, as the engine has it: where its masks are, and what it has sampled."""
+"""RowConstraint: the engine's record of one sequence with a grammar. It has the sequence's mask slot and its output,
+and gives the masks of its rows to the device's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ NO_MASK_SLOT = -1
 
 
 class MaskSource(Protocol):
-    """The masks of rows, as the device's thread asks for them: one object for each process of the matcher."""
+    """The part of a MatcherClient that the device's thread calls. There is one for each process of the matcher."""
 
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
         """See RowConstraint."""
@@ -29,34 +30,34 @@ class MaskSource(Protocol):
         """See RowConstraint."""
 
     def flush(self) -> None:
-        """Send to the process what its sequences have sampled: once a step."""
+        """Send the new tokens of all sequences to the process. Called once per step."""
 
 
 class RowConstraint:
-    """`mask_at` and `keep` belong to the device's thread. All else is changed by MatcherClient alone, on the
-    model thread; `append` under its lock."""
+    """`mask_at` and `keep` belong to the device's thread. MatcherClient alone calls the other methods, on the model
+    thread; it holds its lock for `append`."""
 
     def __init__(self, sequence: Sequence, grammar: str, generation: int, mask_source: MaskSource) -> None:
         self.grammar = grammar
         self.generation = generation
-        """A number from 1, another one for each sequence that ever had a seat."""
+        """Identifies the sequence at its process: 1 for the first one, then 2, and so on."""
         self.first_position = len(sequence.prompt_ids)
         self.output: list[int] = sequence.output_ids.tolist()
-        """All that the sequence has sampled: what a process that begins anew replays."""
+        """All tokens that the sequence has sampled. A new process replays them."""
         self._grammar_bytes = len(grammar.encode())
         self.mask_slot = NO_MASK_SLOT
         self.is_open = False
-        """Whether the present process has left a first mask."""
+        """Whether the current process has written a first mask."""
         self.is_held = False
-        """Whether a step found its mask missing, and the process has not said since that it is there."""
+        """Whether a step found its mask missing, and the process has not yet said that it is there."""
         self.failure: QuireError | None = None
         self.ended = False
         self.mask_source = mask_source
-        """The process that applies its grammar."""
+        """The client of the process that applies its grammar."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether its next mask is there, as far as is known. Without it its row is not worth a place in a step."""
+        """Whether a step should include its row: as far as the engine knows, the next mask is there."""
         return self.is_open and not self.is_held
 
     @property
@@ -65,11 +66,11 @@ class RowConstraint:
         return self.first_position + len(self.output)
 
     def mask_at(self, position: int) -> TokenMask | None:
-        """Which tokens may be sampled at this position; None: that is not known yet, and the row is held."""
+        """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
         return self.mask_source.mask_at(self, position)
 
     def keep(self, tokens: Many[int]) -> None:
-        """Take in the tokens that the sequence has sampled and keeps."""
+        """Append tokens that the sequence has sampled and keeps to its output."""
         self.mask_source.keep(self, tokens)
 
     def append(self, tokens: Many[int]) -> int:
@@ -80,31 +81,31 @@ class RowConstraint:
 
     @property
     def open_bytes(self) -> int:
-        """The size of the frame that opens its seat: the grammar, and all that was sampled."""
+        """The size of its OPEN frame, which has the grammar and the output."""
         return open_frame_bytes(len(self.output), self._grammar_bytes)
 
     def replay_key(self) -> bytes:
-        """Return a digest of all that decides what the matcher does for the sequence: its grammar and its output."""
+        """Return a digest of the grammar and the output, which determine the matcher's work. See CrashRecord."""
         found = xxhash.xxh3_128(self.grammar.encode())
         found.update(b"\0" + np.array(self.output, np.int32).tobytes())
         return found.digest()
 
     def assign_mask_slot(self, mask_slot: int) -> None:
-        """Note its seat, which it keeps to its end."""
+        """Set its mask slot, which it keeps until it ends."""
         self.mask_slot = mask_slot
 
     def set_open(self, is_open: bool) -> None:
-        """Note that the process has left a first mask, or that the process is gone, or begins it anew."""
+        """Set whether the process has opened the sequence. False: the process is lost, or is to open it again."""
         self.is_open, self.is_held = is_open, False
 
     def set_held(self, is_held: bool) -> None:
-        """Note that a step found its mask missing, or that this mask has come."""
+        """Set whether the sequence waits for a mask that a step found missing."""
         self.is_held = is_held
 
     def fail(self, error: QuireError) -> None:
-        """Note that the grammar cannot go on: the slot is to end with this error."""
+        """Set the error with which the sequence is to end."""
         self.failure, self.is_open = error, False
 
     def end(self) -> None:
-        """Note that the sequence has left its slot."""
+        """Record that the sequence has left its slot."""
         self.ended = True

@@ -1,4 +1,4 @@
-"""MatcherSetup: the settings that the engine sends to its matcher's process, as JSON."""
+"""MatcherSetup: the configuration that the engine sends to the matcher's process, as JSON."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class MatcherSetup:
-    """The model's tokens, and the shape of the ring."""
+    """The model's tokenizer, the shape of the mask ring, and logging."""
 
     model: str
-    """Path of the model's folder or GGUF file."""
+    """The path of the model's folder or GGUF file."""
     vocab_size: int
-    """The width of masks: the model's, padding included."""
+    """The number of tokens in a mask: the rows of the model's output matrix, padding included."""
     eos_token_ids: tuple[int, ...]
     mask_slots: int
     entries_per_slot: int
-    """Masks for each seat."""
+    """The number of masks for which a mask slot has room."""
     process: int = 0
-    """Which of the matcher's processes it is."""
+    """The index of the process among the matcher's processes."""
     instance: str = ""
     log_level: str = "info"
     log_format: str = "json"

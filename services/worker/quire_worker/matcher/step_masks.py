@@ -1,4 +1,4 @@
-"""The masks of one step's draws, as a runner asks for them just before it draws."""
+"""Reads the masks of one step, for a runner on the CPU that is about to sample."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def fetch_masks(batch: StepBatch, draws: Draws) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
-    """Return the masks by draw, of the draws whose sequence has a grammar, and the sequences whose mask is not
-    there."""
+    """Return the masks of the rows that sample by a grammar, by index in `draws`, and the sequences whose mask is
+    missing."""
     masks: dict[int, TokenMask] = {}
     held = []
     if not batch.constraints:

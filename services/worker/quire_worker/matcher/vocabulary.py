@@ -1,10 +1,10 @@
-"""The model's tokenizer as llguidance takes it, from tokenizer.json or a GGUF file.
+"""Loads the model's tokenizer for llguidance, from tokenizer.json or a GGUF file.
 
-Masks need the bytes of tokens, and the tokens of texts too: where a grammar leaves one text only, its tokens are those
-that the model's own tokenizer makes of it.
+llguidance needs the bytes of each token, and also the tokens of a text: where a grammar allows one text only, it forces
+the tokens into which the model's own tokenizer splits this text.
 
-`python -m quire_worker.matcher.vocabulary MODEL SIZE EOS...` says by its exit code whether the tokenizer can be read,
-and if not prints why. A worker asks before it says that it applies grammars.
+`python -m quire_worker.matcher.vocabulary MODEL SIZE EOS...` tests whether the tokenizer can be read. If not, it prints
+the cause and exits with 1. A worker runs this command before it advertises structured output.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Read the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError, or
-    Unsupported for a GGUF file of an unknown kind."""
+    """Load the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError, and
+    Unsupported for a kind of tokenizer in GGUF files that Quire does not have."""
     eos = [each for each in eos_token_ids if 0 <= each < vocab_size]
     if not eos:
         raise ConfigError(
             "NO_EOS_TOKEN",
-            f"{model} names no token that ends an answer, and a grammar's answer could not end.",
-            "Name one in its generation_config.json (eos_token_id), or switch grammars off: --max-constrained-seqs 0.",
+            f"{model} names no EOS token, so that an answer with a grammar could not end.",
+            "Add eos_token_id to its generation_config.json, or switch grammars off: --max-constrained-seqs 0.",
         )
     try:
         if is_gguf(model):
@@ -42,13 +42,13 @@ def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
     except (OSError, ValueError) as error:
         raise ConfigError(
             "BAD_VOCABULARY",
-            f"The tokenizer of {model} cannot be read for grammars: {error}",
-            "Mend its tokenizer.json, or switch grammars off: --max-constrained-seqs 0.",
+            f"llguidance cannot read the tokenizer of {model}: {error}",
+            "Correct its tokenizer.json, or switch grammars off: --max-constrained-seqs 0.",
         ) from error
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the tokenizer that the arguments name. Returns the exit code."""
+    """Load the tokenizer that the arguments name. Returns the exit code."""
     model, size, *eos = argv
     try:
         load_vocabulary(Path(model), int(size), [int(each) for each in eos])

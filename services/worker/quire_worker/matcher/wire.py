@@ -1,11 +1,12 @@
-"""Frames between the engine and its matcher. Their subject is a seat, their generation the sequence that has it.
+"""The frames between the engine and the matcher's process. The `subject` of a frame is a mask slot, and its
+`generation` is the sequence that has this slot.
 
-OPEN      position of the sequence's first output token i64, number of output tokens i32, these, the grammar's text
-TOKENS    int32 rows of four: seat, generation, position, token
-AWAIT     int32: position
-OPENED    int32: microseconds that compiling took
-FAILED    the text of the cause
-TOO_SLOW  the text of the cause
+OPEN      i64 position of the first output token; i32 number of output tokens; these tokens; the text of the grammar
+TOKENS    rows of four int32: mask slot, generation, position, token
+AWAIT     int32 position
+OPENED    int32 microseconds that compiling took
+FAILED    text: the cause
+TOO_SLOW  text: the cause
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ TOKEN_COLUMNS = 4
 
 
 class MatcherFrameKind(enum.IntEnum):
-    """The content of a frame."""
+    """The kind of a frame. MASKED and CLOSE have no payload."""
 
     # from the engine
     SETUP = ProcessFrameKind.SETUP
     OPEN = 2
-    """A sequence takes this seat: compile its grammar, feed it the output tokens, and leave the mask of the next."""
+    """A sequence gets this mask slot: compile its grammar, replay its output, and write the mask of the next token."""
     TOKENS = 3
-    """Sequences have sampled these tokens."""
+    """Sequences have sampled these tokens: write their next masks."""
     CLOSE = 4
-    """The sequence has left its seat."""
+    """The sequence has ended, and its mask slot is free."""
     AWAIT = 5
-    """A step found the mask of this position missing: say when it is there."""
+    """A step found the mask of this position missing: answer MASKED when it is there."""
     PING = ProcessFrameKind.PING
     # from the matcher
     READY = ProcessFrameKind.READY
     OPENED = 17
-    """The seat has its first mask."""
+    """The first mask of the sequence is there."""
     FAILED = 18
-    """The sequence's grammar cannot go on; its seat has no more masks."""
+    """The grammar failed; the sequence gets no more masks."""
     MASKED = 19
-    """The mask that was awaited is there."""
+    """The awaited mask is there."""
     TOO_SLOW = 20
-    """As FAILED: its masks take too much processor time."""
+    """The grammar failed because its masks take too much processor time."""
     PONG = ProcessFrameKind.PONG
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """What OPEN says."""
+    """The content of an OPEN frame."""
 
     mask_slot: int
     generation: int
@@ -66,7 +67,7 @@ class OpenMessage:
 
 
 def open_frame_bytes(output: int, grammar: int) -> int:
-    """The size of an OPEN frame with so many output tokens, and so many bytes of grammar."""
+    """Return the size of an OPEN frame in bytes, for a number of output tokens and of bytes of grammar."""
     return FRAME_HEAD_BYTES + _OPEN.size + 4 * output + grammar
 
 

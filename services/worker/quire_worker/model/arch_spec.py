@@ -48,11 +48,12 @@ class QkNormSpec:
     """Norms of query and key heads."""
 
     granularity: QkNormGranularity = "head"
-    """head: all heads have the same weights; each_head: each its own; whole: one norm over all heads together."""
+    """The numbers that are normed together, and the weights of heads. head: each head for itself, with the same weights
+    for all; each_head: each head for itself, with weights of its own; whole: all heads together."""
     kind: NormKind = "rms"
     bias: bool = False
     after_rope: bool = False
-    """Norm the rotated heads; only where `over` is head and `kind` is rms."""
+    """Norm the rotated heads; only where `granularity` is head and `kind` is rms."""
 
     @property
     def is_fused(self) -> bool:

@@ -49,7 +49,7 @@ class Frame:
     kind: enum.IntEnum
     generation: int = 0
     subject: int = 0
-    """The number of the move or the seat that the frame is about."""
+    """The number of the page move or of the mask slot that the frame is about."""
     payload: bytes = b""
 
     @classmethod

@@ -68,8 +68,8 @@ class ProcessKind:
     on_lost: Callable[[], None]
     """Called by the link's thread after each process that ended or hung, for a metric."""
     buffers_while_restarting: bool = False
-    """Whether `send` takes frames for the next process as soon as one is lost. Otherwise it refuses them until the next
-    one starts."""
+    """Whether `send` buffers frames for the next process as soon as one is lost. Otherwise it refuses frames until the
+    next process starts."""
 
 
 class ProcessLink:

@@ -42,7 +42,7 @@ def wanted(*output: int, text: str = TEXT) -> list[int]:
 
 
 def opened(matcher: LocalMatcher) -> list[int]:
-    """Sequences whose seats the process was asked to open, in order."""
+    """The sequences that the process was asked to open, in order."""
     return [frame.generation for frame in matcher.link.heard if frame.kind is MatcherFrameKind.OPEN]
 
 

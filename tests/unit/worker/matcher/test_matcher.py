@@ -1,4 +1,4 @@
-"""The matcher's seats: late masks of sequences that left, lanes, and what the masks of one sequence may take."""
+"""The matcher: late masks of sequences that left, its threads, and the processor time of a sequence's masks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SlowBackend:
 
 @pytest.mark.parametrize("masks", [1, 2], ids=["while it is opened", "while it draws"])
 def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(masks: int) -> None:
-    """Both positions share a place in the ring."""
+    """Both positions share an entry of the ring."""
     ring = MaskRing.create(1, 2, VOCAB)
     backend = SlowBackend()
     executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
@@ -117,7 +117,7 @@ AMBIGUOUS = "start: s\ns: /[A-D]/ | s s | s s s"
 
 
 class SequenceAtMatcher:
-    """A matcher whose lanes are this thread, and one sequence in it whose answer is one letter again and again."""
+    """A matcher that does all work on the test's thread, and one sequence in it whose answer repeats one letter."""
 
     def __init__(self, backend: GuidanceBackend, text: str) -> None:
         self.frames: list[Frame] = []
@@ -129,7 +129,7 @@ class SequenceAtMatcher:
         self.text = text
 
     def replay(self, generation: int = 1) -> None:
-        """Open the seat once more, with all that was drawn."""
+        """Open the sequence once more, with all that was sampled."""
         self.matcher.receive(pack_open(OpenMessage(0, generation, 0, (17,) * self.tokens, self.text)))
 
     def draw(self) -> None:
@@ -344,7 +344,7 @@ def test_process_that_ends_itself_records_the_thread_that_took_too_long(monkeypa
 
 
 def test_thread_that_goes_on_until_the_process_ends_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch finds one lane overdue; meanwhile frames come for the others."""
+    """The process finds one thread overdue; meanwhile the others go on working."""
     monkeypatch.setattr("quire_worker.matcher.matcher_threads.CPU_LIMIT_S", -1.0)
     ring = MaskRing.create(1, 2, VOCAB)
     executors = {thread: InlineExecutor(thread, ring) for thread in MatcherThread}
@@ -366,7 +366,7 @@ def test_thread_that_goes_on_until_the_process_ends_is_not_recorded(monkeypatch:
 def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
     mask_ns: int, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other would keep it for as long as one token may take."""
+    """Else each of them would block that thread once, for as long as one token may take."""
     clock = Clock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring, backend, worked = MaskRing.create(6, 2, VOCAB), SlowBackend(), list[tuple[MatcherThread, int]]()

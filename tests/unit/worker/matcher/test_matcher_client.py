@@ -1,4 +1,4 @@
-"""The engine's side of the matcher: seats, tokens, and what becomes of them when the process is lost."""
+"""The engine's side of the matcher: mask slots, tokens, and what becomes of them when the process is lost."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_metrics_tell_how_long_first_masks_take_from_the_start_of_their_sequence
     take_all(matcher)
     assert first.is_ready and sample("first_mask_seconds_count") - count == 1
     now_s[0] = 7.0
-    matcher.client.close_sequence(first)  # the second has waited for its seat since it began
+    matcher.client.close_sequence(first)  # the second has waited for a mask slot since it began
     take_all(matcher)
     assert second.is_ready and sample("first_mask_seconds_sum") - seconds == 9.0
     assert (sample("constrained_slots") - slots, sample("constrained_waiting") - waiting) == (1, 0)

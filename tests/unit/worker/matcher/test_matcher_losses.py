@@ -88,7 +88,7 @@ def test_record_whose_refusals_are_over_has_nothing_to_ask_for() -> None:
 
 
 def test_process_that_others_end_is_not_blamed_on_the_sequence_that_it_worked_on() -> None:
-    """It opened the seat of that sequence between the two losses: its grammar did no harm."""
+    """The process opened that sequence between the two losses: its grammar did no harm."""
     matcher = a_matcher()
     row = open_row(matcher)
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_of_two_suspects_none_is_blamed_and_each_is_tried_alone() -> None:
     matcher.link.lose([innocent.generation, guilty.generation])
     before = len(matcher.link.heard)
     matcher.client.poll()
-    # Nothing reaches the process while a suspect's seat is opened: who ends it then has done so alone.
+    # Nothing else reaches the process while it opens a suspect, so that the suspect alone can have crashed it.
     while matcher.link.unheard:
         if len(other.output) < 3:
             keep(other, A)
@@ -149,7 +149,7 @@ def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> No
 
 
 def test_suspects_are_tried_while_new_sequences_arrive() -> None:
-    """Before one is open, the next arrives: there is never a time at which no seat is being opened."""
+    """Before one is open, the next arrives, so that the process always opens some sequence."""
     matcher = a_matcher()
     suspects = [open_row(matcher) for _ in range(2)]
     take_all(matcher)

@@ -1,1 +1,1 @@
-"""Structured output on a GPU: the matcher's ring as the device sees it, and rows that are held."""
+"""Structured output on a GPU: the device reads masks from the matcher's ring, and holds rows whose mask is missing."""

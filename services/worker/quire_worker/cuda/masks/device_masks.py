@@ -1,8 +1,8 @@
-"""DeviceMasks: what a device keeps for rows with grammars, whose positions it alone knows.
+"""DeviceMasks: the masks of rows with grammars on a device, and the positions of these rows.
 
-The host launches a step before it knows whether rows of the step before were held. It packs the greatest position that
-is possible. The device has the right one by slot, and puts it in its place before the model runs. All rows with
-grammars run in steps whose size has the flag `masked`, which bring these columns up to date.
+The host launches a step before it knows whether rows of the step before were held. So it uploads the greatest possible
+position of each row. The device keeps the right position of each slot, and replaces the uploaded one before the model
+runs. All rows with grammars run in steps whose size has the flag `masked`, which update these positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMasks:
-    """For steps of up to so many `sequences`, on the current stream. Raises ConfigError where the ring cannot be
+    """Serves steps of at most `sequences` sequences, on the current stream. Raises ConfigError if the ring cannot be
     mapped."""
 
     def __init__(self, ring: MaskRing, device: torch.device, slots: int, sequences: int) -> None:
@@ -32,7 +32,7 @@ class DeviceMasks:
         self._kind = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
-        """Put the right positions into the columns of a step, which are uploaded; returns what the draw needs."""
+        """Write the right positions to the uploaded columns of a step. Returns the tensors that `fetch` needs."""
         sequences = len(views["mask_slot"])
         masks = RowMasks(
             mask_slot=views["mask_slot"],
@@ -51,7 +51,7 @@ class DeviceMasks:
         return masks
 
     def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
-        """Read the step's masks, just before it draws."""
+        """Read the step's masks, just before it samples."""
         fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are held for want of a mask, as results come in."""
+"""Held rows of a step on a GPU: rows whose mask was missing when the device sampled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pop_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
-    """The sequences of a step that were held, by what the device says of their tokens [S], which become -1."""
+    """Return the sequences of a step that were held. The device marks their tokens [S] with HELD; they become -1."""
     if not batch.constraints:
         return ()
     held = np.flatnonzero(token == HELD)
@@ -27,5 +27,5 @@ def pop_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
 
 
 def send_tokens(batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
-    """Pass the tokens [S] of sequences with grammars on to the matcher, unless they end with it."""
+    """Send the tokens [S] of sequences with grammars to the matcher, except for those that finish."""
     send_tokens_to_matcher(batch, KeptTokens(token[:, None], finish))

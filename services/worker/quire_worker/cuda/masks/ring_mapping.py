@@ -1,7 +1,7 @@
-"""RingMapping: the matcher's ring, mapped into the GPU's address space, so that a kernel reads it where it lies.
+"""RingMapping: maps the matcher's ring into the GPU's address space, so that a kernel can read masks in host memory.
 
-A kernel that is part of a captured step reads the ring at the very moment of the draw, and only the masks of the step's
-rows. A copy ahead of the draw would have to know which rows these are, and would end the graph before it.
+The kernel is part of a captured step. It reads the masks of the step's rows alone, just before the step samples. A copy
+by the host would have to know the rows, and would split the CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAPPED = 2  # cudaHostRegisterMapped
 
 
 class RingMapping:
-    """Without a GPU, the ring's own memory. Raises ConfigError where the driver cannot map it."""
+    """On the CPU, it has the ring's own address. Raises ConfigError if the driver cannot map the ring."""
 
     def __init__(self, ring: MaskRing, device: torch.device) -> None:
         self._unregister: Callable[[], object] = lambda: None

@@ -21,13 +21,13 @@ _WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class MappedRing:
-    """The device's addresses of a MaskRing's places, and their shape."""
+    """The address of a MaskRing's entries on the device, and their shape."""
 
     address: int
     words: int
-    """Words of a mask."""
+    """The length of a mask, in int32 words."""
     entries_per_slot: int
-    """Places of a seat."""
+    """The entries of a mask slot."""
     entry_words: int
 
 

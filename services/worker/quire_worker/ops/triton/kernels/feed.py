@@ -47,7 +47,7 @@ def place_kernel(
 ):
     """Grid [blocks]: put the right positions in place of the greatest possible ones, in rows that decode by a grammar.
 
-    Columns by sequence, [rows]: seat, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
+    Columns by sequence, [rows]: mask_slot, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
     StepBatch; position, drawn_at, last and blocked, which are written. By token: fed and row_position, which are
     written too; a token that is fed for the second time gets fed 2. By slot: known, the position of the last token,
     and held, whether it was computed before. splits [8, splits_count] as in kv_splits, of which ends are written: keys

@@ -1,10 +1,11 @@
 """Masks of grammars, from the matcher's ring in the host's memory into the device's, just before a step draws.
 
-The matcher writes while this reads. A place of the ring names in its stamp whose mask it holds, and is 0 while the mask
-is written: see matcher/mask_ring.py. So each thread reads the stamp, then its part of the mask, then the stamp again.
-Its loads are volatile, which a GPU performs one by one and past its caches (`relaxed.sys` in PTX's memory model), and a
-fence stands between. If the first stamp is the wanted one, the mask had been written before; if the second one is, no
-later mask has been begun. A row whose mask is not there is held: nobody waits.
+The matcher may write an entry of the ring while this kernel reads it. The stamp of an entry names the sequence and the
+position of its mask, and is 0 while the mask is written: see matcher/mask_ring.py. So each thread reads the stamp, then
+its part of the mask, then the stamp again. The loads are volatile, so that the GPU performs them one by one and past
+its caches (`relaxed.sys` in PTX's memory model), with a fence in between. If the first stamp is right, the mask was
+complete before; if the second one is right, no later mask was started. A row whose mask is missing is held; the kernel
+does not wait.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ def fetch_masks_kernel(
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: a row's mask into allowed [rows, words] int32, and what becomes of the row into mask_kind [rows].
+    """Grid [rows]: writes a row's mask to allowed [rows, words] int32, and FREE, HAS_MASK or HELD to mask_kind [rows].
 
-    ring: the address of its first place, of place_words int32 each, `places` to a seat. seat [rows]: -1 for a row
-    without a grammar, whose bits are all 1; other negative numbers for one that has no seat yet. generation [rows] as
-    in the stamp, drawn_at [rows] the position of the token. blocked [rows] becomes 0 where the mask allows nothing but
-    stop_id [rows, stops]. THREADS: one lane for each of the program's threads."""
+    ring: the address of the first entry; each has entry_words int32, and a mask slot has entries_per_slot of them.
+    mask_slot [rows]: -1 for a row without a grammar, whose bits are all 1; other negative numbers for a sequence that
+    has no mask slot yet. generation [rows] as in the stamp, drawn_at [rows] the position of the token. blocked [rows]
+    becomes 0 where the mask allows nothing but stop_id [rows, stops]. THREADS: one lane for each of the program's
+    threads."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
