@@ -18,7 +18,7 @@ from quire_worker.model.architectures import find_family
 from quire_worker.model.config_file import ConfigFile
 from tests.model.batches import pages_for
 from tests.oracle import quiet_transformers
-from tests.parity.families import CASES, write_family
+from tests.parity.families import CASES, SIZES, causal_class, write_family
 from tests.parity.model_runs import LENGTH, logits, prompt
 from tests.tiers import deep_after
 
@@ -47,6 +47,29 @@ def test_null_and_absent_fields_are_what_transformers_takes_them_for(name: str, 
             wrong.append(label)
     assert not wrong
     assert both >= 3, "a test that compares nothing"
+
+
+# Of the others, Quire refuses one, and transformers fails with the other.
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"smollm3, windows", "exaone4, without windows"}))
+def test_an_absent_window_is_transformers_default(name: str) -> None:
+    """It is longer than the contexts of the tiny models, which cannot show it."""
+    with quiet_transformers():
+        import transformers
+
+        config = getattr(transformers, causal_class(name)).config_class(
+            **{key: value for key, value in (SIZES | CASES[name][1]).items() if value is not ...}
+        )
+        fields = config.to_dict() | {"architectures": [causal_class(name)], "max_position_embeddings": 1 << 20}
+        for absent in ("sliding_window", "layer_types"):
+            fields.pop(absent, None)
+        taken = type(config).from_dict(fields)
+    window, types = getattr(taken, "sliding_window", None) or 0, getattr(taken, "layer_types", None)
+    wanted = [window] * taken.num_hidden_layers
+    if types is not None:
+        wanted = [window if each == "sliding_attention" else 0 for each in types]
+    architecture, family = find_family(ConfigFile(fields))
+    spec = family.build_spec(architecture, family.adapt(ConfigFile(fields)))
+    assert list(spec.windows) == wanted
 
 
 def changes(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from quire_common.errors import Unsupported
@@ -11,6 +12,8 @@ from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOW_DEFAULT: Final = MappingProxyType({"sliding_window": 4096})
+"""`Family.defaults` of families that have a window unless config.json says null."""
 # Of Qwen2 and Qwen3, where config.json does not say: the first layer with a window.
 _FIRST_WINDOW: Final = 28
 

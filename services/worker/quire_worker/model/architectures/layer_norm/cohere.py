@@ -7,7 +7,7 @@ from quire_worker.model.architectures.common import LAYER_EPS, USUAL_NAMES, is_t
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
 from quire_worker.model.config_file import ConfigFile
 
 
@@ -67,8 +67,8 @@ COHERE2 = Family(
     build_spec,
     USUAL_NAMES,
     "cohere2",
-    defaults={"sliding_window": 4096},
-    nulls=frozenset(("sliding_window",)),
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(
         GgufMap(
             "cohere2",

@@ -9,7 +9,7 @@ from quire_worker.model.architectures.common import is_tied, read_dense, read_si
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
 from quire_worker.model.config_file import ConfigFile
 
 
@@ -51,8 +51,8 @@ EXAONE4 = Family(
         attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm", mlp_norm="none"
     ),
     "exaone4",
-    defaults={"sliding_window": 4096},
-    nulls=frozenset(("sliding_window",)),
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
     # A file without a window has none, where config.json has the default.
     gguf=(GgufMap("exaone4", keys=WINDOWS, derive=lambda fields: {"sliding_window": fields.get("sliding_window")}),),
     models="EXAONE 4 1.2B and 32B",

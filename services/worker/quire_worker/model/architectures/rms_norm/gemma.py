@@ -18,7 +18,7 @@ from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
 from quire_worker.model.config_file import ConfigFile
 
 _POST_NORMED = usual_names(
@@ -141,7 +141,7 @@ GEMMA2 = Family(
     build_gemma2,
     _POST_NORMED,
     "gemma2",
-    defaults={"final_logit_softcapping": 30.0, "sliding_window": 4096},
+    defaults={"final_logit_softcapping": 30.0} | WINDOW_DEFAULT,
     nulls=frozenset(("final_logit_softcapping", "sliding_window")),
     says={"cache_implementation": "hybrid"},
     gguf=(
@@ -160,8 +160,8 @@ GEMMA3 = Family(
     _POST_NORMED,
     "gemma3_text",
     renamed={"_sliding_window_pattern": "sliding_window_pattern"},
-    defaults={"sliding_window": 4096},
-    nulls=frozenset(("sliding_window",)),
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(
         GgufMap(
             "gemma3",

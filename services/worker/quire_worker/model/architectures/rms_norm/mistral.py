@@ -6,12 +6,12 @@ from quire_worker.model.arch_spec import ArchSpec, LayerSpec
 from quire_worker.model.architectures.common import USUAL_NAMES, is_tied, read_dense, read_sizes
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import every_layer, layer_types, windows_of
+from quire_worker.model.architectures.windows import WINDOW_DEFAULT, every_layer, layer_types, windows_of
 from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """A window is that of all layers, unless `layer_types` says which."""
+    """A window is that of all layers, unless `layer_types` says which. There is one unless it is null."""
     sizes = read_sizes(config)
     rope, mlp, types = read_rope(config, sizes.head_dim), read_dense(config, sizes), layer_types(config, sizes.layers)
     windows = windows_of(config, types) if types else every_layer(config, sizes.layers)
@@ -20,6 +20,20 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 MISTRAL = Family(
-    ("MistralForCausalLM",), build_spec, USUAL_NAMES, "mistral", models="Mistral 7B, Mistral Small, Mistral Nemo"
+    ("MistralForCausalLM",),
+    build_spec,
+    USUAL_NAMES,
+    "mistral",
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
+    models="Mistral 7B, Mistral Small, Mistral Nemo",
 )
-MINISTRAL = Family(("MinistralForCausalLM",), build_spec, USUAL_NAMES, "ministral", models="Ministral 8B")
+MINISTRAL = Family(
+    ("MinistralForCausalLM",),
+    build_spec,
+    USUAL_NAMES,
+    "ministral",
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
+    models="Ministral 8B",
+)

@@ -7,7 +7,7 @@ from quire_worker.model.architectures.common import is_tied, read_dense, read_si
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
 from quire_worker.model.architectures.ropes import read_rope
-from quire_worker.model.architectures.windows import FULL, SLIDING, layer_types, windows_of
+from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
 from quire_worker.model.config_file import ConfigFile
 
 
@@ -51,8 +51,8 @@ OLMO3 = Family(
     build_spec,
     _NAMES,
     "olmo3",
-    defaults={"sliding_window": 4096},
-    nulls=frozenset(("sliding_window",)),
+    defaults=WINDOW_DEFAULT,
+    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(GgufMap("olmo2", keys=WINDOWS, nonzero=("attention.sliding_window",), if_key="attention.sliding_window"),),
     models="OLMo 3 7B and 32B",
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec
 from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
 from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
-from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.ropes import ORIGINAL, read_rope
 from quire_worker.model.architectures.windows import every_layer
 from quire_worker.model.config_file import ConfigFile
 
@@ -25,15 +28,23 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     return sizes.arch_spec(architecture, layers, tied_embeddings=is_tied(config))
 
 
+def _original_context(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The original context of a GGUF file, which only longrope has."""
+    rope = fields["rope_parameters"]
+    return {ORIGINAL: rope[ORIGINAL]} if ORIGINAL in rope else {}
+
+
 PHI3 = Family(
     ("Phi3ForCausalLM",),
     build_spec,
     usual_names(**dict.fromkeys("qkv", "self_attn.qkv_proj"), gate="mlp.gate_up_proj", up="mlp.gate_up_proj"),
     "phi3",
+    defaults={ORIGINAL: 4096},
     gguf=(
         GgufMap(
             "phi3",
             keys={"attention.sliding_window": "sliding_window"},
+            derive=_original_context,
             parts={"gate": ("ffn_up",)},
             rotates_part=True,
         ),
