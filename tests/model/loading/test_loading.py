@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire_common.errors import QuireError
+from quire_common.errors import ConfigError, QuireError
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import FAMILIES as REGISTRY
@@ -265,6 +265,19 @@ def test_old_leftovers_and_a_tied_head_are_accepted(tmp_path: Path) -> None:
     spec = load_model(tmp_path, OPTIONS).spec
     assert isinstance(spec, ArchSpec)
     assert spec.tied_embeddings
+
+
+def test_a_tied_head_that_is_another_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    """transformers computes with the head then: to leave it out would give other answers."""
+    tensors = sound(tmp_path, tie_word_embeddings=True)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    write_single(tmp_path, tensors)
+    with pytest.raises(ConfigError, match="TIED_HEAD_DIFFERS") as error:
+        load_model(tmp_path, OPTIONS)
+    assert "tie_word_embeddings" in error.value.fix
+    spec = load_model(tmp_path, replace(OPTIONS, hf_overrides={"tie_word_embeddings": False})).spec
+    assert isinstance(spec, ArchSpec)
+    assert not spec.tied_embeddings
 
 
 def test_roles_share_a_tensor_only_where_they_are_computed_together() -> None:

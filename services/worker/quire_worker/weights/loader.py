@@ -117,6 +117,8 @@ def _match(
             f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {_few(extra)}.",
             "Use config.json and weights of the same revision.",
         )
+    if tied:
+        _check_tied(checkpoint, head, family.names["embed.weight"])
     found = []
     for name, source in wanted.items():
         place = checkpoint.find(name)
@@ -132,6 +134,22 @@ def _match(
         file.tensor(entry)  # raises for kinds of numbers that are not supported
         found.append((source, file, entry))
     return found
+
+
+def _check_tied(checkpoint: Checkpoint, head: str, embedding: str) -> None:
+    """Raise ConfigError for a checkpoint that has a head of its own where config.json says that it is the embedding:
+    transformers takes the head then."""
+    places = [place for name in (head, embedding) if (place := checkpoint.find(name)) is not None]
+    if len(places) < 2:
+        return
+    own, shared = (file.tensor(entry) for file, entry in places)
+    if own.dtype != shared.dtype or not torch.equal(own, shared):
+        raise ConfigError(
+            "TIED_HEAD_DIFFERS",
+            f"{checkpoint.folder} has {head}, which differs from {embedding}. Its config.json says that both are one "
+            "matrix (`tie_word_embeddings`).",
+            """Give --hf-overrides '{"tie_word_embeddings": false}' to use the head.""",
+        )
 
 
 def _few(names: Sequence[str]) -> str:
