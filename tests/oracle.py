@@ -38,14 +38,14 @@ class Divergence:
 
 
 class Oracle:
-    """transformers' model of a folder, or of a GGUF file."""
+    """transformers' model of a folder, or of a GGUF file. `model_class`: the class of transformers."""
 
-    def __init__(self, path: Path, attention: str = "eager") -> None:
+    def __init__(self, path: Path, attention: str = "eager", model_class: str = "AutoModelForCausalLM") -> None:
         with quiet_transformers():
-            from transformers import AutoModelForCausalLM
+            import transformers
 
             folder, file = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
-            model = AutoModelForCausalLM.from_pretrained(
+            model = getattr(transformers, model_class).from_pretrained(
                 folder, dtype=torch.float32, attn_implementation=attention, **file
             )
         self._model = model  # from_pretrained leaves it in evaluation mode

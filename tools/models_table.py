@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.gguf.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from quire_worker.model.architectures import FAMILIES
+from quire_worker.model.text_part import MULTIMODAL
 from tests.gguf.families import READ_BY_TRANSFORMERS, REAL_MODELS
 from tests.parity import transformers_models
 from tests.parity.families import CASES, causal_class
@@ -38,6 +39,20 @@ section describes how these files are tested.
 A test compares tiny random models of each architecture with transformers, on the CPU in float32: logits to within
 0.0001, and greedy tokens. The same test shows that a prompt in chunks, and a prompt with a cached prefix, have the
 same logits to the bit. The column *configurations* has the number of tiny models.
+"""
+_MULTIMODAL = """## Multimodal models
+
+Quire serves the text of these multimodal architectures. It takes the language model of `text_config`, and leaves the
+weights of the other parts in the file. Requests with images are refused.
+
+| architecture | `model_type` of `text_config` | tensors that are left out |
+|---|---|---|
+{rows}
+
+A test compares tiny random models of each architecture with the multimodal class of transformers, for each layout of
+names that their checkpoints have. `--hf-overrides` replaces fields of the language model. A language model without an
+entry in the table above runs through transformers (see [other architectures](#other-architectures)): so do
+`llama4_text`, without `attn_temperature_tuning`, and `ministral3`.
 """
 _GGUF = """## GGUF files
 
@@ -143,6 +158,7 @@ model's authors meant. Each error names the field.
 | `UNSUPPORTED_LAYER_TYPE` | a layer that is neither full nor sliding attention |
 | `UNSUPPORTED_ACTIVATION` | an activation that the worker does not know |
 | `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
+| `TIED_HEAD_DIFFERS` | the weights have an output head of their own, which the config denies |
 
 Refused on purpose: latent attention, recurrent layers, vision and audio inputs, OPT 350M
 (other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
@@ -171,11 +187,18 @@ def _lines() -> Iterator[str]:
     yield ""
     yield f"In all: {len(FAMILIES)} architectures and {len(CASES)} configurations."
     yield ""
+    yield _MULTIMODAL.format(rows="\n".join(_multimodal_rows()))
     yield _GGUF.format(pre_tokenizers=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)))
     yield _FALLBACK
     yield ", ".join(f"`{model}`" for _, model, _ in transformers_models.CASES.values()) + "."
     yield ""
     yield _OUTRO
+
+
+def _multimodal_rows() -> Iterator[str]:
+    for name, each in MULTIMODAL.items():
+        types, parts = (", ".join(f"`{one}`" for one in listed) for listed in (each.text_types, each.other_parts))
+        yield f"| `{name}` | {types} | {parts} |"
 
 
 def _gguf_test(family: Family) -> str:

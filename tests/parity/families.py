@@ -166,9 +166,17 @@ def write_random(config_class: str, model_class: str, changes: dict[str, Any], f
     with quiet_transformers():
         import transformers
 
-        torch.manual_seed(seed)
         fields = {key: value for key, value in (SIZES | changes).items() if value is not ...}
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**fields))
+        return save_random(model_class, getattr(transformers, config_class)(**fields), folder, seed)
+
+
+def save_random(model_class: str, config: Any, folder: Path, seed: int) -> Path:
+    """A random model in bf16 with random biases and norms."""
+    with quiet_transformers():
+        import transformers
+
+        torch.manual_seed(seed)
+        model = getattr(transformers, model_class)(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

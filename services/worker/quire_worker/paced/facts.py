@@ -10,6 +10,7 @@ from pathlib import Path
 from quire_common.errors import ConfigError
 from quire_worker.model.config_facts import CONTEXT, context_length, eos_token_ids
 from quire_worker.model.config_file import ConfigFile, read_json
+from quire_worker.model.text_part import text_part
 
 ARCHITECTURE = "PacedForCausalLM"
 
@@ -49,5 +50,7 @@ def read_facts(folder: str, max_model_len: int = 0) -> PacedFacts:
             param="model",
         )
     config = ConfigFile(read_json(file), str(file))
+    part = text_part(config, {})
+    config = config if part is None else part.config
     eos = eos_token_ids(Path(folder), config)
     return PacedFacts(config.integer("vocab_size"), eos, context_length(config, max_model_len))

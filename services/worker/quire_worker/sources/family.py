@@ -19,6 +19,7 @@ from quire_worker.model.config_facts import context_length
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import ParameterSpec, parameter_specs
 from quire_worker.model.rope import depends_on_length
+from quire_worker.model.text_part import TextPart
 from quire_worker.ops.interface import Ops
 from quire_worker.sources.model_files import ModelFiles
 from quire_worker.sources.options import LoadOptions, Progress
@@ -61,6 +62,7 @@ class FamilySource(ModelSource):
     family: Family
     parameters: tuple[ParameterSpec, ...]
     gguf: GgufModel | None = None
+    part: TextPart | None = None
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> FamilyWeights:
         """See `ModelSource.load`. Weights of floats are rounded or quantised as the options say, on the CPU alone."""
@@ -92,7 +94,7 @@ class FamilySource(ModelSource):
             elif self.gguf is not None:
                 weights = load_gguf(self.gguf, self.parameters, store, weights_progress)
             else:
-                with Checkpoint(self.path) as checkpoint:
+                with Checkpoint(self.path, self.part) as checkpoint:
                     weights = load_checkpoint(checkpoint, self.parameters, self.family, store, weights_progress)
         return model_digest(self.config, weights)
 
@@ -103,7 +105,7 @@ class FamilySource(ModelSource):
             return {(each.role, each.layer): DUMMY_KIND for each in matrices}
         if self.gguf is not None:
             return gguf_block_kinds(self.gguf, matrices)
-        with Checkpoint(self.path) as checkpoint:
+        with Checkpoint(self.path, self.part) as checkpoint:
             return checkpoint_block_kinds(checkpoint, matrices, self.family)
 
     def page_kind(self) -> bytes:
@@ -114,7 +116,7 @@ class FamilySource(ModelSource):
 
 def family_source(opened: ModelFiles, options: LoadOptions) -> FamilySource:
     """Understand a model of a family of Quire's own. Raises ConfigError or Unsupported."""
-    path, config, gguf = opened
+    path, config, gguf, part = opened
     architecture, family = find_family(config)
     check_model_type(config, family)
     usual = family.adapt(config)
@@ -123,4 +125,4 @@ def family_source(opened: ModelFiles, options: LoadOptions) -> FamilySource:
     if gguf is not None:
         spec = find_gguf_architecture(gguf)[1].as_stored(spec)
     max_model_len = context_length(usual, options.max_model_len)
-    return FamilySource(path, config, spec, max_model_len, family.of(usual), parameter_specs(spec), gguf)
+    return FamilySource(path, config, spec, max_model_len, family.of(usual), parameter_specs(spec), gguf, part)

@@ -8,17 +8,20 @@ from typing import NamedTuple
 from quire_common.errors import ConfigError, Unsupported
 from quire_common.gguf import GgufModel, gguf_files, is_gguf, open_gguf
 from quire_worker.model.config_file import ConfigFile, read_json
+from quire_worker.model.text_part import TextPart, text_part
 from quire_worker.sources.options import LoadFormat, LoadOptions, Progress
 from quire_worker.weights.checkpoint import raise_for_gguf_files
 from quire_worker.weights.gguf.config_fields import read_config as read_gguf_config
 
 
 class ModelFiles(NamedTuple):
-    """A model's path, its config, and the GGUF file if it is one."""
+    """A model's path, its config, the GGUF file if it is one, and the language model if it is a multimodal one."""
 
     path: Path
     config: ConfigFile
+    """The language model's, if it is part of a multimodal one."""
     gguf: GgufModel | None
+    part: TextPart | None = None
 
 
 def open_model(folder: str | Path, options: LoadOptions, progress: Progress) -> ModelFiles:
@@ -30,7 +33,11 @@ def open_model(folder: str | Path, options: LoadOptions, progress: Progress) -> 
     config = _read_config(path) if gguf is None else read_gguf_config(gguf)
     config = config.overridden(options.hf_overrides)
     _check_not_quantized(config)
-    return ModelFiles(path, config, gguf)
+    part = text_part(config, options.hf_overrides) if gguf is None else None
+    if part is None:
+        return ModelFiles(path, config, gguf)
+    _check_not_quantized(part.config)
+    return ModelFiles(path, part.config, None, part)
 
 
 def _check_load_format(path: Path, load_format: LoadFormat, is_file: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker.model.arch_spec import TransformersSpec
 from quire_worker.model.config_facts import context_length
+from quire_worker.model.text_part import TextPart
 from quire_worker.ops.interface import Ops
 from quire_worker.sources.model_files import ModelFiles
 from quire_worker.sources.options import LoadOptions, Progress
@@ -53,6 +54,7 @@ class TransformersSource(ModelSource):
 
     spec: TransformersSpec
     found: FoundModel
+    part: TextPart | None = None
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> TransformersWeights:
         """See `ModelSource.load`. Raises Unsupported for types of weights that the backend does not have, and for a
@@ -64,7 +66,7 @@ class TransformersSource(ModelSource):
         if options.load_format == "dummy":
             loaded = make_dummy(self.found, dtype, place, options.seed)
         else:
-            with Checkpoint(self.path) as checkpoint:
+            with Checkpoint(self.path, self.part) as checkpoint:
                 loaded = load_weights(
                     self.found, checkpoint, dtype, place, lambda done, total: progress("weights", done, total)
                 )
@@ -97,7 +99,7 @@ class TransformersSource(ModelSource):
 
 def transformers_source(opened: ModelFiles, options: LoadOptions) -> TransformersSource:
     """Read a model's config for the Transformers backend. Raises ConfigError or Unsupported."""
-    path, config, gguf = opened
+    path, config, gguf, part = opened
     if gguf is not None:
         raise ConfigError(
             "LOAD_FORMAT_MISMATCH",
@@ -108,4 +110,4 @@ def transformers_source(opened: ModelFiles, options: LoadOptions) -> Transformer
     found = find_model(config)
     max_model_len = context_length(found.with_context(config), options.max_model_len)
     check_rope(found, max_model_len)
-    return TransformersSource(path, config, read_spec(found, max_model_len), max_model_len, found)
+    return TransformersSource(path, config, read_spec(found, max_model_len), max_model_len, found, part)

@@ -11,6 +11,7 @@ from pathlib import Path
 from quire_common.errors import ConfigError
 from quire_common.gguf import gguf_files
 from quire_worker.model.config_file import read_json
+from quire_worker.model.text_part import TextPart
 from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_NAME = "model.safetensors"
@@ -31,14 +32,19 @@ def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
 
 
 class Checkpoint:
-    """All tensors of a folder, by name; a context manager. ConfigError for every flaw, before any tensor is read."""
+    """All tensors of a folder, by name; a context manager. ConfigError for every flaw, before any tensor is read.
 
-    def __init__(self, folder: Path) -> None:
+    `part`: only the tensors of a part of the model, by their names there.
+    """
+
+    def __init__(self, folder: Path, part: TextPart | None = None) -> None:
         self.folder = folder
         self._files = ExitStack()
         self._where: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
         try:
             self._open_all()
+            if part is not None:
+                self._take(part)
         except BaseException:
             self._files.close()
             raise
@@ -92,6 +98,11 @@ class Checkpoint:
                     f"{INDEX_NAME} places tensor {name} in {path.name}, which does not hold it.",
                     "Download all files of one revision.",
                 )
+
+    def _take(self, part: TextPart) -> None:
+        """Leave out the tensors of other parts, and take the others' names in this part."""
+        found = {name: part.tensor_name(name) for name in self._where}
+        self._where = {own: self._where[name] for name, own in found.items() if own is not None}
 
     def _single(self) -> Path:
         path = self.folder / SINGLE_NAME

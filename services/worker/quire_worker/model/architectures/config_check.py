@@ -82,8 +82,13 @@ _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
 def check_config(config: ConfigFile, family: Family) -> None:
     """Raise Unsupported, naming the key, where config.json asks for what this family does not compute: what it asks for
     that the family's builder, which must have run, did not read."""
+    check_fields(config, family.says)
+
+
+def check_fields(config: ConfigFile, says: Mapping[str, Any]) -> None:
+    """Raise Unsupported for a key that asks for something and was not read, unless `says` has its value."""
     for key, value in config.fields.items():
-        if value is None or key in config.seen or value == family.says.get(key):
+        if value is None or key in config.seen or value == says.get(key):
             continue
         if key in _UNREAD:
             meaning, neutral = _UNREAD[key]
