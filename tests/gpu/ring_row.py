@@ -9,12 +9,26 @@ from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.sampling.token_mask import TokenMask
 
 
+class _Nobody:
+    """There is no process: the test leaves the masks."""
+
+    def mask_at(self, constraint: RowConstraint, position: int) -> None:
+        """Nobody asks."""
+
+    def keep(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
+        """The test knows."""
+
+    def flush(self) -> None:
+        """Nothing was kept."""
+
+
 class RingRow(RowConstraint):
     """Has a mask slot of its own."""
 
     def __init__(self, ring: MaskRing, mask_slot: int) -> None:
         self._ring = ring
         self.mask_slot, self.generation = mask_slot, 100 + mask_slot
+        self.mask_source = _Nobody()
 
     def mask_at(self, position: int) -> TokenMask | None:
         return self._ring.mask_at(self.mask_slot, self.generation, position)
@@ -25,6 +39,3 @@ class RingRow(RowConstraint):
 
     def keep(self, tokens: Sequence[int]) -> None:
         """The test knows."""
-
-    def flush(self) -> None:
-        """Nothing."""

@@ -72,6 +72,7 @@ class MaskedRows:
         self.splits = _ints(split_keys(packed + 1, 8, 2 * rows + 8))
         masks = self.masks.place_rows(self.views, self.splits)
         self.masks.fetch(masks, self.views, _ints(self.stop_id))
+        self.masks.await_fetch()
         return masks
 
     def draw(

@@ -22,6 +22,7 @@ from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.masks import ring_mapping
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.matcher.mask_ring import ENTRIES_AT, MaskRing
+from quire_worker.ops.triton import masks as mask_launchers
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.kernels import mask as mask_kernels
 from quire_worker.ops.triton.kv_splits import BEGIN, COLUMNS, END, SEQUENCE
@@ -38,6 +39,14 @@ from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+
+
+@pytest.fixture(params=[1, 2])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Programs that read one row of VOCAB tokens: one, or two."""
+    count = int(request.param)
+    monkeypatch.setattr(mask_launchers, "_WORDS", mask_bytes(VOCAB) // 4 // count)
+    return count
 
 
 def some_masks(rng: np.random.Generator, vocab: int) -> list[TokenMask | None]:
@@ -65,7 +74,7 @@ def of_masks(columns: SamplingColumns, rows: MaskedRows, masks: list[TokenMask |
 
 @pytest.mark.parametrize("filtered", [True, False])
 @pytest.mark.parametrize(("vocab", "seed"), deep_after(2, [(1500, 1), (33, 2), (1500, 3), (31, 4), (32, 5), (97, 6)]))
-def test_rows_draw_what_the_reference_draws(vocab: int, seed: int, filtered: bool) -> None:
+def test_rows_draw_what_the_reference_draws(vocab: int, seed: int, filtered: bool, blocks: int) -> None:
     masks = some_masks(np.random.default_rng(seed), vocab)
     logits, columns = make(len(masks), seed)
     logits = logits[:, :vocab].contiguous()
@@ -81,7 +90,7 @@ def test_rows_draw_what_the_reference_draws(vocab: int, seed: int, filtered: boo
 
 
 @pytest.mark.parametrize("seed", deep_after(1, range(5)))
-def test_masks_go_with_controls_and_blocked_ids(seed: int) -> None:
+def test_masks_go_with_controls_and_blocked_ids(seed: int, blocks: int) -> None:
     rng = np.random.default_rng(seed)
     masks = some_masks(rng, VOCAB)
     logits, columns = make(len(masks), 60 + seed)
@@ -280,7 +289,9 @@ def test_budget_of_thinking_forces_no_token_that_the_grammar_forbids(allows: boo
 
 @pytest.mark.skipif(ON_GPU, reason="a GPU's loads cannot be interrupted")
 @pytest.mark.parametrize("reads", ["the mask before", "the next one"])
-def test_mask_that_changes_while_it_is_read_is_not_taken(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_that_changes_while_it_is_read_is_not_taken(
+    reads: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The writer's three stores of the next mask in the same place, at any moments between the reader's loads."""
     rows = MaskedRows(VOCAB, [0], [40])
     before, after = make_mask(VOCAB, *range(0, VOCAB, 7)), make_mask(VOCAB, *range(3, VOCAB, 7))
@@ -302,14 +313,18 @@ def test_mask_that_changes_while_it_is_read_is_not_taken(reads: str, monkeypatch
         lambda: rows.ring._stamps.__setitem__(index, scratch._stamps[index]),
     ]
     loads = _VolatileLoads(monkeypatch)
-    for moments in itertools.combinations_with_replacement(range(5), 3):
+    most = 4 * blocks
+    for moments in itertools.combinations_with_replacement(range(most + 1), 3):
         memory[:] = old
-        loads.begin({at: [store for each, store in zip(moments, stores, strict=True) if each == at] for at in range(5)})
+        loads.begin(
+            {at: [store for each, store in zip(moments, stores, strict=True) if each == at] for at in range(most + 1)}
+        )
         found = rows.fetch()
         if found.kind.tolist() == [mask_kernels.HAS_MASK.value]:
             taken += 1
             assert found.allowed[0].numpy().tobytes() == wanted.bits, moments
-    assert 1 <= taken < 35 and loads.most == 4
+        assert not found.arrived.any()
+    assert 1 <= taken < (35 if blocks == 1 else 165) and loads.most == most
 
 
 class _VolatileLoads:

@@ -75,10 +75,12 @@ class StepBody:
         with best_backend(self.pages) if layout.fresh else contextlib.nullcontext():
             hidden = self.decoder.forward(token, self.pages, plan, attend)
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
-        self.logits = self.decoder.logits(last)
         stop_id = views["stop_id"].view(size.sequences, layout.stop_ids)
         if masks is not None and self.masks is not None:
-            self.masks.fetch(masks, views, stop_id)
+            self.masks.fetch(masks, views, stop_id)  # takes as long as a large part of the head's product
+        self.logits = self.decoder.logits(last)
+        if masks is not None and self.masks is not None:
+            self.masks.await_fetch()
         changed = self._changed(views, stop_id, self.logits, masks) if size.controlled else None
         # Logits processor states, and what the host knows of the rows that it edits, are brought up to date before
         # the draw.

@@ -51,11 +51,10 @@ class GuidanceGrammar:
         self._named = named
         self._builder = builder
         self._eos = eos
-        size = mask_bytes(tokens)
-        memory = np.zeros(max(-(-size // 8), len(named)), np.uint64)
+        memory = np.zeros(max(mask_bytes(tokens) // 8, len(named)), np.uint64)
         self._allowed = memory[: len(named)]
-        # llguidance requires exactly the size of its tokenizer's masks.
-        self._memory = memory.ctypes.data, size
+        # llguidance requires exactly the size of its tokenizer's masks, which are whole words of 32.
+        self._memory = memory.ctypes.data, 4 * -(-tokens // 32)
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
         """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow. After the end of

@@ -39,12 +39,11 @@ _KIND_AND_TOKEN: Final = struct.Struct("<q")
 _HASHED_FROM: Final = _STAMP.size + _HASH.size
 KIND_AND_TOKEN_AT: Final = _HASHED_FROM
 """The offset of an int64 in an entry, in bytes: its lowest byte is the kind of the mask, the others are the token."""
-BITS_AT: Final = 64
+BITS_AT: Final = 128
 """The offset of the mask's bits in an entry, in bytes. They are int32 words."""
-_LINE: Final = 64
 ENTRIES_AT: Final = 4096
-"""The offset of the first entry, in bytes. The records of all processes come before it. Each entry starts at a cache
-line."""
+"""The offset of the first entry, in bytes. The records of all processes come before it. Each entry, and its bits, start
+with a whole line of 128 bytes, which a GPU reads at once."""
 _KINDS: Final = {int(kind): kind for kind in MaskKind}
 
 
@@ -64,7 +63,6 @@ class MaskRing:
         """The length of a mask, in int32 words."""
         self.entry_bytes = _entry_bytes(vocab_size)
         self._vocab_size = vocab_size
-        self._used = BITS_AT + mask_bytes(vocab_size)
         self._map = mmap.mmap(fd, _size(mask_slots, entries_per_slot, vocab_size))
         self.memory: UInt8 = np.frombuffer(self._map, np.uint8)
         """The whole memory. From ENTRIES_AT on, it has the entries of the first mask slot, then those of the next."""
@@ -99,11 +97,11 @@ class MaskRing:
         )
         # A mask without bits keeps those of the mask before it in the entry, and they are part of its hash.
         digest = xxhash.xxh3_64(_STAMP.pack(stamp) + kind_and_token)
-        digest.update(mask.bits or self._map[begin + BITS_AT : begin + self._used])
+        digest.update(mask.bits or self._map[begin + BITS_AT : begin + self.entry_bytes])
         self._stamps[index] = 0
         self._map[begin + _STAMP.size : begin + BITS_AT] = _HASH.pack(digest.intdigest()) + kind_and_token
         if mask.bits:
-            self._map[begin + BITS_AT : begin + self._used] = mask.bits
+            self._map[begin + BITS_AT : begin + self.entry_bytes] = mask.bits
         self._stamps[index] = stamp
 
     def mask_at(self, mask_slot: int, generation: int, position: int) -> TokenMask | None:
@@ -112,7 +110,7 @@ class MaskRing:
         stamp = stamp_of(generation, position)
         if self._stamps[index] != stamp:
             return None
-        entry = self._map[begin : begin + self._used]
+        entry = self._map[begin : begin + self.entry_bytes]
         hashed = _STAMP.pack(stamp) + entry[_HASHED_FROM:]
         (kind_and_token,) = _KIND_AND_TOKEN.unpack_from(entry, KIND_AND_TOKEN_AT)
         kind = _KINDS.get(kind_and_token & 0xFF)
@@ -163,7 +161,7 @@ def stamp_of(generation: int, position: int) -> int:
 
 
 def _entry_bytes(vocab_size: int) -> int:
-    return BITS_AT + -(-mask_bytes(vocab_size) // _LINE) * _LINE
+    return BITS_AT + mask_bytes(vocab_size)
 
 
 def _size(mask_slots: int, entries_per_slot: int, vocab_size: int) -> int:

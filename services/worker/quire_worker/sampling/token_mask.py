@@ -38,7 +38,7 @@ class TokenMask:
     """The only token, of the kind ONE."""
     bits: bytes
     """The mask of the other kinds: a bit for every token of the vocabulary, 1 if it is allowed, the lowest of a byte
-    first, in whole words of 32."""
+    first, in whole lines of 1,024."""
 
     def forbidden(self, vocab_size: int) -> Bool:
         """[V] whether each token may not be drawn."""
@@ -72,7 +72,6 @@ class MaskBuilder:
     """Builds the masks of one vocabulary from the bits of the tokens that a grammar allows."""
 
     def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._size = mask_bytes(vocab_size)
         ending = bit_words(vocab_size, eos_token_ids)
         self._not_ending = ~ending
         self._ending_words = np.count_nonzero(ending)
@@ -83,7 +82,7 @@ class MaskBuilder:
         words = np.count_nonzero(allowed)
         if not words:
             return None
-        bits = allowed.tobytes()[: self._size]
+        bits = allowed.tobytes()
         if words <= self._ending_words and not np.bitwise_and(allowed, self._not_ending).any():
             return TokenMask(MaskKind.END, 0, bits)
         if words == 1:
@@ -95,12 +94,12 @@ class MaskBuilder:
 
 
 def bit_words(vocab_size: int, tokens: Iterable[int]) -> UInt64:
-    """[ceil(V / 64)] a bit for every token of the vocabulary, the lowest first: 1 for these tokens."""
-    bits = np.zeros(64 * -(-vocab_size // 64), np.bool_)
+    """[16 ceil(V / 1024)] a bit for every token of the vocabulary, the lowest first: 1 for these tokens."""
+    bits = np.zeros(8 * mask_bytes(vocab_size), np.bool_)
     bits[list(tokens)] = True
     return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 def mask_bytes(vocab_size: int) -> int:
     """The size of a mask's bits."""
-    return 4 * -(-vocab_size // 32)
+    return 128 * -(-vocab_size // 1024)

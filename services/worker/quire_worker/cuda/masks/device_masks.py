@@ -26,10 +26,12 @@ class DeviceMasks:
 
     def __init__(self, ring: MaskRing, device: torch.device, slots: int, sequences: int) -> None:
         self._mapping = RingMapping(ring, device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's
         self._known = torch.zeros(slots, dtype=torch.int32, device=device)
         self._held = torch.zeros(slots, dtype=torch.int32, device=device)
         self._allowed = torch.zeros((sequences, ring.words), dtype=torch.int32, device=device)
         self._kind = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
         """Write the right positions to the uploaded columns of a step. Returns the tensors that `fetch` needs."""
@@ -39,6 +41,7 @@ class DeviceMasks:
             generation=views["generation"],
             allowed=self._allowed[:sequences],
             kind=self._kind[:sequences],
+            arrived=self._arrived[:sequences],
             bound=views["bound"],
             min_len=views["min_len"],
             blocked=views["blocked"],
@@ -51,8 +54,18 @@ class DeviceMasks:
         return masks
 
     def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
-        """Read the step's masks, just before it samples."""
-        fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+        """Read the step's masks, beside what is launched from now on until `await_fetch`."""
+        if self._stream is None:
+            fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+
+    def await_fetch(self) -> None:
+        """Have what is launched from now on wait for the masks."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
         """Give the ring back; no step may be in flight. Idempotent."""

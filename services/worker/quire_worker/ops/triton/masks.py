@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 256
-_WORDS, _FETCH_WARPS = 8192, 8
+_WORDS, _FETCH_WARPS = 1024, 4
 _WARP = 32
 
 
@@ -43,6 +43,8 @@ class RowMasks:
     """int32 [N, words], written by fetch_masks: a bit for every token of the vocabulary."""
     kind: Tensor
     """int32 [N], written by fetch_masks: FREE, HAS_MASK or HELD, as in kernels/mask.py."""
+    arrived: Tensor
+    """int32 [N], 0 before fetch_masks and after it."""
     bound: Tensor
     """int32 [N]."""
     min_len: Tensor
@@ -90,7 +92,8 @@ def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Te
     """Read the masks of rows whose token stands at drawn_at [N]; stop_id int32 [N, I]."""
     rows, stops = stop_id.shape
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
-    fetch_masks_kernel[(rows,)](
+    block = min(_WORDS, power_of_two(ring.words))
+    fetch_masks_kernel[(rows, -(-ring.words // block))](
         ring.address,
         masks.mask_slot,
         masks.generation,
@@ -99,11 +102,12 @@ def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Te
         masks.blocked,
         masks.allowed,
         masks.kind,
+        masks.arrived,
         ring.words,
         stops,
         ring.entries_per_slot,
         ring.entry_words,
-        BLOCK=min(_WORDS, power_of_two(ring.words)),
+        BLOCK=block,
         THREADS=threads,
         **options(pdl=False, num_warps=_FETCH_WARPS),
     )

@@ -52,8 +52,8 @@ def row_logits(
 @triton.jit
 def is_allowed(allowed, row, token, vocab):
     """Whether a row's grammar allows each of some tokens. allowed [rows, words] int32: a bit for every token of the
-    vocabulary, the lowest of a word first."""
-    words = (vocab + 31) // 32
+    vocabulary, the lowest of a word first, in multiples of 32 words."""
+    words = (vocab + 1023) // 1024 * 32
     bits = tl.load(allowed + row * words + token // 32, mask=token < vocab, other=0)
     return ((bits >> (token % 32)) & 1) != 0
 
