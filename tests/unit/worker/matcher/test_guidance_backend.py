@@ -173,7 +173,7 @@ def test_gguf_file_has_the_masks_of_the_same_tokenizer_json(kind: str, tmp_path:
 
 
 def test_model_without_an_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no token that ends"):
+    with pytest.raises(ConfigError, match="no EOS token"):
         load_vocabulary(find_model(None), VOCAB, ())
 
 
