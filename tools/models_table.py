@@ -98,7 +98,7 @@ pip install 'transformers>=5.23,<5.24'
 quire serve org/name
 ```
 
-The container images do not have this package. `--model-impl` chooses the implementation:
+The container images of workers have this package. `--model-impl` chooses the implementation:
 
 | value | layers are computed by |
 |---|---|

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from tools.build_wheels import PROJECTS, ROOT
 
 LOCK: Final = ROOT / "deploy" / "images" / "requirements.lock"
-EXTRAS: Final = ("certs", "kv-events")
+EXTRAS: Final = ("certs", "kv-events", "transformers")
 _HEADER: Final = (
     "# Written by `python -m tools.images.lock`: packages of constraints.txt, with the hashes of all their files.\n"
 )

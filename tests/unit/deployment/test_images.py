@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from importlib.metadata import requires
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from quire_worker.transformers_backend.find_model import SUPPORTED_RELEASES
 from tools.images.lock import LOCK, entries_for_linux, locked_versions, of_distributions, of_torch
 from tools.images.recipe import CONTAINERFILE, TARGETS
 from tools.images.run import HARDENED
@@ -37,6 +40,17 @@ def test_the_lock_has_all_that_the_distributions_require() -> None:
     """Direct requirements, of which the lock is made."""
     names = {canonicalize_name(each.name) for each in of_distributions()} - {"torch"}
     assert names <= {*locked_versions()}
+
+
+def test_images_of_workers_have_the_transformers_backend() -> None:
+    """With the release that the backend was written for."""
+    stages = re.findall(r"^FROM service AS (\S+)\n(.*?)(?=^FROM|\Z)", CONTAINERFILE.read_text(), re.M | re.S)
+    extras = {name: re.findall(r"quire_worker(?:\[([a-z,]+)\])?", body.partition("USER")[0]) for name, body in stages}
+    assert {name for name, found in extras.items() if found} == {"worker-cpu", "worker-gpu", "all-in-one"}
+    assert all("transformers" in each.split(",") for found in extras.values() for each in found)
+    assert locked_versions()["transformers"] in Requirement(SUPPORTED_RELEASES).specifier
+    required = [Requirement(each).name for each in requires("transformers") or () if "extra" not in each]
+    assert {canonicalize_name(name) for name in required} <= {*locked_versions()}
 
 
 def test_each_package_of_the_lock_has_hashes() -> None:
