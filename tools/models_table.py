@@ -87,7 +87,7 @@ llama.cpp's converter changes some models:
 - GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). Quire takes the size of a head; for
   the 27B models, the hidden size divided by the number of heads, as llama.cpp does.
 """
-_FALLBACK = """## Other architectures
+_TRANSFORMERS_BACKEND = """## Other architectures
 
 Models without an entry in the table run in the Transformers backend. The Python package transformers computes
 their layers operation by operation, and Quire's kernels compute attention over KV pages. Prefix caching, chunked
@@ -189,7 +189,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield _MULTIMODAL.format(rows="\n".join(_multimodal_rows()))
     yield _GGUF.format(pre_tokenizers=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)))
-    yield _FALLBACK
+    yield _TRANSFORMERS_BACKEND
     yield ", ".join(f"`{model}`" for _, model, _ in transformers_models.CASES.values()) + "."
     yield ""
     yield _OUTRO

@@ -15,7 +15,7 @@ class _Nobody:
     def mask_at(self, constraint: RowConstraint, position: int) -> None:
         """Nobody asks."""
 
-    def keep(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
+    def add_tokens(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
         """The test knows."""
 
     def flush(self) -> None:
@@ -37,5 +37,5 @@ class RingRow(RowConstraint):
         """Leave the mask of the token at this position."""
         self._ring.put(self.mask_slot, self.generation, position, mask)
 
-    def keep(self, tokens: Sequence[int]) -> None:
+    def add_tokens(self, tokens: Sequence[int]) -> None:
         """The test knows."""

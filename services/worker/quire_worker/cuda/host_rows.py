@@ -58,7 +58,7 @@ class HostRows:
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()
         sampled = last_token.cpu().numpy()
-        grammars = _Grammars(batch, asked, masks, rows)
+        grammars = _StepGrammars(batch, asked, masks, rows)
         for row, sequence in zip(values.numpy(), asked, strict=True):
             self._apply(batch, sequence, row, sampled, grammars)
         if changed is None:
@@ -69,7 +69,7 @@ class HostRows:
         # The states' addresses have been used; for the draw, anything but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
 
-    def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _Grammars) -> None:
+    def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _StepGrammars) -> None:
         """Change one sequence's `row` of logits in place, by the host's own state of it, which is told the last token
         first. A failure is noted in the batch's controls, and nothing is raised."""
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
@@ -93,7 +93,7 @@ class HostRows:
         return held[1]
 
 
-class _Grammars:
+class _StepGrammars:
     """The grammars of the rows `asked` of a step, as the device has read their masks."""
 
     def __init__(self, batch: StepBatch, asked: list[int], masks: RowMasks | None, rows: Tensor) -> None:

@@ -144,7 +144,7 @@ def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     columns = zip(batch.constraints.values(), kept.token[rows].tolist(), kept.finish[rows].tolist(), strict=True)
     for constraint, tokens, finish in columns:
         if tokens[0] >= 0 and not finish:
-            constraint.keep([token for token in tokens if token >= 0])
+            constraint.add_tokens([token for token in tokens if token >= 0])
     for mask_source in dict.fromkeys(constraint.mask_source for constraint in batch.constraints.values()):
         mask_source.flush()
 

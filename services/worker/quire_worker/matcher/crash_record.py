@@ -36,11 +36,11 @@ class CrashRecord:
         crashes = self._crashes.pop(replay_key, 0) + 1
         if crashes < MOST_CRASHES:
             self._crashes[replay_key] = crashes
-            _bound(self._crashes)
+            _drop_oldest(self._crashes)
         else:
             self._refused_until_s[replay_key] = self._clock() + REFUSED_S
             self._refused_until_s.move_to_end(replay_key)
-            _bound(self._refused_until_s)
+            _drop_oldest(self._refused_until_s)
 
     def add_success(self, replay_key: bytes) -> None:
         """Record that a process completed this work: its crashes no longer count."""
@@ -58,7 +58,7 @@ class CrashRecord:
         return replay_key in self._refused_until_s
 
 
-def _bound(replay_keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
+def _drop_oldest(replay_keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
     """Forget the oldest replay keys, so that at most _MOST_KEYS stay."""
     while len(replay_keys) > _MOST_KEYS:
         replay_keys.popitem(last=False)

@@ -80,7 +80,7 @@ class MaskWaits:
         self._masks = 0
         self._next_check_s = 0.0
 
-    def begin(self, constraint: RowConstraint) -> None:
+    def start_wait(self, constraint: RowConstraint) -> None:
         """Record that a sequence waits for the mask of its next token."""
         now_s, position = self._clock(), constraint.next_position
         wait = self._waits.get(constraint.generation)
@@ -91,12 +91,12 @@ class MaskWaits:
         if wait.is_lost:
             self._next_check_s = 0.0
 
-    def note_masks(self, count: int) -> None:
+    def record_progress(self, count: int) -> None:
         """Compare the process's total number of masks with the last one: more masks are progress."""
         if count != self._masks:
             self._masks, self._progress_s = count, self._clock()
 
-    def end(self, constraint: RowConstraint) -> None:
+    def end_wait(self, constraint: RowConstraint) -> None:
         """Record that the process says that the mask is there."""
         self._progress_s = self._clock()
         wait = self._waits.get(constraint.generation)

@@ -133,7 +133,7 @@ class Matcher:
     def receive(self, frame: Frame) -> None:
         """Process a frame of the engine. Raises WireError for a frame that the engine never sends."""
         if frame.kind == MatcherFrameKind.TOKENS:
-            self._feed(unpack_tokens(frame).tolist())
+            self._add_tokens(unpack_tokens(frame).tolist())
         elif frame.kind == MatcherFrameKind.OPEN:
             self._open(unpack_open(frame))
         elif frame.kind == MatcherFrameKind.CLOSE:
@@ -196,15 +196,15 @@ class Matcher:
                         sequence.generation, lambda: self._replay(sequence, grammar, left, compile_ns)
                     )
                     return
-            mask = self._charged_mask(sequence, grammar, [])
+            mask = self._next_mask(sequence, grammar, [])
             while not self._end_replay(sequence, grammar, mask):
-                mask = self._charged_mask(sequence, grammar, self._pop_pending(sequence))
+                mask = self._next_mask(sequence, grammar, self._pop_pending(sequence))
         except GrammarError as error:
             self._fail(sequence, error)
             return
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
-    def _charged_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
+    def _next_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
         """Advance by tokens, and return the mask of the next one. Raises GrammarError, also if this takes too long."""
         began_ns = time.thread_time_ns()
         grammar.accept_tokens(tokens)
@@ -263,7 +263,7 @@ class Matcher:
         with self._lock:
             return sequence.pop_pending()
 
-    def _feed(self, rows: Sequence[Sequence[int]]) -> None:
+    def _add_tokens(self, rows: Sequence[Sequence[int]]) -> None:
         """Queue the masks that follow sampled tokens. Skips tokens that a replay has consumed already. Raises WireError
         if a token is missing."""
         fed: dict[int, list[int]] = {}
@@ -297,7 +297,7 @@ class Matcher:
                 return
             began = time.perf_counter_ns()
             try:
-                mask = self._charged_mask(sequence, grammar, tokens)
+                mask = self._next_mask(sequence, grammar, tokens)
             except GrammarError as error:
                 self._fail(sequence, error)
                 return

@@ -95,11 +95,11 @@ class MatcherClient:
         self._to_open: deque[RowConstraint] = deque()
         # The generations of the sequences in `_to_open` that are to be opened alone.
         self._suspects: set[int] = set()
-        self._opening: dict[int, int] = {}
-        self._alone = False
+        self._opening_bytes: dict[int, int] = {}
+        self._opens_suspect = False
         self._crashes = CrashRecord(clock) if crashes is None else crashes
         self._waits = MaskWaits(clock)
-        self._lost = 0
+        self._lost_in_a_row = 0
         self._changed = False
         self._metrics = MatcherMetrics(clock)
 
@@ -155,7 +155,7 @@ class MatcherClient:
             if constraint in self._to_open:
                 self._to_open.remove(constraint)
                 self._suspects.discard(constraint.generation)
-            self._opened(constraint)
+            self._finish_opening(constraint)
             self._waits.forget(constraint)
             self._send(Frame(MatcherFrameKind.CLOSE, constraint.generation, constraint.mask_slot))
             self._free_mask_slots.append(constraint.mask_slot)
@@ -175,7 +175,7 @@ class MatcherClient:
                     self._link.give_up(self._incarnation, f"it sends nonsense: {error}")
             self._send_opens()
         masks = self._ring.mask_totals
-        self._waits.note_masks(masks[0])
+        self._waits.record_progress(masks[0])
         self._check_waits()
         self._metrics.record_masks(masks)
         changed, self._changed = self._changed, False
@@ -187,7 +187,7 @@ class MatcherClient:
             return None
         return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
-    def keep(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
+    def add_tokens(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
         """Append sampled tokens to a sequence's output; `flush` sends them."""
         with self._lock:
             position = constraint.append(tokens)
@@ -205,7 +205,7 @@ class MatcherClient:
         self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
-            self._waits.begin(constraint)
+            self._waits.start_wait(constraint)
             position = constraint.next_position
             self._send(Frame.of(MatcherFrameKind.AWAIT, constraint.generation, constraint.mask_slot, [position]))
 
@@ -218,7 +218,7 @@ class MatcherClient:
         self._ring.close()
 
     def _flush_locked(self) -> None:
-        if self._sampled and not self._alone:
+        if self._sampled and not self._opens_suspect:
             sampled, self._sampled = self._sampled, []
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
 
@@ -228,33 +228,33 @@ class MatcherClient:
             constraint = self._waiting.popleft()
             constraint.assign_mask_slot(self._free_mask_slots.pop())
             self._by_mask_slot[constraint.mask_slot] = constraint
-            self._waits.begin(constraint)
+            self._waits.start_wait(constraint)
             self._to_open.append(constraint)
         self._metrics.set_mask_slots(len(self._by_mask_slot), len(self._waiting))
 
     def _send_opens(self) -> None:
         """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow. A suspect waits until the process opens no
         other sequence, and the sequences behind it wait until it is open."""
-        while self._to_open and not self._alone and self._has_room_for(self._to_open[0]):
+        while self._to_open and not self._opens_suspect and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
-            if self._refuse(constraint):
+            if self._fail_if_refused(constraint):
                 self._to_open.popleft()
                 continue
             if self._is_suspect(constraint):
-                if self._opening:
+                if self._opening_bytes:
                     return
                 self._suspects.discard(constraint.generation)
                 with self._lock:
                     self._flush_locked()
-                    self._alone = True
+                    self._opens_suspect = True
             self._to_open.popleft()
             self._send_open(constraint)
 
     def _has_room_for(self, constraint: RowConstraint) -> bool:
         """Whether the process may open this sequence in addition to those that it opens now."""
-        if not self._opening:
+        if not self._opening_bytes:
             return True
-        is_small = sum(self._opening.values()) + constraint.open_bytes <= MOST_OPENING_BYTES
+        is_small = sum(self._opening_bytes.values()) + constraint.open_bytes <= MOST_OPENING_BYTES
         return is_small and constraint.generation not in self._suspects
 
     def _is_suspect(self, constraint: RowConstraint) -> bool:
@@ -267,7 +267,7 @@ class MatcherClient:
         with self._lock:
             return constraint.replay_key()
 
-    def _refuse(self, constraint: RowConstraint) -> bool:
+    def _fail_if_refused(self, constraint: RowConstraint) -> bool:
         """Fail a sequence if its grammar has crashed the process too often. Returns whether it failed."""
         refused = bool(self._crashes) and self._crashes.is_refused(self._replay_key(constraint))
         if refused:
@@ -278,7 +278,7 @@ class MatcherClient:
         """Send the OPEN frame of a sequence with its output so far. It is sent under the lock, so that tokens sampled
         from now on are sent after it."""
         with self._lock:
-            self._opening[constraint.generation] = constraint.open_bytes
+            self._opening_bytes[constraint.generation] = constraint.open_bytes
             opened = OpenMessage(
                 mask_slot=constraint.mask_slot,
                 generation=constraint.generation,
@@ -296,14 +296,14 @@ class MatcherClient:
         self._changed = True
         if frame.kind == MatcherFrameKind.MASKED:
             constraint.set_held(False)
-            self._waits.end(constraint)
+            self._waits.end_wait(constraint)
             return
-        self._opened(constraint)
+        self._finish_opening(constraint)
         if frame.kind == MatcherFrameKind.OPENED:
-            self._waits.end(constraint)
+            self._waits.end_wait(constraint)
             self._metrics.record_opening(constraint.generation, frame.number())
             constraint.set_open(True)
-            self._lost = 0
+            self._lost_in_a_row = 0
             if self._crashes:
                 self._crashes.add_success(self._replay_key(constraint))
         elif frame.kind == MatcherFrameKind.FAILED:
@@ -313,12 +313,12 @@ class MatcherClient:
         else:
             raise WireError(f"{frame.kind.name} is none of the matcher's")
 
-    def _opened(self, constraint: RowConstraint) -> None:
+    def _finish_opening(self, constraint: RowConstraint) -> None:
         """Record that the process no longer opens a sequence. If it was a suspect, send the tokens that were kept
         back."""
-        if self._opening.pop(constraint.generation, None) is not None and self._alone:
+        if self._opening_bytes.pop(constraint.generation, None) is not None and self._opens_suspect:
             with self._lock:
-                self._alone = False
+                self._opens_suspect = False
                 self._flush_locked()
 
     def _fail(self, constraint: RowConstraint, error: QuireError) -> None:
@@ -335,21 +335,21 @@ class MatcherClient:
             self._incarnation += 1
             # The outputs have these tokens too.
             self._sampled = []
-            self._alone = False
-        self._opening.clear()
+            self._opens_suspect = False
+        self._opening_bytes.clear()
         self._to_open.clear()
         reopened = [each for each in self._by_mask_slot.values() if each.failure is None]
         self._suspects = busy & {each.generation for each in reopened}
-        self._lost += any(not each.is_open for each in reopened)
+        self._lost_in_a_row += any(not each.is_open for each in reopened)
         for constraint in reopened:
             constraint.set_open(False)
-            self._waits.begin(constraint)
+            self._waits.start_wait(constraint)
             if busy == {constraint.generation}:
                 self._crashes.add_crash(self._replay_key(constraint))
         for constraint in sorted(reopened, key=self._is_suspect):
-            if self._lost >= MOST_LOST:
+            if self._lost_in_a_row >= MOST_LOST:
                 self._fail(constraint, _unavailable(f"ended {MOST_LOST} times before it had applied one"))
-            elif not self._refuse(constraint):
+            elif not self._fail_if_refused(constraint):
                 self._to_open.append(constraint)
         self._changed = True
 

@@ -26,7 +26,7 @@ class MaskSource(Protocol):
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
         """See RowConstraint."""
 
-    def keep(self, constraint: RowConstraint, tokens: Many[int]) -> None:
+    def add_tokens(self, constraint: RowConstraint, tokens: Many[int]) -> None:
         """See RowConstraint."""
 
     def flush(self) -> None:
@@ -69,9 +69,9 @@ class RowConstraint:
         """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
         return self.mask_source.mask_at(self, position)
 
-    def keep(self, tokens: Many[int]) -> None:
+    def add_tokens(self, tokens: Many[int]) -> None:
         """Append tokens that the sequence has sampled and keeps to its output."""
-        self.mask_source.keep(self, tokens)
+        self.mask_source.add_tokens(self, tokens)
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""

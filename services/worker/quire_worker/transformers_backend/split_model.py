@@ -47,9 +47,9 @@ class _HiddenRows(nn.Module):
         super().__init__()
         self._output_class: Any = None
 
-    def set_output_class(self, kind: Any) -> None:
+    def set_output_class(self, output_class: Any) -> None:
         """Set the class of the layers' output, which the head expects."""
-        self._output_class = kind
+        self._output_class = output_class
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> Any:
         """Return the hidden rows as the layers would."""

@@ -33,7 +33,7 @@ def allowed(row: RowConstraint, output: int) -> list[int] | None:
 
 
 def keep(row: RowConstraint, *tokens: int) -> None:
-    row.keep(tokens)
+    row.add_tokens(tokens)
     row.mask_source.flush()
 
 

@@ -49,7 +49,7 @@ def test_tokens_of_a_step_travel_together() -> None:
     matcher = a_matcher()
     rows = [open_row(matcher) for _ in range(3)]
     for row in rows:
-        row.keep([A])
+        row.add_tokens([A])
     rows[-1].mask_source.flush()
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.TOKENS) == 1
     assert all(allowed(row, 1) == wanted(A) for row in rows)
@@ -96,9 +96,9 @@ def test_token_that_comes_twice_is_consumed_once() -> None:
     row = open_row(matcher)
     matcher.link.lose()
     matcher.prompt = False
-    row.keep([A])
+    row.add_tokens([A])
     matcher.client.poll()
-    row.keep([B])
+    row.add_tokens([B])
     matcher.prompt = True
     row.mask_source.flush()
     assert allowed(row, 2) == wanted(A, B) and not matcher.link.gave_up
@@ -183,7 +183,7 @@ def test_mask_that_is_awaited_before_its_token_is_known_comes_behind_it() -> Non
     matcher = a_matcher()
     row = open_row(matcher)
     take_all(matcher)
-    row.keep([A])  # not sent yet
+    row.add_tokens([A])  # not sent yet
     assert held(matcher, row, 1)
     take_all(matcher)
     assert not row.is_ready
