@@ -119,7 +119,7 @@ async def test_source_that_took_its_processor_time_is_not_tried_again_for_a_whil
     assert await finish(compiler, children, SOURCE, slow)
     assert await finish(compiler, children, SOURCE, spent)
     assert not await finish(compiler, children, SOURCE, spent)
-    monkeypatch.setattr(grammar_compiler, "_TIMEOUT_KEPT_S", 0.01)
+    monkeypatch.setattr(grammar_compiler, "_TIMEOUT_CACHED_S", 0.01)
     other = GrammarSource("regex", "b+")
     assert await finish(compiler, children, other, spent)
     await asyncio.sleep(0.02)

@@ -179,7 +179,7 @@ def test_model_without_an_end_is_refused() -> None:
 
 def test_tokens_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
         load_vocabulary(tmp_path, VOCAB, EOS)
 
 
