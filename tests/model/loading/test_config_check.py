@@ -178,6 +178,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}},
         "factors",
     ),
+    "no long factors": (
+        LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "factor": 2.0}},
+        "0 factors for 6 pairs",
+    ),
     "own names": (GPT2 | {"n_head": 5}, "n_embd"),
     "rotates more than a head": (
         GPT2 | {"architectures": ["GPTJForCausalLM"], "rotary_dim": 64},

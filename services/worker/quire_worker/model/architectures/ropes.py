@@ -166,8 +166,9 @@ def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -
 def _check_factors(config: ConfigFile, rope: RopeSpec, head_dim: int) -> RopeSpec:
     """Return a RoPE whose lists of factors have one for each pair of rotated dimensions. Raises ConfigError."""
     wanted = (rope.rotated or head_dim) // 2
-    for factors in (rope.factors, rope.long_factors):
-        if factors and len(factors) != wanted:
+    lists = {"factors": (rope.factors,), "longrope": (rope.factors, rope.long_factors)}
+    for factors in lists.get(rope.kind, ()):
+        if len(factors) != wanted:
             raise ConfigError(
                 "BAD_CONFIG",
                 f"{config.source}: RoPE has {len(factors)} factors for {wanted} pairs of rotated dimensions.",
