@@ -16,6 +16,7 @@ from quire_worker.model.architectures.config_check import check_config, check_mo
 from quire_worker.model.config_facts import context_length, eos_token_ids
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.generation_config import sampling_defaults
+from quire_worker.model.text_part import MULTIMODAL, text_part
 from quire_worker.weights.gguf.architectures import find_architecture
 from quire_worker.weights.gguf.config_fields import read_config
 from quire_worker.weights.safetensors_file import SafetensorsFile
@@ -230,6 +231,7 @@ class ConfigTarget(Target):
         "worker/quire_worker/model/config_facts.py",
         "worker/quire_worker/model/generation_config.py",
         "worker/quire_worker/model/architectures",
+        "worker/quire_worker/model/text_part.py",
     )
 
     def seeds(self) -> list[bytes]:
@@ -267,6 +269,11 @@ class ConfigTarget(Target):
             for name, family in FAMILIES.items()
             for rope in ropes
         ]
+        configs += [
+            {"architectures": [name], "text_config": {**sizes, "model_type": text_type}, "vision_config": {}}
+            for name, each in MULTIMODAL.items()
+            for text_type in each.text_types
+        ]
         return [json.dumps(config).encode() + FILES_MARK + json.dumps(generation).encode() for config in configs]
 
     def mutate(self, data: bytes, choose: random.Random) -> bytes:
@@ -291,7 +298,8 @@ class ConfigTarget(Target):
         return ConfigFile(read_json(self.folder / "config.json"))
 
     def _architecture(self) -> None:
-        config = self._config
+        part = text_part(self._config, {"sliding_window": 64})
+        config = self._config if part is None else part.config
         name, family = find_family(config)
         check_model_type(config, family)
         usual = family.adapt(config)
@@ -314,6 +322,7 @@ def _own_names(fields: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, 
 
 _TEXT_OF_WORDS = """
     rope_scaling rope_type type factor llama3 yarn linear dynamic longrope mscale head_dim sliding_window
+    text_config mistral gemma3_text
     use_sliding_window layer_types attention_bias mlp_bias hidden_act gelu silu quantization_config model_type
     partial_rotary_factor eos_token_id no_rope_layers alibi clip_qkv query_pre_attn_scalar logit_scale rotary_dim
     """
