@@ -147,8 +147,13 @@ def _token_text(value: object) -> str:
 
 
 def _eos_ids(path: Path) -> list[int]:
-    """Return the file's ids of `eos_token_id`. Raises ConfigError."""
-    return _token_ids(_read_json(path).get(EOS_FIELD), str(path), "Use the file of the model's own revision.")
+    """Return the file's ids of `eos_token_id`; of a multimodal config.json without them, those of its language model.
+    Raises ConfigError."""
+    fields = _read_json(path)
+    text = fields.get("text_config")
+    if fields.get(EOS_FIELD) is None and isinstance(text, dict):
+        fields = text
+    return _token_ids(fields.get(EOS_FIELD), str(path), "Use the file of the model's own revision.")
 
 
 def _token_ids(value: object, source: str, fix: str) -> list[int]:

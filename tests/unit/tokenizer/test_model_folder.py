@@ -51,6 +51,18 @@ def test_a_tokenizer_from_another_folder(tmp_path: Path) -> None:
     assert 7 in found.eos
 
 
+def test_a_multimodal_models_eos_tokens_are_its_own_or_those_of_its_language_model(tmp_path: Path) -> None:
+    folder = folders.write_folder(tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    for config, eos in (
+        ({"text_config": {"eos_token_id": 9}}, 9),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 9}}, 9),
+        ({"eos_token_id": [8], "text_config": {"eos_token_id": 9}}, 8),
+    ):
+        (folder / "config.json").write_text(json.dumps(config))
+        assert read_model_folder(str(folder)).eos == (eos, "<|im_end|>")
+
+
 def test_the_digest_is_of_tokenizer_and_template(tmp_path: Path) -> None:
     one = folders.load(tmp_path / "one").digest
     assert one == folders.load(tmp_path / "other-name").digest
