@@ -6,9 +6,8 @@ In a process of its own, since what is replaced stays so, and Triton must not be
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+
+from tests.kernels.uninterpreted import run_uninterpreted
 
 _LOOK = """
 import json, sys
@@ -50,10 +49,7 @@ _CHEAP = {
 
 
 def test_nothing_is_computed_but_by_stand_ins() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", _LOOK], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = {name: set(seen) - _CHEAP for name, seen in json.loads(done.stdout).items()}
+    found = {name: set(seen) - _CHEAP for name, seen in json.loads(run_uninterpreted("-c", _LOOK)).items()}
     assert not found.pop(""), "a step computes what bench.gpu.host should replace"
     # Every stand-in but one is needed: no block of the model ends in a norm, so that all products there are sums.
     assert {name for name, seen in found.items() if seen} == set(found) - {"mm"}

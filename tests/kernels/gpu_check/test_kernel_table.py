@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from bench import ROOT
 from bench.gpu.kernel_table import roofline
 from bench.gpu.kernel_table.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
 from bench.gpu.record import Recorder
@@ -20,6 +16,7 @@ from quire_worker.ops.triton import kernels
 from quire_worker.profile import kernel_parts
 from quire_worker.profile.cost import Cost
 from quire_worker.profile.floor import Peak
+from tests.kernels.uninterpreted import run_uninterpreted
 
 ROWS = {
     "embedding", "norm", "add and norm", "qkv 128 x 48", "o 48 x 64", "gate_up 160 x 48", "down 48 x 80",
@@ -103,18 +100,8 @@ def test_a_profile_looks_for_kernels_by_their_names() -> None:
 
 @pytest.mark.slow
 def test_the_whole_table_can_be_launched() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.gpu_check.bound"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    told = run_uninterpreted("-m", "tests.kernels.gpu_check.bound", timeout_s=300)
+    rows = [line.split(" ", 2) for line in told.splitlines()]
     # 20 at each batch, decode attention of 32 x 8192, and four of prompts.
     assert len(rows) == len({name for _, _, name in rows}) == 2 * (3 * 20 + 1 + 4)
     # Fills, of which two are behind thresholds, are torch's.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench import ROOT
+from tests.kernels.uninterpreted import run_uninterpreted
 
 _SHARED_BYTES = 232_448
 """Of a multiprocessor, that one program may have."""
@@ -17,19 +14,7 @@ _SHARED_BYTES = 232_448
 
 def compiled(folder: Path, module: str, *arguments: str) -> list[str]:
     """Lines that the module prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(folder)
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.kernels.ops.{module}", *arguments],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return run_uninterpreted("-m", f"tests.kernels.ops.{module}", *arguments, TRITON_CACHE_DIR=str(folder)).splitlines()
 
 
 @pytest.mark.deep

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pkgutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +27,7 @@ from quire_worker.ops.triton import kernels as kernel_package
 from quire_worker.ops.triton import triton_ops
 from quire_worker.ops.triton.gated_gemm import GatedGemmConfigs
 from quire_worker.ops.triton.gemm_configs import gated_configs_of
+from tests.kernels.uninterpreted import run_uninterpreted
 
 _FORBIDDEN = 7
 
@@ -204,9 +202,6 @@ def test_what_a_kernel_does_not_specialize_on_are_parameters_of_it() -> None:
 
 def test_what_is_gone_through_has_the_kernels_of_all_graphs() -> None:
     """In a process of its own: what is replaced stays so, and Triton must not be interpreted."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", _ALL], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    count, late = json.loads(done.stdout)
+    count, late = json.loads(run_uninterpreted("-c", _ALL))
     assert count > 12 and late == []
     assert len(kernel_sizes(40, 2048, 6)) == 12 < len(graph_sizes(40, 2048)) / 3

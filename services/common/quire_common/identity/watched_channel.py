@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
@@ -27,7 +28,27 @@ _FOREVER_S = 30 * 86_400.0
 _LONGEST_CALL_S = 120.0
 
 
-class WatchedAioChannel(grpc.aio.Channel):
+class _MethodMakers(ABC):
+    """The methods of a channel from which stubs get their callables."""
+
+    @abstractmethod
+    def current(self) -> Any:
+        """Return the channel for new calls."""
+
+    def unary_unary(self, *method: Any, **options: Any) -> Any:
+        return _Calls(self.current, "unary_unary", method, options)
+
+    def unary_stream(self, *method: Any, **options: Any) -> Any:
+        return _Calls(self.current, "unary_stream", method, options)
+
+    def stream_unary(self, *method: Any, **options: Any) -> Any:
+        return _Calls(self.current, "stream_unary", method, options)
+
+    def stream_stream(self, *method: Any, **options: Any) -> Any:
+        return _Calls(self.current, "stream_stream", method, options)
+
+
+class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
     """Belongs to one event loop."""
 
     def __init__(self, credentials: WatchedFiles[grpc.ChannelCredentials], make: MakeAioChannel) -> None:
@@ -53,18 +74,6 @@ class WatchedAioChannel(grpc.aio.Channel):
             self._retire(self._channel)
             self._channel, self._next = self._next, None
         return self._channel
-
-    def unary_unary(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "unary_unary", method, options)
-
-    def unary_stream(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "unary_stream", method, options)
-
-    def stream_unary(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "stream_unary", method, options)
-
-    def stream_stream(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "stream_stream", method, options)
 
     def get_state(self, try_to_connect: bool = False) -> ChannelConnectivity:
         return self.current().get_state(try_to_connect)
@@ -106,7 +115,7 @@ async def _close_when_idle(channel: grpc.aio.Channel) -> None:
         raise
 
 
-class WatchedChannel(grpc.Channel):
+class WatchedChannel(_MethodMakers, grpc.Channel):
     """For blocking calls with deadlines; safe to use from several threads."""
 
     def __init__(self, credentials: WatchedFiles[grpc.ChannelCredentials], make: MakeChannel) -> None:
@@ -130,18 +139,6 @@ class WatchedChannel(grpc.Channel):
                 timer.start()
                 self._channel = self._make(self._credentials.value)
             return self._channel
-
-    def unary_unary(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "unary_unary", method, options)
-
-    def unary_stream(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "unary_stream", method, options)
-
-    def stream_unary(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "stream_unary", method, options)
-
-    def stream_stream(self, *method: Any, **options: Any) -> Any:
-        return _Calls(self.current, "stream_stream", method, options)
 
     def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
         self.current().subscribe(callback, try_to_connect)

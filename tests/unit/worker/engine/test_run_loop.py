@@ -62,6 +62,14 @@ class LoopBench:
         assert isinstance(hello, WorkerHello)
         return session, hello.epoch, frames
 
+    def attach_and_hang(self) -> tuple[Session, Iterator[WorkerHello | Report]]:
+        """Attach, and grant a sequence whose first step waits at the gate."""
+        session, epoch, frames = self.attach()
+        self.runner.gate.clear()
+        self.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+        assert self.runner.inside.acquire(timeout=WAIT_S)
+        return session, frames
+
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest) -> Iterator[LoopBench]:
@@ -166,10 +174,7 @@ def test_grants_are_applied_while_a_step_runs(bench: LoopBench) -> None:
 
 
 def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: LoopBench) -> None:
-    session, epoch, _ = bench.attach()
-    bench.runner.gate.clear()
-    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.attach_and_hang()
     following = bench.loop.attach()
     assert following.outgoing.empty()
     assert bench.loop.attached, "the one before must not take it back meanwhile"
@@ -180,10 +185,7 @@ def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: 
 
 
 def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> None:
-    session, epoch, frames = bench.attach()
-    bench.runner.gate.clear()
-    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    session, frames = bench.attach_and_hang()
     bench.loop.detach(session)
     assert all(frame.heartbeat for frame in frames if isinstance(frame, Report))
     following = bench.loop.attach()
@@ -195,10 +197,7 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
 
 @pytest.mark.parametrize("bench", [0.2], indirect=True)
 def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(bench: LoopBench) -> None:
-    session, epoch, _ = bench.attach()
-    bench.runner.gate.clear()
-    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    session, _ = bench.attach_and_hang()
     bench.loop.detach(session)
     following = bench.loop.attach()
     with pytest.raises(Unavailable, match="stopped"):
@@ -227,10 +226,7 @@ def test_a_device_that_fails_outside_the_model_ends_the_worker_at_once(
 
 def test_who_drains_a_device_that_breaks_meanwhile_is_told(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_runner, "keep_tokens", a_bug)
-    session, epoch, _ = bench.attach()
-    bench.runner.gate.clear()
-    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    session, _ = bench.attach_and_hang()
     bench.loop.detach(session)
     following = bench.loop.attach()
     bench.runner.gate.set()
@@ -241,10 +237,7 @@ def test_who_drains_a_device_that_breaks_meanwhile_is_told(bench: LoopBench, mon
 
 
 def test_a_drain_is_told_at_once_and_what_is_held_runs_to_its_end(bench: LoopBench) -> None:
-    session, epoch, frames = bench.attach()
-    bench.runner.gate.clear()
-    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    _, frames = bench.attach_and_hang()
     bench.loop.drain()
     told = next_report(frames)
     assert (told.draining, told.steps, told.retired) == (True, 0, 1)
