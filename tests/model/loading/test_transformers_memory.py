@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quire_common.errors import ConfigError
 from quire_worker.cuda.memory import pool_bytes
 from quire_worker.loading import LoadOptions, find_source
+from quire_worker.transformers_backend import weights
 from quire_worker.transformers_backend.source import TransformersSource
 from quire_worker.transformers_backend.step_memory import measure_row_bytes
 from quire_worker.transformers_backend.weights import load_weights, make_dummy
@@ -48,6 +50,21 @@ def test_weights_of_a_device_never_lie_in_the_hosts_memory(name: str, dtype: tor
         loaded = load_weights(found, checkpoint, dtype, torch.device("meta"), look)
     assert seen and max(held / total for held, total in seen) < 0.3, "tensors of the host pile up"
     assert loaded.num_bytes > loaded.parameters * dtype.itemsize
+
+
+def test_a_full_device_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers tells nothing but that a tensor failed; the GPU's allocator counts."""
+    found = source_of(write_transformers_model("mixtral", tmp_path)).found
+    shortages = iter((3, 4, 4, 4))
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(weights, "_memory_shortages", lambda _: next(shortages))
+    monkeypatch.setattr(weights, "copy_tensors", full)
+    for error in (torch.OutOfMemoryError, ConfigError):  # the second time, no shortage is counted
+        with Checkpoint(tmp_path) as checkpoint, pytest.raises(error):
+            load_weights(found, checkpoint, torch.bfloat16, torch.device("meta"), lambda *_: None)
 
 
 def test_dummy_weights_are_made_on_their_device(tmp_path: Path) -> None:

@@ -56,8 +56,10 @@ def load_weights(
     found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> LoadedWeights:
     """Make the model with the weights of a checkpoint; floats become `dtype`. Raises ConfigError for tensors that are
-    missing, unexpected or of the wrong shape, and Unsupported for types of numbers that are not supported."""
+    missing, unexpected or of the wrong shape, Unsupported for types of numbers that are not supported, and
+    torch.OutOfMemoryError."""
     register_attention()
+    shortages = _memory_shortages(device)
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
     reader = _TensorReader(device, sum(entry.num_bytes for _, entry in places.values()), progress)
     tensors = {name: _LazyTensor(reader, *place) for name, place in places.items()}
@@ -72,7 +74,11 @@ def load_weights(
             output_loading_info=True,
         )
     except Exception as error:  # transformers reports what went wrong with a tensor by a RuntimeError
-        raise reader.error or ConfigError(
+        if reader.error is not None:
+            raise reader.error from error
+        if _memory_shortages(device) > shortages:
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise ConfigError(
             "BAD_WEIGHTS", f"transformers cannot load {checkpoint.folder}: {str(error)[:300]}", _FIX
         ) from error
     _check_loading_info(checkpoint, info)
@@ -86,6 +92,11 @@ def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed
         torch.manual_seed(seed)
         model = found.build(STEP_ATTENTION, dtype=dtype)
     return LoadedWeights.of(model, xxhash.xxh3_128(f"dummy/{seed}/{found.version}".encode()).digest(), device)
+
+
+def _memory_shortages(device: torch.device) -> int:
+    """Count how often a GPU had too little memory for this process. transformers hides such an error of a thread."""
+    return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
 
 
 class _TensorReader:
