@@ -1,7 +1,7 @@
-"""TokenMask: which tokens a grammar lets a sequence draw at one position. It is applied as allowed_token_ids is.
+"""TokenMask: the tokens that a grammar allows at one position of a sequence. It is applied as allowed_token_ids is.
 
-Where the grammar leaves only tokens that are blocked (stop ids before min_tokens), these may be drawn after all: a
-complete answer ends, whatever its length.
+If the grammar allows only tokens that are blocked (stop ids before min_tokens), these may be sampled: a complete answer
+ends, whatever its length.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class MaskKind(enum.IntEnum):
     """The tokens that a grammar allows."""
 
     ONE = 1
-    """One, which is forced."""
+    """One token, which is forced."""
     BITS = 2
-    """Those whose bits are set."""
+    """The tokens whose bits are set."""
     END = 3
     """Only the model's eos tokens, of which there may be several: the answer is complete."""
 
@@ -41,7 +41,7 @@ class TokenMask:
     first, in whole lines of 1,024."""
 
     def forbidden(self, vocab_size: int) -> Bool:
-        """[V] whether each token may not be drawn."""
+        """[V] whether each token may not be sampled."""
         if self.kind == MaskKind.ONE:
             found = np.ones(vocab_size, np.bool_)
             found[self.token] = False
@@ -50,13 +50,13 @@ class TokenMask:
         return np.logical_not(allowed.view(np.bool_))
 
     def allows(self, token: int) -> bool:
-        """Whether this token may be drawn."""
+        """Whether this token may be sampled."""
         if self.kind == MaskKind.ONE:
             return token == self.token
         return bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     def allows_only(self, ids: Int32) -> bool:
-        """Whether all tokens that are left are among `ids`."""
+        """Whether all allowed tokens are among `ids`."""
         if self.kind == MaskKind.ONE:
             return bool((ids == self.token).any())
         left = np.logical_not(self.forbidden(8 * len(self.bits)))

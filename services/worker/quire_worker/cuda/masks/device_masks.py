@@ -54,7 +54,8 @@ class DeviceMasks:
         return masks
 
     def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
-        """Read the step's masks, beside what is launched from now on until `await_fetch`."""
+        """Read the step's masks on a stream of their own, so that other kernels run meanwhile. `await_fetch` ends
+        this."""
         if self._stream is None:
             fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
             return
@@ -63,7 +64,7 @@ class DeviceMasks:
             fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
 
     def await_fetch(self) -> None:
-        """Have what is launched from now on wait for the masks."""
+        """Make kernels that are launched from now on wait for the masks."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 

@@ -1,4 +1,5 @@
-"""Launchers of what steps with grammars do beside others: right positions before the model, masks before the draw."""
+"""Launches the two kernels that only steps with grammars have: one puts right the positions of rows before the model
+runs, the other reads masks before the step samples."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class MappedRing:
 
 @dataclass(slots=True)
 class RowMasks:
-    """Device tensors of a step with N rows that may draw, and R tokens."""
+    """Device tensors of a step with R tokens, and N rows that may sample."""
 
     mask_slot: Tensor
     """int32 [N]; -1: no grammar."""
@@ -44,7 +45,7 @@ class RowMasks:
     kind: Tensor
     """int32 [N], written by fetch_masks: FREE, HAS_MASK or HELD, as in kernels/mask.py."""
     arrived: Tensor
-    """int32 [N], 0 before fetch_masks and after it."""
+    """int32 [N], counts the programs of fetch_masks that have ended; 0 before and after it."""
     bound: Tensor
     """int32 [N]."""
     min_len: Tensor
@@ -62,8 +63,8 @@ class RowMasks:
 
 
 def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None) -> None:
-    """Put the right positions in place of the greatest possible ones, in the columns `views` of a step, for rows that
-    decode by a grammar. `splits` as in TritonPlan."""
+    """Replace the greatest possible positions by the right ones, in the columns `views` of a step, for rows that decode
+    by a grammar. `splits` as in TritonPlan."""
     rows = len(masks.mask_slot)
     count = 0 if splits is None else splits.numel() // COLUMNS
     place_kernel[(-(-max(rows, count) // _BLOCK),)](
@@ -89,7 +90,7 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
 
 
 def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Tensor) -> None:
-    """Read the masks of rows whose token stands at drawn_at [N]; stop_id int32 [N, I]."""
+    """Read the masks of rows for their tokens at the positions drawn_at [N]; stop_id int32 [N, I]."""
     rows, stops = stop_id.shape
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
     block = min(_WORDS, power_of_two(ring.words))

@@ -1,11 +1,11 @@
-"""Masks of grammars, from the matcher's ring in the host's memory into the device's, just before a step draws.
+"""Reads the masks of grammars from the matcher's ring in host memory into device memory, before a step samples.
 
 The matcher may write an entry of the ring while this kernel reads it. The stamp of an entry names the sequence and the
 position of its mask, and is 0 while the mask is written: see matcher/mask_ring.py. So each thread reads the stamp, then
 its part of the mask, then the stamp again. The loads are volatile, so that the GPU performs them one by one and past
 its caches (`relaxed.sys` in PTX's memory model), with a fence in between. If the first stamp is right, the mask was
 complete before; if the second one is right, no later mask was started. A row whose mask is missing is held; the kernel
-does not wait. Several programs read one row; the last of them to end writes what they found together.
+does not wait. Several programs read one row; the last of them to end combines their results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _KIND_AND_TOKEN_AT: tl.constexpr = tl.constexpr(mask_ring.KIND_AND_TOKEN_AT // 8
 _BITS_AT: tl.constexpr = tl.constexpr(mask_ring.BITS_AT // 4)
 
 
-# The programs of a row add these up: one each, one if the mask is whole, one if it leaves a token that may be sampled.
+# The programs of a row add up these units: each its own _COME, _WHOLE if both stamps were right, and _LEAVES if its
+# part of the mask allows a token that is not blocked.
 _COME: tl.constexpr = tl.constexpr(1)
 _WHOLE: tl.constexpr = tl.constexpr(1 << 10)
 _LEAVES: tl.constexpr = tl.constexpr(1 << 20)
