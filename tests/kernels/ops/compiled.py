@@ -85,7 +85,7 @@ LOGPROBS = {"PARTS": 149, "BLOCK": 1024, "PDL": False}
 NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
-FETCH = {"BLOCK": 1024, "THREADS": 128, "PDL": False}
+FETCH = {"BLOCK": 1024, "THREADS": 128, "AGAIN": False, "PDL": False}
 
 
 def type_of(name: str, given: Mapping[str, str]) -> str:
@@ -109,7 +109,7 @@ def check(name: str, kernel: Any, constants: Mapping[str, Any], warps: int, give
 
 def memory_order(ptx: str) -> list[str]:
     """Fences, and volatile loads by the bits of their elements, in the order of the code; a run of equal ones once."""
-    found = re.findall(r"fence\.acq_rel\.sys|ld\.volatile\.global(?:\.v[24])?\.b\d+", ptx)
+    found = re.findall(r"fence\.acq_rel\.sys|ld\.(?:volatile|relaxed\.sys)\.global(?:\.v[24])?\.b\d+", ptx)
     named = ["fence" if each.startswith("fence") else each.rpartition(".")[2] for each in found]
     return [each for before, each in itertools.pairwise(["", *named]) if each != before]
 

@@ -73,6 +73,28 @@ def system_fence(lane):
 
 
 @triton.jit
+def load_system_words(pointer):
+    """Four int32 from each of some addresses, which are multiples of 16: from the host's memory, past all caches, and
+    in one request where that is possible."""
+    if INTERPRET:
+        return (
+            tl.load(pointer, volatile=True),
+            tl.load(pointer + 1, volatile=True),
+            tl.load(pointer + 2, volatile=True),
+            tl.load(pointer + 3, volatile=True),
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            [pointer.to(tl.int64)],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def operand(x, LIKE: tl.constexpr):
     """A value as a matrix product takes it: in the memory's type, or float32 where the interpreter computes."""
     if INTERPRET:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.matcher import mask_ring
-from quire_worker.ops.triton.kernels.common import let_next_start, system_fence, wait
+from quire_worker.ops.triton.kernels.common import let_next_start, load_system_words, system_fence, wait
 from quire_worker.sampling.token_mask import MaskKind
 
 # The states of a row. Without a grammar it may sample all tokens.
@@ -52,6 +52,7 @@ def fetch_masks_kernel(
     entry_words,
     BLOCK: tl.constexpr,
     THREADS: tl.constexpr,
+    AGAIN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, blocks of words]: writes a row's mask to allowed [rows, words] int32, and FREE, HAS_MASK or HELD to
@@ -61,51 +62,71 @@ def fetch_masks_kernel(
     mask_slot [rows]: -1 for a row without a grammar, whose bits are all 1; other negative numbers for a sequence that
     has no mask slot yet. generation [rows] as in the stamp, drawn_at [rows] the position of the token. blocked [rows]
     becomes 0 where the mask allows nothing but stop_id [rows, stops]. arrived [rows] counts programs; it is 0 before
-    and after. THREADS: one lane for each of the program's threads."""
+    and after. THREADS: one lane for each of the program's threads. AGAIN: only rows whose mask was missing before."""
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     wait(PDL)
     let_next_start(PDL)
-    its = tl.load(mask_slot + row)
-    # A thread reads all its words at once: PCIe answers each request late, but many requests at a time.
-    word = block * BLOCK + tl.arange(0, BLOCK)
-    inside = word < tl.multiple_of(words, 32)
-    target = allowed + row * tl.multiple_of(words, 32) + word
-    if its == _NO_GRAMMAR:
-        tl.store(target, tl.full([BLOCK], -1, tl.int32), mask=inside)
-        if block == 0:
-            tl.store(mask_kind + row, FREE)
-    else:
-        stopped = tl.load(blocked + row) != 0
-        told = tl.full([], _COME, tl.int32)
-        if its >= 0:
-            thread = tl.arange(0, THREADS)
-            at = tl.load(drawn_at + row).to(tl.int64)
-            wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
-            index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
-            entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)
-            stamps = entry.to(tl.pointer_type(tl.int64)) + thread * 0
-            before = tl.load(stamps, volatile=True)
-            system_fence(thread)
-            if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
-                kind_and_token = tl.max(tl.load(stamps + _KIND_AND_TOKEN_AT, volatile=True), axis=0)
-                single = (kind_and_token & 0xFF) == _ONE
-                token = (kind_and_token >> 8).to(tl.int32)
-                bits = tl.load(entry + _BITS_AT + word, mask=inside & (not single), other=0, volatile=True)
-                bits = tl.where(single & (word == token // 32), 1 << (token % 32), bits)
-                tl.store(target, bits, mask=inside)
-                if stopped:
-                    for nth in range(stops):
-                        stop = tl.load(stop_id + row * stops + nth)
-                        clears = (stop >= 0) & (word == stop // 32)
-                        bits = tl.where(clears, bits & ~(1 << (stop % 32)), bits)
-                    told += tl.max((bits != 0).to(tl.int32), axis=0) * _LEAVES
+    missing = tl.full([], True, tl.int1)
+    if AGAIN:
+        missing = tl.load(mask_kind + row) == HELD
+    if missing:
+        its = tl.load(mask_slot + row)
+        # A thread has groups of four words, and reads all of them at once: PCIe answers each request late, but many
+        # requests at a time.
+        word = block * BLOCK + 4 * tl.arange(0, BLOCK // 4)
+        inside = word < tl.multiple_of(words, 32)
+        target = allowed + row * tl.multiple_of(words, 32) + word
+        if its == _NO_GRAMMAR:
+            all_allowed = tl.full([BLOCK // 4], -1, tl.int32)
+            for nth in tl.static_range(4):
+                tl.store(target + nth, all_allowed, mask=inside)
+            if block == 0:
+                tl.store(mask_kind + row, FREE)
+        else:
+            stopped = tl.load(blocked + row) != 0
+            told = tl.full([], _COME, tl.int32)
+            if its >= 0:
+                thread = tl.arange(0, THREADS)
+                at = tl.load(drawn_at + row).to(tl.int64)
+                wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
+                index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
+                entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)
+                stamps = entry.to(tl.pointer_type(tl.int64)) + thread * 0
+                before = tl.load(stamps, volatile=True)
                 system_fence(thread)
-                after = tl.load(stamps, volatile=True)
-                told += tl.min((after == wanted).to(tl.int32), axis=0) * _WHOLE
-        total = tl.atomic_add(arrived + row, told) + told
-        if (total & _COUNT) == blocks:
-            whole = ((total // _WHOLE) & _COUNT) == blocks
-            tl.store(mask_kind + row, tl.where(whole, HAS_MASK, HELD))
-            if whole & stopped & (total < _LEAVES):
-                tl.store(blocked + row, 0)
-            tl.store(arrived + row, 0)
+                if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
+                    kind_and_token = tl.max(tl.load(stamps + _KIND_AND_TOKEN_AT, volatile=True), axis=0)
+                    single = (kind_and_token & 0xFF) == _ONE
+                    token = (kind_and_token >> 8).to(tl.int32)
+                    first, second, third, fourth = load_system_words(entry + _BITS_AT + tl.where(inside, word, 0))
+                    its_stops = stop_id + row * stops
+                    left = _keep(first, word, inside, target, single, token, stopped, its_stops, stops)
+                    left |= _keep(second, word + 1, inside, target + 1, single, token, stopped, its_stops, stops)
+                    left |= _keep(third, word + 2, inside, target + 2, single, token, stopped, its_stops, stops)
+                    left |= _keep(fourth, word + 3, inside, target + 3, single, token, stopped, its_stops, stops)
+                    told += tl.max((left != 0).to(tl.int32), axis=0) * _LEAVES
+                    system_fence(thread)
+                    after = tl.load(stamps, volatile=True)
+                    told += tl.min((after == wanted).to(tl.int32), axis=0) * _WHOLE
+            total = tl.atomic_add(arrived + row, told) + told
+            if (total & _COUNT) == blocks:
+                whole = ((total // _WHOLE) & _COUNT) == blocks
+                tl.store(mask_kind + row, tl.where(whole, HAS_MASK, HELD))
+                if whole & stopped & (total < _LEAVES):
+                    tl.store(blocked + row, 0)
+                tl.store(arrived + row, 0)
+
+
+@triton.jit
+def _keep(bits, word, inside, target, single, token, stopped, stop_id, stops):
+    """Store some words of a mask, or what stands for them where it is a single token. Returns the bits that are left
+    without stop_id [stops], where the row is not to stop yet."""
+    bits = tl.where(single, tl.where(word == token // 32, 1 << (token % 32), 0), bits)
+    tl.store(target, bits, mask=inside)
+    bits = tl.where(inside, bits, 0)
+    if stopped:
+        for nth in range(stops):
+            stop = tl.load(stop_id + nth)
+            clears = (stop >= 0) & (word == stop // 32)
+            bits = tl.where(clears, bits & ~(1 << (stop % 32)), bits)
+    return bits
