@@ -85,7 +85,7 @@ LOGPROBS = {"PARTS": 149, "BLOCK": 1024, "PDL": False}
 NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
-FETCH = {"BLOCK": 1024, "THREADS": 128, "AGAIN": False, "PDL": False}
+FETCH = {"BLOCK": 1024, "THREADS": 32, "AGAIN": False, "PDL": False}
 
 
 def type_of(name: str, given: Mapping[str, str]) -> str:
@@ -149,7 +149,7 @@ def main() -> None:
         told = ", masked" * masked
         check(f"control{told}", control_kernel, {"BLOCK": 4096, "MASKED": masked, "PDL": False}, 8, CHANGED)
     check("positions", place_kernel, {"BLOCK": 256, "PDL": False}, 4, {})
-    fetch = check("masks", fetch_masks_kernel, FETCH, 4, {"ring": "i64"})
+    fetch = check("masks", fetch_masks_kernel, FETCH, 1, {"ring": "i64"})
     print("order of the masks' loads:", *memory_order(fetch), flush=True)
 
 

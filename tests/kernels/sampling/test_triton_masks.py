@@ -313,9 +313,9 @@ def test_mask_that_changes_while_it_is_read_is_not_taken(
         lambda: rows.ring._stamps.__setitem__(index, scratch._stamps[index]),
     ]
     loads = _VolatileLoads(monkeypatch)
-    most, tried = 7 * blocks, 0
-    for moments in itertools.islice(itertools.combinations_with_replacement(range(most + 1), 3), 0, None, blocks**2):
-        tried += 1
+    most = 7 * blocks
+    tried = list(itertools.combinations_with_replacement(range(most + 1), 3))
+    for moments in (*tried[: -1 : blocks**2], tried[-1]):
         memory[:] = old
         loads.begin(
             {at: [store for each, store in zip(moments, stores, strict=True) if each == at] for at in range(most + 1)}
@@ -325,7 +325,7 @@ def test_mask_that_changes_while_it_is_read_is_not_taken(
             taken += 1
             assert found.allowed[0].numpy().tobytes() == wanted.bits, moments
         assert not found.arrived.any()
-    assert 1 <= taken < tried and loads.most >= 7
+    assert 1 <= taken < len(tried) and loads.most >= 7
 
 
 class _VolatileLoads:

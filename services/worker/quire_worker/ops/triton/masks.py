@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 256
-_WORDS, _FETCH_WARPS = 1024, 4
+_WORDS, _FETCH_WARPS = 1024, 1
 _WARP = 32
 
 
