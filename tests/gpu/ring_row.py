@@ -15,11 +15,8 @@ class _Nobody:
     def mask_at(self, constraint: RowConstraint, position: int) -> None:
         """Nobody asks."""
 
-    def add_tokens(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
+    def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
         """The test knows."""
-
-    def flush(self) -> None:
-        """Nothing was kept."""
 
 
 class RingRow(RowConstraint):
@@ -36,6 +33,3 @@ class RingRow(RowConstraint):
     def put(self, position: int, mask: TokenMask) -> None:
         """Leave the mask of the token at this position."""
         self._ring.put(self.mask_slot, self.generation, position, mask)
-
-    def add_tokens(self, tokens: Sequence[int]) -> None:
-        """The test knows."""

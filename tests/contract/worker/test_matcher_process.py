@@ -81,8 +81,7 @@ def has_mask(row: RowConstraint) -> bool:
 
 def draw(pool: MatcherPool, row: RowConstraint) -> None:
     """Draw the first token that may come, and await the mask behind it."""
-    row.add_tokens(allowed(row)[:1])
-    row.mask_source.flush()
+    row.mask_source.add_tokens([(row, allowed(row)[:1])])
     until(pool, lambda: has_mask(row))
 
 
@@ -218,8 +217,7 @@ def test_step_whose_masks_take_long_together_is_no_hang(
     assert 0.5 * len(rows) > 1.5 * silent_pings * PATIENT.ping_s
     until(pool, lambda: all(row.is_open for row in rows))
     for row in rows:
-        row.add_tokens(allowed(row)[:1])
-    rows[0].mask_source.flush()
+        row.mask_source.add_tokens([(row, allowed(row)[:1])])
     until(pool, lambda: all(has_mask(row) for row in rows))
     assert restarts() == before and all(row.failure is None for row in rows)
 
@@ -252,16 +250,14 @@ def test_grammar_that_kills_the_process_fails_alone_beside_eight(
             before = restarts()
             until(pool, lambda: bad.is_open)
             draw(pool, bad)
-            bad.add_tokens(allowed(bad)[:1])
-            bad.mask_source.flush()
+            bad.mask_source.add_tokens([(bad, allowed(bad)[:1])])
             until(pool, lambda: bad.failure is not None)
             assert bad.failure is not None and bad.failure.code == "GRAMMAR_CRASHED"
             assert restarts() == before + 2
         for _ in range(5):
             until(pool, lambda: all(row.is_open and has_mask(row) for row in rows))
             for row in rows:
-                row.add_tokens(allowed(row)[:1])
-            rows[0].mask_source.flush()
+                row.mask_source.add_tokens([(row, allowed(row)[:1])])
         assert all(row.failure is None for row in rows)
         return [row.output for row in rows]
 
@@ -280,8 +276,7 @@ def test_ambiguous_grammar_fails_and_others_go_on_meanwhile(make: Callable[[str]
             draw(pool, row)
         if has_mask(slow):
             # The masks of the longest text: the more letters, the more derivations.
-            slow.add_tokens(allowed(slow)[-1:])
-            slow.mask_source.flush()
+            slow.mask_source.add_tokens([(slow, allowed(slow)[-1:])])
         pool.poll()
     assert slow.failure.code in ("GRAMMAR_TOO_SLOW", "GRAMMAR_FAILED")
     assert restarts() == before and all(row.failure is None and row.is_ready for row in others)

@@ -85,7 +85,7 @@ LOGPROBS = {"PARTS": 149, "BLOCK": 1024, "PDL": False}
 NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
-FETCH = {"BLOCK": 1024, "THREADS": 32, "AGAIN": False, "PDL": False}
+FETCH = {"BLOCK": 1024, "THREADS": 32, "PDL": False}
 
 
 def type_of(name: str, given: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.engine.ports import Drafter, RowGate, Runner
     from quire_worker.engine.stop_rule import KeptTokens
+    from quire_worker.matcher.row_constraint import MaskSource, RowConstraint
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
@@ -142,11 +143,14 @@ def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
         return
     rows = list(batch.constraints)
     columns = zip(batch.constraints.values(), kept.token[rows].tolist(), kept.finish[rows].tolist(), strict=True)
+    by_source: dict[MaskSource, list[tuple[RowConstraint, list[int]]]] = {}
     for constraint, tokens, finish in columns:
         if tokens[0] >= 0 and not finish:
-            constraint.add_tokens([token for token in tokens if token >= 0])
-    for mask_source in dict.fromkeys(constraint.mask_source for constraint in batch.constraints.values()):
-        mask_source.flush()
+            if tokens[-1] < 0:
+                tokens = [token for token in tokens if token >= 0]
+            by_source.setdefault(constraint.mask_source, []).append((constraint, tokens))
+    for mask_source, sampled in by_source.items():
+        mask_source.add_tokens(sampled)
 
 
 def _put_drafts(batch: StepBatch, proposed: Int32) -> None:

@@ -187,16 +187,14 @@ class MatcherClient:
             return None
         return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
-    def add_tokens(self, constraint: RowConstraint, tokens: Sequence[int]) -> None:
-        """Append sampled tokens to a sequence's output; `flush` sends them."""
+    def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
+        """Append sampled tokens to their sequences' outputs, and send them. While a suspect is opened, they are kept
+        back."""
         with self._lock:
-            position = constraint.append(tokens)
-            for nth, token in enumerate(tokens):
-                self._sampled += constraint.mask_slot, constraint.generation, position + nth, token
-
-    def flush(self) -> None:
-        """Send the sampled tokens. While a suspect is opened, they are kept back."""
-        with self._lock:
+            for constraint, tokens in sampled:
+                position = constraint.append(tokens)
+                for nth, token in enumerate(tokens):
+                    self._sampled += (constraint.mask_slot, constraint.generation, position + nth, token)
             self._flush_locked()
 
     def hold(self, constraint: RowConstraint) -> None:

@@ -26,15 +26,13 @@ class MaskSource(Protocol):
     def mask_at(self, constraint: RowConstraint, position: int) -> TokenMask | None:
         """See RowConstraint."""
 
-    def add_tokens(self, constraint: RowConstraint, tokens: Many[int]) -> None:
-        """See RowConstraint."""
-
-    def flush(self) -> None:
-        """Send the new tokens of all sequences to the process. Called once per step."""
+    def add_tokens(self, sampled: Many[tuple[RowConstraint, Many[int]]]) -> None:
+        """Append the tokens that sequences have sampled and keep to their outputs, and send them to the process. Called
+        once per step."""
 
 
 class RowConstraint:
-    """`mask_at` and `keep` belong to the device's thread. MatcherClient alone calls the other methods, on the model
+    """`mask_at` belongs to the device's thread. MatcherClient alone calls the other methods, on the model
     thread; it holds its lock for `append`."""
 
     def __init__(self, sequence: Sequence, grammar: str, generation: int, mask_source: MaskSource) -> None:
@@ -68,10 +66,6 @@ class RowConstraint:
     def mask_at(self, position: int) -> TokenMask | None:
         """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
         return self.mask_source.mask_at(self, position)
-
-    def add_tokens(self, tokens: Many[int]) -> None:
-        """Append tokens that the sequence has sampled and keeps to its output."""
-        self.mask_source.add_tokens(self, tokens)
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""

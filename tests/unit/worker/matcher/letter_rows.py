@@ -33,8 +33,7 @@ def allowed(row: RowConstraint, output: int) -> list[int] | None:
 
 
 def keep(row: RowConstraint, *tokens: int) -> None:
-    row.add_tokens(tokens)
-    row.mask_source.flush()
+    row.mask_source.add_tokens([(row, tokens)])
 
 
 def wanted(*output: int, text: str = TEXT) -> list[int]:

@@ -48,9 +48,7 @@ def test_sequence_that_continues_begins_behind_its_output() -> None:
 def test_tokens_of_a_step_travel_together() -> None:
     matcher = a_matcher()
     rows = [open_row(matcher) for _ in range(3)]
-    for row in rows:
-        row.add_tokens([A])
-    rows[-1].mask_source.flush()
+    rows[0].mask_source.add_tokens([(row, [A]) for row in rows])
     assert [frame.kind for frame in matcher.link.heard].count(MatcherFrameKind.TOKENS) == 1
     assert all(allowed(row, 1) == wanted(A) for row in rows)
 
@@ -96,11 +94,10 @@ def test_token_that_comes_twice_is_consumed_once() -> None:
     row = open_row(matcher)
     matcher.link.lose()
     matcher.prompt = False
-    row.add_tokens([A])
+    keep(row, A)
     matcher.client.poll()
-    row.add_tokens([B])
     matcher.prompt = True
-    row.mask_source.flush()
+    keep(row, B)
     assert allowed(row, 2) == wanted(A, B) and not matcher.link.gave_up
 
 
@@ -183,11 +180,13 @@ def test_mask_that_is_awaited_before_its_token_is_known_comes_behind_it() -> Non
     matcher = a_matcher()
     row = open_row(matcher)
     take_all(matcher)
-    row.add_tokens([A])  # not sent yet
+    matcher.prompt = False
+    keep(row, A)
     assert held(matcher, row, 1)
     take_all(matcher)
     assert not row.is_ready
-    row.mask_source.flush()
+    matcher.prompt = True
+    matcher.on_send(matcher.link)
     assert matcher.client.poll() and row.is_ready and allowed(row, 1) == wanted(A)
 
 

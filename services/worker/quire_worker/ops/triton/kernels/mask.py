@@ -52,7 +52,6 @@ def fetch_masks_kernel(
     entry_words,
     BLOCK: tl.constexpr,
     THREADS: tl.constexpr,
-    AGAIN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, blocks of words]: writes a row's mask to allowed [rows, words] int32, and FREE, HAS_MASK or HELD to
@@ -62,59 +61,55 @@ def fetch_masks_kernel(
     mask_slot [rows]: -1 for a row without a grammar, whose bits are all 1; other negative numbers for a sequence that
     has no mask slot yet. generation [rows] as in the stamp, drawn_at [rows] the position of the token. blocked [rows]
     becomes 0 where the mask allows nothing but stop_id [rows, stops]. arrived [rows] counts programs; it is 0 before
-    and after. THREADS: one lane for each of the program's threads. AGAIN: only rows whose mask was missing before."""
+    and after. THREADS: one lane for each of the program's threads."""
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     wait(PDL)
     let_next_start(PDL)
-    missing = tl.full([], True, tl.int1)
-    if AGAIN:
-        missing = tl.load(mask_kind + row) == HELD
-    if missing:
-        its = tl.load(mask_slot + row)
-        # A thread has groups of four words, and reads all of them at once: PCIe answers each request late, but many
-        # requests at a time.
-        word = block * BLOCK + 4 * tl.arange(0, BLOCK // 4)
-        inside = word < tl.multiple_of(words, 32)
-        target = allowed + row * tl.multiple_of(words, 32) + word
-        if its == _NO_GRAMMAR:
-            all_allowed = tl.full([BLOCK // 4], -1, tl.int32)
-            for nth in tl.static_range(4):
-                tl.store(target + nth, all_allowed, mask=inside)
-            if block == 0:
-                tl.store(mask_kind + row, FREE)
-        else:
-            stopped = tl.load(blocked + row) != 0
-            told = tl.full([], _COME, tl.int32)
-            if its >= 0:
-                thread = tl.arange(0, THREADS)
-                at = tl.load(drawn_at + row).to(tl.int64)
-                wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
-                index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
-                entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)
-                stamps = entry.to(tl.pointer_type(tl.int64)) + thread * 0
-                before = tl.load(stamps, volatile=True)
+    its = tl.load(mask_slot + row)
+    # A thread has groups of four words, and reads all of them at once: PCIe answers each request late, but many
+    # requests at a time.
+    word = block * BLOCK + 4 * tl.arange(0, BLOCK // 4)
+    inside = word < tl.multiple_of(words, 32)
+    target = allowed + row * tl.multiple_of(words, 32) + word
+    if its == _NO_GRAMMAR:
+        all_allowed = tl.full([BLOCK // 4], -1, tl.int32)
+        for nth in tl.static_range(4):
+            tl.store(target + nth, all_allowed, mask=inside)
+        if block == 0:
+            tl.store(mask_kind + row, FREE)
+    else:
+        stopped = tl.load(blocked + row) != 0
+        told = tl.full([], _COME, tl.int32)
+        if its >= 0:
+            thread = tl.arange(0, THREADS)
+            at = tl.load(drawn_at + row).to(tl.int64)
+            wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
+            index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
+            entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)
+            stamps = entry.to(tl.pointer_type(tl.int64)) + thread * 0
+            before = tl.load(stamps, volatile=True)
+            system_fence(thread)
+            if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
+                kind_and_token = tl.max(tl.load(stamps + _KIND_AND_TOKEN_AT, volatile=True), axis=0)
+                single = (kind_and_token & 0xFF) == _ONE
+                token = (kind_and_token >> 8).to(tl.int32)
+                first, second, third, fourth = load_system_words(entry + _BITS_AT + tl.where(inside, word, 0))
+                its_stops = stop_id + row * stops
+                left = _keep(first, word, inside, target, single, token, stopped, its_stops, stops)
+                left |= _keep(second, word + 1, inside, target + 1, single, token, stopped, its_stops, stops)
+                left |= _keep(third, word + 2, inside, target + 2, single, token, stopped, its_stops, stops)
+                left |= _keep(fourth, word + 3, inside, target + 3, single, token, stopped, its_stops, stops)
+                told += tl.max((left != 0).to(tl.int32), axis=0) * _LEAVES
                 system_fence(thread)
-                if tl.min((before == wanted).to(tl.int32), axis=0) != 0:
-                    kind_and_token = tl.max(tl.load(stamps + _KIND_AND_TOKEN_AT, volatile=True), axis=0)
-                    single = (kind_and_token & 0xFF) == _ONE
-                    token = (kind_and_token >> 8).to(tl.int32)
-                    first, second, third, fourth = load_system_words(entry + _BITS_AT + tl.where(inside, word, 0))
-                    its_stops = stop_id + row * stops
-                    left = _keep(first, word, inside, target, single, token, stopped, its_stops, stops)
-                    left |= _keep(second, word + 1, inside, target + 1, single, token, stopped, its_stops, stops)
-                    left |= _keep(third, word + 2, inside, target + 2, single, token, stopped, its_stops, stops)
-                    left |= _keep(fourth, word + 3, inside, target + 3, single, token, stopped, its_stops, stops)
-                    told += tl.max((left != 0).to(tl.int32), axis=0) * _LEAVES
-                    system_fence(thread)
-                    after = tl.load(stamps, volatile=True)
-                    told += tl.min((after == wanted).to(tl.int32), axis=0) * _WHOLE
-            total = tl.atomic_add(arrived + row, told) + told
-            if (total & _COUNT) == blocks:
-                whole = ((total // _WHOLE) & _COUNT) == blocks
-                tl.store(mask_kind + row, tl.where(whole, HAS_MASK, HELD))
-                if whole & stopped & (total < _LEAVES):
-                    tl.store(blocked + row, 0)
-                tl.store(arrived + row, 0)
+                after = tl.load(stamps, volatile=True)
+                told += tl.min((after == wanted).to(tl.int32), axis=0) * _WHOLE
+        total = tl.atomic_add(arrived + row, told) + told
+        if (total & _COUNT) == blocks:
+            whole = ((total // _WHOLE) & _COUNT) == blocks
+            tl.store(mask_kind + row, tl.where(whole, HAS_MASK, HELD))
+            if whole & stopped & (total < _LEAVES):
+                tl.store(blocked + row, 0)
+            tl.store(arrived + row, 0)
 
 
 @triton.jit
