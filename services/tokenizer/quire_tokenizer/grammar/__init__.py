@@ -1,1 +1,2 @@
-"""Compiles what an answer must match (a JSON schema, a regular expression, tools, ...) to a grammar for workers."""
+"""This package compiles what an answer must match (a JSON schema, a regular expression, tools, ...) to a grammar for
+workers."""

@@ -1,4 +1,4 @@
-"""Writes the canonical text of a source: the grammar that tokenizers send and workers compile.
+"""`canonical_text` writes the grammar of a source, in the form that tokenizers send and workers compile.
 
 Equal sources have the same canonical text, for models with the same output format.
 """

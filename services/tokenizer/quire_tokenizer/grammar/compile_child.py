@@ -1,4 +1,4 @@
-"""The main program of a process that compiles grammars. It reads sources from stdin, and writes canonical texts to
+"""This program compiles grammars in a process of its own. It reads sources from stdin, and writes canonical texts to
 stdout, one at a time, as framed JSON.
 
 Memory and processor time of the process are limited, so that a schema that takes too much of them fails alone.

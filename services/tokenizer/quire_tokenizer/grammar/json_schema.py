@@ -1,5 +1,5 @@
-"""Prepares a user's JSON schema for llguidance: adds options, and removes what llguidance cannot enforce, with a
-warning.
+"""`prepare_schema` prepares a user's JSON schema for llguidance: it adds options, and removes what llguidance cannot
+enforce, with a warning.
 
 In its lenient mode, llguidance itself ignores unknown keywords and formats with a warning. But it refuses patterns that
 its regular expressions do not support, and patterns of property names that overlap. This file removes them.

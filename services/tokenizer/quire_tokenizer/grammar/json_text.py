@@ -1,4 +1,4 @@
-"""Parses the JSON of a request within limits, and writes JSON in the form that canonical text has."""
+"""`parse_json` parses the JSON of a request within limits. `canonical_json` writes JSON as canonical text has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes the grammar of answers with tool calls. Calls may be required or optional; arguments follow the tool's schema.
+"""`tools_expression` writes the grammar of answers with tool calls. Calls may be required or optional; arguments follow
+the tool's schema.
 
 Each family's file in `output_parsing/` writes the calls in the family's own format.
 """

@@ -1,5 +1,5 @@
-"""Decides whether a worker applies grammars, and makes its MatcherPool. Only the matcher's processes import
-llguidance."""
+"""`grammar_capabilities` decides whether a worker applies grammars, and `make_matcher` makes its MatcherPool. Only the
+matcher's processes import llguidance."""
 
 from __future__ import annotations
 

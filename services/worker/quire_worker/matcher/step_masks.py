@@ -1,4 +1,4 @@
-"""Reads the masks of one step, for a runner on the CPU that is about to sample."""
+"""`fetch_masks` reads the masks of one step, for a runner on the CPU that is about to sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads the model's tokenizer for llguidance, from tokenizer.json or a GGUF file.
+"""`load_vocabulary` loads the model's tokenizer for llguidance, from tokenizer.json or a GGUF file.
 
 llguidance needs the bytes of each token, and also the tokens of a text: where a grammar allows one text only, it forces
 the tokens into which the model's own tokenizer splits this text.

@@ -1,4 +1,5 @@
-"""Registers Quire's attention in transformers' AttentionInterface, for all models of the Transformers backend.
+"""`register_attention` registers Quire's attention in transformers' AttentionInterface, for all models of the
+Transformers backend.
 
 transformers calls a registered function with queries, keys and values. The function does not get the step. So
 `use_attention` puts the step's attention into a context variable for one forward pass.

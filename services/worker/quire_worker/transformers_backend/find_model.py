@@ -1,5 +1,5 @@
-"""Finds the class in transformers that a config.json names, and refuses models that the Transformers backend cannot
-run.
+"""`find_model` finds the class in transformers that a config.json names, and refuses models that the Transformers
+backend cannot run.
 
 This file looks at the config and the class alone; the probe looks at the modules.
 """

@@ -1,7 +1,7 @@
-"""Reads a model's sizes and the attention of its layers from its modules, for a worker that is to serve the model.
+"""`read_spec` reads a model's sizes and the attention of its layers from the model's modules.
 
-The probe runs forward passes of a few rows on the meta device, which computes shapes and no values. It records how each
-layer calls attention.
+This probe runs forward passes of a few rows on the meta device, which computes shapes and no values. It records how
+each layer calls attention.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests at each start that a loaded model mixes the rows of a step in attention alone, and that it uses the positions
-that the step gives.
+"""`check_rows` tests, at each start, that a loaded model mixes the rows of a step in attention alone, and that it uses
+the positions that the step gives.
 
 A step holds rows of many sequences. A model would mix them if it shifts tokens, keeps a state, or scales rotary
 embeddings by the longest row of a pass. So the check computes a few rows together and one by one, with an attention in

@@ -1,4 +1,5 @@
-"""Measures the memory that a model's layers take for each row of a step, so that a GPU's memory can be divided.
+"""`measure_row_bytes` measures the memory that a model's layers take for each row of a step, so that a worker can
+divide the memory of a GPU.
 
 The layers run on the meta device, which computes shapes and no values.
 """

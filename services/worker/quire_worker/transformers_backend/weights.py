@@ -1,4 +1,4 @@
-"""Loads the weights of a model of the Transformers backend.
+"""`load_weights` loads the weights of a model of the Transformers backend.
 
 Quire's own reader of safetensors reads the tensors. transformers puts them into its modules; where its code needs other
 tensors than the file has, it renames, splits or stacks them. transformers opens no file, so that nothing is unpickled.

@@ -1,5 +1,5 @@
-"""Launches the two kernels that only steps with grammars have: one puts right the positions of rows before the model
-runs, the other reads masks before the step samples."""
+"""Only steps with grammars launch these two kernels. `place_rows` corrects the positions of rows before the model runs,
+and `fetch_masks` reads masks before the step samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads the masks of grammars from the matcher's ring in host memory into device memory, before a step samples.
+"""`fetch_masks_kernel` reads the masks of grammars from the matcher's ring in host memory into device memory, before a
+step samples.
 
 The matcher may write an entry of the ring while this kernel reads it. The stamp of an entry names the sequence and the
 position of its mask, and is 0 while the mask is written: see matcher/mask_ring.py. So each thread reads the stamp, then
