@@ -21,7 +21,7 @@ class HeldPorts:
         """One that nobody has."""
         return self._hold(host, 0)
 
-    def take(self, host: str, port: int) -> bool:
+    def reserve(self, host: str, port: int) -> bool:
         """Hold this very port; False where somebody else has it."""
         try:
             self._hold(host, port)

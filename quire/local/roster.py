@@ -51,7 +51,7 @@ class Roster:
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         for name in (*self._spec.members, "http"):
             port, flag = asked.get(name, (0, ""))
-            if port and not self._held.take(self._spec.host, port):
+            if port and not self._held.reserve(self._spec.host, port):
                 raise StartFailed(
                     "PORT_IN_USE",
                     f"Port {port} of {self._spec.host} is taken by another process.",

@@ -75,7 +75,7 @@ def test_replaced_buffers_cause_a_new_recording(model: LoadedModel) -> None:
     passes.step(2, 0)
     passes.step(2, 1)
     assert passes.ran == 1
-    passes.ops._scratch.take("residual", 1000, 64)
+    passes.ops._scratch.buffer("residual", 1000, 64)
     for turn in range(2, 5):
         replayed, plain = passes.step(2, turn)
         assert torch.equal(replayed, plain)
@@ -87,7 +87,7 @@ def test_tapes_of_replaced_buffers_are_dropped(model: LoadedModel) -> None:
     passes = Passes(model)
     for rows in (2, 3, 4, 5):
         passes.step(rows, rows)
-    passes.ops._scratch.take("residual", 2000, 64)
+    passes.ops._scratch.buffer("residual", 2000, 64)
     passes.step(2, 0)
     cells = [cell.cell_contents for cell in passes.captured.__closure__ or ()]
     (tapes,) = (each for each in cells if isinstance(each, dict))

@@ -99,7 +99,7 @@ class _Queue(OrderedDict["PageKey", int]):
         self[key] = size
         self.total_bytes += size
 
-    def take(self, key: PageKey) -> int:
+    def remove(self, key: PageKey) -> int:
         size = self.pop(key)
         self.total_bytes -= size
         return size
@@ -107,7 +107,7 @@ class _Queue(OrderedDict["PageKey", int]):
     def trim(self, limit_bytes: int) -> None:
         """Forget the oldest until the rest fits."""
         while self and self.total_bytes > limit_bytes:
-            self.take(next(iter(self)))
+            self.remove(next(iter(self)))
 
 
 class ArcPolicy:
@@ -132,12 +132,12 @@ class ArcPolicy:
         if key in recent:
             shift = size * max(1, frequent.total_bytes // recent.total_bytes)
             self._recent_target = min(self._capacity, self._recent_target + shift)
-            recent.take(key)
+            recent.remove(key)
             queue = self._frequent
         elif key in frequent:
             shift = size * max(1, recent.total_bytes // frequent.total_bytes)
             self._recent_target = max(0, self._recent_target - shift)
-            frequent.take(key)
+            frequent.remove(key)
             queue = self._frequent
         if held:
             self._held[key] = (size, queue)
@@ -145,7 +145,7 @@ class ArcPolicy:
             queue.push(key, size)
 
     def hold(self, key: PageKey) -> None:
-        self._held[key] = (self._queue(key).take(key), self._frequent)
+        self._held[key] = (self._queue(key).remove(key), self._frequent)
 
     def release(self, key: PageKey) -> None:
         size, queue = self._held.pop(key)
@@ -153,7 +153,7 @@ class ArcPolicy:
 
     def use(self, key: PageKey) -> None:
         if key not in self._held:
-            self._frequent.push(key, self._queue(key).take(key))
+            self._frequent.push(key, self._queue(key).remove(key))
 
     def refresh(self, key: PageKey) -> None:
         if key not in self._held:
@@ -161,7 +161,7 @@ class ArcPolicy:
 
     def discard(self, key: PageKey) -> None:
         if self._held.pop(key, None) is None:
-            self._queue(key).take(key)
+            self._queue(key).remove(key)
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
         """Evict the oldest page that is neither held nor spared: of the recent queue if that exceeds its target, else
@@ -172,7 +172,7 @@ class ArcPolicy:
         for queue, ghosts in queues:
             victim = next((key for key in queue if key not in spared), None)
             if victim is not None:
-                ghosts.push(victim, queue.take(victim))
+                ghosts.push(victim, queue.remove(victim))
                 self._recent_ghosts.trim(self._capacity)
                 self._frequent_ghosts.trim(self._capacity)
                 return victim

@@ -21,7 +21,7 @@ class LoopBudget:
         self._spent = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, values: int) -> None:
+    async def acquire(self, values: int) -> None:
         """Return in a turn of the loop that has room for so many values, in the order of the calls. A call for more
         than a whole budget gets a turn alone."""
         if not self._waiting and self._fits(values):

@@ -157,9 +157,9 @@ def test_more_alternatives_than_tokens_are_all_tokens_and_nobody_is_nothing() ->
 
 def test_a_ring_gives_its_buffers_in_turn_and_lets_them_grow() -> None:
     ring = PinnedRing(2, DEVICE)
-    first, second = ring.take(3), ring.take(5)
+    first, second = ring.next_buffer(3), ring.next_buffer(5)
     assert len(first) == 3 and len(second) == 5 and first.is_pinned() == (DEVICE.type == "cuda")
-    assert ring.take(2).data_ptr() == first.data_ptr() != second.data_ptr()
-    grown = ring.take(1000)
-    assert len(grown) == 1000 and ring.take(4).data_ptr() == first.data_ptr()
-    assert ring.take(900).data_ptr() == grown.data_ptr()
+    assert ring.next_buffer(2).data_ptr() == first.data_ptr() != second.data_ptr()
+    grown = ring.next_buffer(1000)
+    assert len(grown) == 1000 and ring.next_buffer(4).data_ptr() == first.data_ptr()
+    assert ring.next_buffer(900).data_ptr() == grown.data_ptr()

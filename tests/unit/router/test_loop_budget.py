@@ -34,7 +34,7 @@ async def test_work_over_the_budget_waits_for_a_later_turn_in_order() -> None:
     async with Turns() as turns:
 
         async def work(values: int) -> None:
-            await budget.take(values)
+            await budget.acquire(values)
             done.append((turns.number, values))
 
         await asyncio.gather(*(work(values) for values in (4, 6, 3, 25, 1, 9, 2)))
@@ -49,8 +49,8 @@ async def test_work_over_the_budget_waits_for_a_later_turn_in_order() -> None:
 
 async def test_cancelled_work_uses_no_budget() -> None:
     budget = LoopBudget(10)
-    await budget.take(10)
-    waiting = [asyncio.create_task(budget.take(10)) for _ in range(5)]
+    await budget.acquire(10)
+    waiting = [asyncio.create_task(budget.acquire(10)) for _ in range(5)]
     await asyncio.sleep(0)
     for task in waiting[:4]:
         task.cancel()
@@ -59,7 +59,7 @@ async def test_cancelled_work_uses_no_budget() -> None:
     for _ in range(3):  # a budget that is free again is given at once
         await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        await budget.take(10)
+        await budget.acquire(10)
 
 
 async def test_simultaneous_readers_are_spread_over_turns() -> None:

@@ -83,7 +83,7 @@ class Generation:
         await self._delta_queue.wait()
         if self._most_tokens is not None:
             tokens = min(self._most_tokens, sum(sequence.client.waiting_tokens for sequence in self.sequences))
-            await self._loop_budget.take(tokens * (2 + self.job.sampling.logprobs))
+            await self._loop_budget.acquire(tokens * (2 + self.job.sampling.logprobs))
         deltas = self._deltas(self._delta_queue.take_sequences())
         if self._wants_logprobs:
             await self.token_bytes.ensure(

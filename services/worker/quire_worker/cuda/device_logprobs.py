@@ -68,13 +68,13 @@ class DeviceLogprobs:
         """
         most = min(int(wanted.max()), logits.shape[1])
         packed = packed_logprobs(logits, token, self._upload(row), most)
-        host = self._downloads.take(packed.numel()).view(packed.shape)
+        host = self._downloads.next_buffer(packed.numel()).view(packed.shape)
         return PendingLogprobs(sequence, wanted, host.copy_(packed, non_blocking=True))
 
     def _upload(self, row: Int32) -> Tensor:
         """The rows on the device; they are uploaded only if they differ from those of the step before."""
         if not np.array_equal(row, self._row):
-            host = self._uploads.take(len(row))
+            host = self._uploads.next_buffer(len(row))
             host.copy_(torch.from_numpy(row))
             self._row, self._row_there = row, host.to(self._device, non_blocking=True, copy=True)
         return self._row_there

@@ -15,7 +15,7 @@ class PinnedRing:
         self._buffers = [torch.empty(0, dtype=torch.int32)] * turns
         self._turn = 0
 
-    def take(self, words: int) -> Tensor:
+    def next_buffer(self, words: int) -> Tensor:
         """The next buffer as int32 [words], uninitialised; a larger one is allocated if needed."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
         if len(self._buffers[turn]) < words:

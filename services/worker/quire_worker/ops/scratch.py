@@ -22,7 +22,7 @@ class Scratch:
         self.replaced = 0
         """Buffers that larger ones have replaced so far."""
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def buffer(self, name: str, *shape: int) -> Tensor:
         """A contiguous tensor of the shape; what it holds is left over from before."""
         taken = self._taken.get((name, shape))
         if taken is not None:

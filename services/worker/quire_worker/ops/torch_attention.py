@@ -18,7 +18,7 @@ from quire_worker.ops.torch_plan import LEAST, Block, Group, Mask, TorchPlan, gr
 def paged_attention(
     query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
-    out = scratch.take("attention.out", plan.rows, shape.heads * shape.head_dim)
+    out = scratch.buffer("attention.out", plan.rows, shape.heads * shape.head_dim)
     out[plan.real_rows :].zero_()
     part = plan.page_size * shape.head_dim
     # Key parts of this layer: the index of layer 0's, on a view that begins two parts per layer later.
@@ -34,7 +34,7 @@ def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scra
     per_kv = shape.heads // shape.kv_heads
     sequences = group.source.numel() // group.tokens
     real = group.tokens * per_kv
-    packed = scratch.take("attention.query", sequences, shape.kv_heads, group.rows, shape.head_dim)
+    packed = scratch.buffer("attention.query", sequences, shape.kv_heads, group.rows, shape.head_dim)
     packed[:, :, real:].zero_()
     rows = query.index_select(0, group.source).view(sequences, group.tokens, shape.kv_heads, per_kv, shape.head_dim)
     target = packed[:, :, :real].view(sequences, shape.kv_heads, group.tokens, per_kv, shape.head_dim)
@@ -102,12 +102,12 @@ def _block(
     """
     items, rows, head_dim = query.shape
     live_rows = real - block.first_row
-    gathered = scratch.take("attention.kv", block.index.numel(), flat.shape[1])
+    gathered = scratch.buffer("attention.kv", block.index.numel(), flat.shape[1])
     torch.index_select(flat, 0, block.index, out=gathered)
     key, value = gathered.view(block.tiles * items, 2, tile_size, head_dim).unbind(1)
     if block.tiles > 1:
         query = query.expand(block.tiles, -1, -1, -1).reshape(block.tiles * items, rows, head_dim)
-    scores = scratch.take("attention.scores", block.tiles * items, rows, tile_size)
+    scores = scratch.buffer("attention.scores", block.tiles * items, rows, tile_size)
     torch.bmm(query, key.transpose(1, 2), out=scores)
     live = scores[:, :live_rows]
     if shape.softcap:
@@ -124,7 +124,7 @@ def _block(
     if block.tiles > 1:
         peak = peak.cummax(dim=0).values
     live.sub_(peak.view(-1, live_rows, 1)).exp_()
-    weighted = scratch.take("attention.weighted", block.tiles * items, rows, head_dim)
+    weighted = scratch.buffer("attention.weighted", block.tiles * items, rows, head_dim)
     torch.bmm(scores, value, out=weighted)
     sums = live.sum(dim=-1, keepdim=True).view(peak.shape)
     return peak, sums, weighted.view(block.tiles, items, rows, head_dim)[:, :, :live_rows]

@@ -179,7 +179,7 @@ def test_a_held_port_is_given_to_nobody_but_may_be_listened_on() -> None:
         service.bind(("127.0.0.1", port))
         service.listen()
         other = HeldPorts()
-        assert not other.take("127.0.0.1", port)
+        assert not other.reserve("127.0.0.1", port)
         other.close()
     held.close()
     assert is_free("127.0.0.1", port)

@@ -29,7 +29,7 @@ class BodyBudget:
         """Return the lease of one body, which holds nothing yet. `tenant` '': nobody has a key."""
         return BodyLease(self, tenant)
 
-    def take(self, tenant: str, num_bytes: int) -> None:
+    def acquire(self, tenant: str, num_bytes: int) -> None:
         """Take bytes for a tenant. Raises Unavailable where too few are left."""
         left = self._max_bytes - self.held - num_bytes
         reserved = self._by_tenant[tenant] + num_bytes if tenant else 0
@@ -42,7 +42,7 @@ class BodyBudget:
             )
         self._add(tenant, num_bytes)
 
-    def give_back(self, tenant: str, num_bytes: int) -> None:
+    def release(self, tenant: str, num_bytes: int) -> None:
         """Give back bytes that were taken for the tenant."""
         self._add(tenant, -num_bytes)
         if not self._by_tenant[tenant]:
@@ -68,7 +68,7 @@ class BodyLease:
         """Hold bytes that have arrived. Raises Unavailable where the budget has no room for them."""
         more = max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
-            self._budget.take(self.tenant, more)
+            self._budget.acquire(self.tenant, more)
         self._size += num_bytes
         self._held += more
 
@@ -76,4 +76,4 @@ class BodyLease:
         """Give back all that is held. Idempotent."""
         held, self._held = self._held, 0
         if held:
-            self._budget.give_back(self.tenant, held)
+            self._budget.release(self.tenant, held)

@@ -136,7 +136,7 @@ class CpuOps:
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
         tiled = _require_tiled(weight)
         (tiles,) = tiled.segments
-        rows, out = token.numel(), self._scratch.take("residual", token.numel(), tiled.inputs)
+        rows, out = token.numel(), self._scratch.buffer("residual", token.numel(), tiled.inputs)
         self._runner.run_job(
             self._embedding_jobs[id(tiled)],
             rows,
@@ -154,7 +154,7 @@ class CpuOps:
         rows, size = x.shape
         if size % LANES:
             return self._torch_ops.rms_norm(x, norm_weight, eps)
-        out = self._scratch.take("normed", rows, size)
+        out = self._scratch.buffer("normed", rows, size)
         arguments = _address(x), _address(norm_weight), _address(out), size, float_to_bits(eps)
         self._runner.run_job(self._norm, rows, rows * size, *arguments)
         return out
@@ -163,7 +163,7 @@ class CpuOps:
         rows, size = residual.shape
         if size % LANES:
             return self._torch_ops.add_rms_norm(delta, residual, norm_weight, eps)
-        out = self._scratch.take("normed", rows, size)
+        out = self._scratch.buffer("normed", rows, size)
         arguments = _address(delta), _address(residual), _address(norm_weight), _address(out), size, float_to_bits(eps)
         self._runner.run_job(self._add_norm, rows, rows * size, *arguments)
         return out
@@ -172,7 +172,7 @@ class CpuOps:
         rows, size = x.shape
         if size % LANES:
             return self._torch_ops.layer_norm(x, norm_weight, bias, eps)
-        out = self._scratch.take("normed", rows, size)
+        out = self._scratch.buffer("normed", rows, size)
         self._run_norm(x, out, HeadNorm(0, 1, size, eps, True, norm_weight, bias))
         return out
 
@@ -196,7 +196,7 @@ class CpuOps:
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         tiled = _require_tiled(weight)
-        return self._linear_into(x, tiled, self._scratch.take("linear", x.shape[0], tiled.bias.size))
+        return self._linear_into(x, tiled, self._scratch.buffer("linear", x.shape[0], tiled.bias.size))
 
     def qk_norm_rope_write(
         self,
@@ -208,7 +208,7 @@ class CpuOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
+        out = self._scratch.buffer("query", plan.rows, shape.heads * shape.head_dim)
         query_norm, key_norm = (norm.query, norm.key) if norm else (out, out)
         page_size, head_dim = pages.shape[4:]
         self._runner.run_job(
@@ -239,7 +239,7 @@ class CpuOps:
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
+        out = self._scratch.buffer("attended", plan.rows, shape.heads * shape.head_dim)
         if plan.rows > plan.real_rows:
             out[plan.real_rows :].zero_()
         page_size, head_dim = pages.shape[4:]
@@ -283,7 +283,7 @@ class CpuOps:
             return self._torch_ops.gated_activation(gate_up, activation)
         if activation != "silu":
             return self._activate(gate_up, size, activation, is_gated=True)
-        out = self._scratch.take("gated", rows, size)
+        out = self._scratch.buffer("gated", rows, size)
         cost_ns = 2 * rows * size
         self._runner.run_job(self._silu_and_mul, rows, cost_ns, _address(gate_up), _address(out), size)
         return out
@@ -306,7 +306,7 @@ class CpuOps:
 
     def _activate(self, source: Tensor, size: int, activation: Activation, *, is_gated: bool) -> Tensor:
         rows = source.shape[0]
-        out = self._scratch.take("gated", rows, size)
+        out = self._scratch.buffer("gated", rows, size)
         kind = row_kernels.ACTIVATIONS.index(activation)
         arguments = _address(source), _address(out), size, kind, int(is_gated)
         self._run_kernel(row_kernels.activation_rows, rows, 2 * rows * size, *arguments)
