@@ -22,7 +22,7 @@ class HeldPorts:
         return self._hold(host, 0)
 
     def reserve(self, host: str, port: int) -> bool:
-        """Hold this very port; False where somebody else has it."""
+        """Hold this port. Returns False if somebody else has it."""
         try:
             self._hold(host, port)
         except OSError:

@@ -1,4 +1,4 @@
-"""PinnedRing: host buffers that are taken in turn, since pinned memory is slow to allocate."""
+"""PinnedRing: host buffers that are used in turn, since pinned memory is slow to allocate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class PinnedRing:
-    """A buffer is taken again after `turns` more calls of `take`: by then nothing may still read or write it. Buffers
-    grow to what is asked for. `device`: the device whose copies go through them."""
+    """`next_buffer` returns a buffer again after `turns` more calls: by then nothing may still read or write it.
+    Buffers grow as needed. `device`: the device whose copies go through them."""
 
     def __init__(self, turns: int, device: torch.device) -> None:
         self._pinned = device.type == "cuda"
@@ -16,7 +16,7 @@ class PinnedRing:
         self._turn = 0
 
     def next_buffer(self, words: int) -> Tensor:
-        """The next buffer as int32 [words], uninitialised; a larger one is allocated if needed."""
+        """Return the next buffer as int32 [words], uninitialised. Allocates a larger one if needed."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
         if len(self._buffers[turn]) < words:
             room = 1 << max(0, words - 1).bit_length()

@@ -11,7 +11,7 @@ _MOST_SHAPES = 256
 
 
 class Scratch:
-    """Named float32 buffers that grow and never shrink. A buffer is valid until its name is taken again.
+    """Named float32 buffers that grow and never shrink. A buffer is valid until the next call with its name.
 
     The same tensor is returned each time for a name and shape, as long as the buffer does not grow.
     """
@@ -23,7 +23,7 @@ class Scratch:
         """Buffers that larger ones have replaced so far."""
 
     def buffer(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor of the shape; what it holds is left over from before."""
+        """Return a contiguous tensor of the shape, with numbers that are left over from before."""
         taken = self._taken.get((name, shape))
         if taken is not None:
             return taken

@@ -30,7 +30,7 @@ class BodyBudget:
         return BodyLease(self, tenant)
 
     def acquire(self, tenant: str, num_bytes: int) -> None:
-        """Take bytes for a tenant. Raises Unavailable where too few are left."""
+        """Reserve bytes for a tenant. Raises Unavailable if too few are left."""
         left = self._max_bytes - self.held - num_bytes
         reserved = self._by_tenant[tenant] + num_bytes if tenant else 0
         if left < reserved:
@@ -43,7 +43,7 @@ class BodyBudget:
         self._add(tenant, num_bytes)
 
     def release(self, tenant: str, num_bytes: int) -> None:
-        """Give back bytes that were taken for the tenant."""
+        """Release bytes that the tenant had acquired."""
         self._add(tenant, -num_bytes)
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
