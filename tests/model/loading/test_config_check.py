@@ -31,6 +31,7 @@ def spec_of(folder: Path, **fields: Any) -> ArchSpec:
 
 
 GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+PHI: dict[str, Any] = {"architectures": ["PhiForCausalLM"], "model_type": "phi", "rms_norm_eps": ...}
 STABLELM: dict[str, Any] = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "rms_norm_eps": ...}
 NO_SIZES: dict[str, Any] = dict.fromkeys(TINY, ...) | {"vocab_size": 97}
 OPT: dict[str, Any] = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "rms_norm_eps": ...}
@@ -78,12 +79,33 @@ def test_null_is_no_soft_cap_where_absence_is_the_default(tmp_path: Path) -> Non
         assert (spec.attention[0].softcap, spec.logit_softcap) == caps, "an option says it as the file does"
 
 
+def test_null_says_what_transformers_takes_it_for(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, **(LLAMA | {"num_key_value_heads": None, "head_dim": None, "layer_types": None}))
+    assert (spec.kv_heads, spec.head_dim) == (4, 12)
+    seed = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": None}
+    assert spec_of(tmp_path, **seed).head_dim == 12, "not the family's 128"
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for truncate, rounds in ((None, False), (True, True)):
+        (rope,) = {
+            each.rope for each in spec_of(tmp_path, **LLAMA, rope_scaling=yarn | {"truncate": truncate}).attention
+        }
+        assert rope is not None and rope.truncate is rounds
+
+
 def test_a_familys_own_name_of_a_field_does_not_hide_the_usual_one(tmp_path: Path) -> None:
     assert spec_of(tmp_path, **(GPT2 | {"n_embd": None, "hidden_size": 48})).hidden_size == 48
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a window that is null, in layers that have one": (GEMMA2 | {"sliding_window": None}, "sliding_window"),
+    "an epsilon that is null": (LLAMA | {"rms_norm_eps": None}, "rms_norm_eps"),
+    "an activation that is null": (LLAMA | {"hidden_act": None}, "hidden_act"),
+    "a scale of scores that is null": (GEMMA2 | {"query_pre_attn_scalar": None}, "query_pre_attn_scalar"),
+    "a bias that is null": (LLAMA | {"attention_bias": None}, "attention_bias"),
+    "a part of a head that is null, where the family has one": (
+        PHI | {"partial_rotary_factor": None},
+        "partial_rotary_factor",
+    ),
     "a window that is null, in layers by name": (
         QWEN2 | {"use_sliding_window": True, "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
         "sliding_window",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The fields of one config.json. A field that is null counts as absent, but for what `is_null` tells apart."""
+    """The fields of one config.json. A field that is null counts as absent, unless `refuses_null` is set."""
 
     fields: Mapping[str, Any]
     source: str = "config.json"
@@ -51,6 +51,10 @@ class ConfigFile:
     """Field -> its name in the file, where that is another."""
     seen: set[str] = field(default_factory=set, compare=False, repr=False)
     """Fields whose values were read."""
+    refuses_null: bool = False
+    """Null is an error where a caller does not say what it means: another value than the default may be meant."""
+    defaulted: frozenset[str] = frozenset()
+    """Fields that have a default of the family, which null does not mean."""
 
     def overridden(self, fields: Mapping[str, Any]) -> Self:
         """Return the same config with these fields in place of its own; null is as null in the file. An object replaces
@@ -59,19 +63,23 @@ class ConfigFile:
             return self
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
-    def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any], nulls: Collection[str] = ()) -> Self:
+    def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
         """Return the same config with fields under the names that others have for them, and with defaults for fields
-        that are absent. A default stands for null too, but for the fields of `nulls`. Nothing of it was read yet."""
+        that are absent. Readers refuse nulls whose meaning they do not know. Nothing of it was read yet."""
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)
             if value is not None or fields.get(usual) is None:
                 fields[usual] = value
-        for name, value in defaults.items():
-            if name not in fields or (fields[name] is None and name not in nulls):
-                fields[name] = value
         keys = {**{usual: own for own, usual in renamed.items()}, **self.keys}
-        return replace(self, fields=fields, keys=keys, seen=set())
+        return replace(
+            self,
+            fields={**defaults, **fields},
+            keys=keys,
+            seen=set(),
+            refuses_null=True,
+            defaulted=frozenset(defaults),
+        )
 
     def note_read(self, *names: str) -> None:
         """Note that fields were considered, whatever their values."""
@@ -85,9 +93,17 @@ class ConfigFile:
         """Whether the field is there and null."""
         return name in self.fields and self.fields[name] is None
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_I32) -> int:
-        """An integer from `minimum` to `maximum`."""
-        value = self._value(name, default)
+    def integer(
+        self,
+        name: str,
+        default: int | None = None,
+        *,
+        minimum: int = 1,
+        maximum: int = MAX_I32,
+        nullable: bool = False,
+    ) -> int:
+        """An integer from `minimum` to `maximum`. `nullable`: null says the default."""
+        value = self._value(name, default, nullable)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.bad(name, f"an integer from {minimum} to {maximum}")
         return value
@@ -96,39 +112,40 @@ class ConfigFile:
         """A number of positions. May be more than int32, where a model claims to have no bound."""
         return self.integer(name, default, maximum=_MOST_POSITIONS)
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0."""
-        value = self._value(name, default)
+    def number(self, name: str, default: float | None = None, *, nullable: bool = False) -> float:
+        """A finite number above 0. `nullable`: null says the default."""
+        value = self._value(name, default, nullable)
         # Not isfinite: an integer may be more than a float holds.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.bad(name, "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool, *, null: bool | None = None) -> bool:
-        """Return a field that is true or false, or `default` where it is absent. `null`: what null says; None: the
-        default. Raises ConfigError for any other value."""
-        value = self._value(name, default if null is None or not self.is_null(name) else null)
+        """Return a field that is true or false, or `default` where it is absent. `null`: what null says, if it says
+        something. Raises ConfigError for any other value."""
+        said = default if null is None or not self.is_null(name) else null
+        value = self._value(name, said, null is not None)
         if not isinstance(value, bool):
             raise self.bad(name, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._value(name, default)
+    def text(self, name: str, default: str | None = None, *, nullable: bool = False) -> str:
+        """A string. `nullable`: null says the default."""
+        value = self._value(name, default, nullable)
         if not isinstance(value, str):
             raise self.bad(name, "a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty where absent."""
-        value = self._value(name, [])
+        value = self._value(name, [], True)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of integers that are not negative; empty where absent."""
-        value = self._value(name, [])
+        value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in value
         ):
@@ -137,7 +154,7 @@ class ConfigFile:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers above 0."""
-        value = self._value(name, [])
+        value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
             for item in value
@@ -147,7 +164,7 @@ class ConfigFile:
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id or a list of them; empty where absent. They may be outside the vocabulary."""
-        value = self._value(name, [])
+        value = self._value(name, [], True)
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in items):
             raise self.bad(name, f"a token id from 0 to {MAX_I32}, or a list of such ids")
@@ -161,7 +178,7 @@ class ConfigFile:
             return None
         if not isinstance(value, dict):
             raise self.bad(name, "an object")
-        return ConfigFile(value, f"{self.source}: {name}")
+        return ConfigFile(value, f"{self.source}: {name}", refuses_null=self.refuses_null)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
         """The error for a field that is absent or not what is wanted. `fix`: another than the model's own file."""
@@ -172,7 +189,8 @@ class ConfigFile:
         shown = "null" if self.is_null(name) else repr(self.fields[name])[:80]
         return ConfigError("BAD_CONFIG", f"{self.source}: `{key}` is {shown}, not {wanted}.", fix)
 
-    def _value(self, name: str, default: object) -> object:
+    def _value(self, name: str, default: object, nullable: bool) -> object:
         self.seen.add(name)
         value = self.fields.get(name)
-        return default if value is None else value
+        nullable = (nullable and name not in self.defaulted) or not self.refuses_null or name not in self.fields
+        return default if value is None and nullable else value

@@ -102,12 +102,13 @@ def read_sizes(
     config: ConfigFile, *, head_dim: int = 0, inner: int = 0, eps: str = RMS_EPS, default_eps: float = 1e-6
 ) -> Sizes:
     """Read and cross-check the sizes. `head_dim`, `inner`: where config.json does not say; 0 stands for hidden_size /
-    heads, and for an error. `eps`: the field of the norms' epsilon."""
+    heads, as a null `head_dim` does, and for an error. `eps`: the field of the norms' epsilon."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", maximum=_MOST_HEADS)
-    kv_heads = config.integer("num_key_value_heads", heads)
+    kv_heads = config.integer("num_key_value_heads", heads, nullable=True)
     if not config.has("head_dim") and not head_dim and hidden % heads:
         raise config.bad("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    found = config.integer("head_dim", head_dim or max(1, hidden // heads), maximum=_MOST_HEAD_DIM)
+    usual = head_dim if head_dim and not config.is_null("head_dim") else max(1, hidden // heads)
+    found = config.integer("head_dim", usual, maximum=_MOST_HEAD_DIM, nullable=True)
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     if found % 2:
@@ -122,7 +123,7 @@ def read_sizes(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=found,
-        intermediate_size=config.integer("intermediate_size", inner or None),
+        intermediate_size=config.integer("intermediate_size", inner or None, nullable=bool(inner)),
         max_positions=config.positions(CONTEXT),
         norm_eps=config.number(eps, default_eps),
     )

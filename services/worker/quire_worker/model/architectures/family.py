@@ -30,8 +30,6 @@ class Family:
     """The family's keys of config.json that others call by another name -> that name."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields, by those names, where config.json has none."""
-    nulls: frozenset[str] = frozenset()
-    """Those of `defaults` whose null says something else than the default."""
     ignored: tuple[str, ...] = ()
     """Ends of the names of tensors that hold nothing to compute with."""
     transposed: frozenset[str] = frozenset()
@@ -49,7 +47,7 @@ class Family:
 
     def adapt(self, config: ConfigFile) -> ConfigFile:
         """The config with the family's own names of fields replaced by the usual ones, and its defaults."""
-        return config.adapted(self.renamed, self.defaults, self.nulls)
+        return config.adapted(self.renamed, self.defaults)
 
     def of(self, config: ConfigFile) -> Family:
         """The family with the name map of one model's config."""

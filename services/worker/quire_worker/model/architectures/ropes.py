@@ -16,7 +16,7 @@ from quire_worker.model.rope import SUPPORTED_ROPE_KINDS
 ORIGINAL: Final = "original_max_position_embeddings"
 # Keys of a RoPE section that each kind reads.
 _ANY: Final = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_KEYS: Final = {
+KEYS: Final = {
     "default": _ANY,
     "linear": _ANY | {"factor"},
     "factors": _ANY | {"factors"},
@@ -39,7 +39,7 @@ def read_rope(
     section = config.section(name) or ConfigFile({}, config.source)
     if layer_type and isinstance(section.fields.get(layer_type), dict):
         section = section.section(layer_type) or section
-    kind = section.text("rope_type", section.text("type", "default"))
+    kind = section.text("rope_type", section.text("type", "default", nullable=True))
     kind = _OLD_NAMES.get(kind, kind)
     if kind not in SUPPORTED_ROPE_KINDS:
         raise Unsupported(
@@ -48,13 +48,21 @@ def read_rope(
             "Serve a model with a supported variant.",
         )
     _check_keys(config, section, name, kind)
-    theta = section.number("rope_theta", config.number("rope_theta", theta))
-    part = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    theta = read_base(config, section, theta)
+    config.note_read("partial_rotary_factor")
+    partial = section if section.has("partial_rotary_factor") else config
+    part = partial.number("partial_rotary_factor", 1.0, nullable=True)
     rotated = int(head_dim * min(part, 2.0))
     if rotated > head_dim or rotated < 2 or rotated % 2:
         raise config.bad("partial_rotary_factor", f"a share of the {head_dim} dimensions of a head that is even")
     plain = RopeSpec(theta=theta, rotated=0 if rotated == head_dim else rotated, interleaved=interleaved)
     return _check_factors(config, _READERS[kind](config, section, plain), head_dim)
+
+
+def read_base(config: ConfigFile, section: ConfigFile, default: float) -> float:
+    """The base of a RoPE's frequencies, from its section or from the config."""
+    config.note_read("rope_theta")
+    return section.number("rope_theta") if section.has("rope_theta") else config.number("rope_theta", default)
 
 
 def _default(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
@@ -94,7 +102,9 @@ def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpe
 
 def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
     factor = section.number("factor")
-    fast, slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
+    fast, slow = (
+        section.number(name, usual, nullable=True) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     if not _LEAST_BETA <= slow < fast <= _MOST_BETA:
         raise section.bad("beta_fast", f"more than beta_slow ({slow:g}), both from {_LEAST_BETA:g} to {_MOST_BETA:g}")
     if plain.theta <= 1.0:
@@ -110,8 +120,8 @@ def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
         original_max_positions=section.positions(ORIGINAL, config.positions(CONTEXT)),
         beta_fast=fast,
         beta_slow=slow,
-        truncate=section.flag("truncate", True),
-        attention_factor=section.number("attention_factor", wanted),
+        truncate=section.flag("truncate", True, null=False),
+        attention_factor=section.number("attention_factor", wanted, nullable=True),
     )
 
 
@@ -121,10 +131,11 @@ def _yarn_scale(factor: float, scale: float = 1.0) -> float:
 
 def _longrope(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
     context = config.positions(CONTEXT)
-    original = config.positions(ORIGINAL, section.positions(ORIGINAL, context))
+    original = (config if ORIGINAL in config.fields else section).positions(ORIGINAL, context)
+    config.note_read(ORIGINAL)
     if original < 2:
         raise config.bad(ORIGINAL, "at least 2")
-    factor = section.number("factor", context / original)
+    factor = section.number("factor", context / original, nullable=True)
     wanted = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return _with(
         plain,
@@ -132,7 +143,7 @@ def _longrope(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeS
         original_max_positions=original,
         factors=section.numbers("short_factor"),
         long_factors=section.numbers("long_factor"),
-        attention_factor=section.number("attention_factor", wanted),
+        attention_factor=section.number("attention_factor", wanted, nullable=True),
     )
 
 
@@ -149,7 +160,7 @@ _READERS: Final[dict[str, Callable[[ConfigFile, ConfigFile, RopeSpec], RopeSpec]
 def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
     """Raise Unsupported for a key of the section that its kind does not read, and for two values of one thing."""
     for key, value in section.fields.items():
-        if value is not None and key not in _KEYS[kind]:
+        if value is not None and key not in KEYS[kind]:
             raise refused(section, key, f"more than the RoPE variant {kind!r} has")
     if section.has("type") and _OLD_NAMES.get(section.text("type"), section.text("type")) != kind:
         raise refused(section, "type", f"another RoPE variant than `rope_type` ({kind!r})")

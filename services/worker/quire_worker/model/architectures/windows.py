@@ -79,6 +79,6 @@ def refuse_windows(config: ConfigFile) -> None:
     config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
     if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")
-    asked = config.has("sliding_window") and config.flag("use_sliding_window", True)
+    asked = config.has("sliding_window") and config.flag("use_sliding_window", True, null=True)
     if asked and config.positions("sliding_window") < config.positions(CONTEXT):
         raise refused(config, "sliding_window", "sliding windows")

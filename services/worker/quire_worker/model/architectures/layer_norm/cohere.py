@@ -18,10 +18,10 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     rope = read_rope(config, sizes.head_dim, interleaved=True, theta=10_000.0 if second else 500_000.0)
     types = (FULL,) * sizes.layers
     if second:
-        pattern = config.integer("sliding_window_pattern", 4)
+        pattern = config.integer("sliding_window_pattern", 4, nullable=True)
         types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % pattern else FULL)
     mlp = read_dense(config, sizes)
-    normed = QkNormSpec("each_head", "layer") if config.flag("use_qk_norm", False) else None
+    normed = QkNormSpec("each_head", "layer") if config.flag("use_qk_norm", False, null=False) else None
     layers = tuple(
         LayerSpec(
             sizes.attention(
@@ -68,7 +68,6 @@ COHERE2 = Family(
     USUAL_NAMES,
     "cohere2",
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(
         GgufMap(
             "cohere2",

@@ -18,11 +18,11 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Old models have one KV head (`multi_query`) or as many as query heads; the new architecture says how many."""
     hidden, heads, is_new = config.integer("hidden_size"), config.integer("num_attention_heads"), _is_new(config)
     shares_one = config.flag("multi_query", True, null=False)
-    kv_heads = config.integer("num_kv_heads", heads) if is_new else 1 if shares_one else heads
+    kv_heads = config.integer("num_kv_heads", heads, nullable=True) if is_new else 1 if shares_one else heads
     config.note_read("num_kv_heads")
     config = replace(config, fields={**config.fields, "num_key_value_heads": kv_heads})
     sizes = read_sizes(config, inner=4 * hidden, eps="layer_norm_epsilon", default_eps=1e-5)
-    bias, alibi = config.flag("bias", False), config.flag("alibi", False)
+    bias, alibi = config.flag("bias", False, null=False), config.flag("alibi", False, null=False)
     attention = sizes.attention(
         rope=None if alibi else read_rope(config, sizes.head_dim),
         # Scores are scaled with the slopes on them.
@@ -49,12 +49,12 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _is_new(config: ConfigFile) -> bool:
-    return config.flag("new_decoder_architecture", False)
+    return config.flag("new_decoder_architecture", False, null=False)
 
 
 def _has_two_norms(config: ConfigFile) -> bool:
     """Whether attention and MLP of a parallel layer have a norm each."""
-    return config.integer("num_ln_in_parallel_attn", 2 if _is_new(config) else 1) == 2
+    return config.integer("num_ln_in_parallel_attn", 2 if _is_new(config) else 1, nullable=True) == 2
 
 
 def _names(config: ConfigFile) -> Mapping[str, str]:

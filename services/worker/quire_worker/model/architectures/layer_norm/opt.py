@@ -19,7 +19,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
             raise refused(config, key, "other norms")
     if config.flag("_remove_final_layer_norm", False):
         raise refused(config, "_remove_final_layer_norm", "no last norm")
-    if config.integer("word_embed_proj_dim", sizes.hidden_size) != sizes.hidden_size:
+    if config.integer("word_embed_proj_dim", sizes.hidden_size, nullable=True) != sizes.hidden_size:
         raise refused(config, "word_embed_proj_dim", "an embedding of another width")
     bias = config.flag("enable_bias", True)
     attention = sizes.attention(rope=None, qkv_bias=bias, o_bias=bias)

@@ -39,8 +39,9 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 def _every_nth_full(config: ConfigFile) -> Callable[[int], str]:
     """Return the function from a layer's index to its type: each n-th is full, the others slide. n is
     `sliding_window_pattern`, or its length if it is letters such as LLLG, which are not read; 4 where it is absent."""
-    pattern = config.fields.get("sliding_window_pattern", 4)
-    every = max(1, len(pattern)) if isinstance(pattern, str) else config.integer("sliding_window_pattern", 4)
+    key = "sliding_window_pattern"
+    pattern = config.fields.get(key)
+    every = max(1, len(pattern)) if isinstance(pattern, str) else config.integer(key, 4, nullable=True)
     return lambda layer: SLIDING if (layer + 1) % every else FULL
 
 
@@ -52,7 +53,6 @@ EXAONE4 = Family(
     ),
     "exaone4",
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     # A file without a window has none, where config.json has the default.
     gguf=(GgufMap("exaone4", keys=WINDOWS, derive=lambda fields: {"sliding_window": fields.get("sliding_window")}),),
     models="EXAONE 4 1.2B and 32B",

@@ -41,7 +41,7 @@ def _model(architecture: str, config: ConfigFile, sizes: Sizes, layers: tuple[La
 
 
 def _refuse_bidirectional(config: ConfigFile) -> None:
-    if config.flag("use_bidirectional_attention", False):
+    if config.flag("use_bidirectional_attention", False, null=False):
         raise refused(config, "use_bidirectional_attention", "attention to later positions")
 
 
@@ -55,7 +55,7 @@ def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     config.note_read("hidden_act", "hidden_activation")
-    named = config.text("hidden_activation", config.text("hidden_act", "gelu_pytorch_tanh"))
+    named = config.text("hidden_activation", config.text("hidden_act", "gelu_pytorch_tanh"), nullable=True)
     if named not in ("gelu", "gelu_pytorch_tanh"):
         raise refused(config, "hidden_activation" if config.has("hidden_activation") else "hidden_act", "another MLP")
     layer = LayerSpec(attention, Dense(sizes.intermediate_size, "gelu_tanh"))
@@ -69,7 +69,7 @@ def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
 
 def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
     """Five layers with a window and a small RoPE base, then one without and with a large base."""
-    pattern = config.integer("sliding_window_pattern", 6)
+    pattern = config.integer("sliding_window_pattern", 6, nullable=True)
     return _alternating(architecture, config, lambda layer: SLIDING if (layer + 1) % pattern else FULL, caps=False)
 
 
@@ -142,7 +142,6 @@ GEMMA2 = Family(
     _POST_NORMED,
     "gemma2",
     defaults={"final_logit_softcapping": 30.0} | WINDOW_DEFAULT,
-    nulls=frozenset(("final_logit_softcapping", "sliding_window")),
     says={"cache_implementation": "hybrid"},
     gguf=(
         GgufMap(
@@ -161,7 +160,6 @@ GEMMA3 = Family(
     "gemma3_text",
     renamed={"_sliding_window_pattern": "sliding_window_pattern"},
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(
         GgufMap(
             "gemma3",

@@ -7,7 +7,7 @@ from quire_worker.model.architectures.common import is_tied, read_dense, read_si
 from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
-from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.architectures.ropes import read_base, read_rope
 from quire_worker.model.config_file import ConfigFile
 
 _MOST_ALPHA = 1e6
@@ -26,14 +26,14 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 def _rope(config: ConfigFile, head_dim: int) -> RopeSpec:
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name)
-    if section is None or section.text("rope_type", section.text("type", "default")) != "dynamic":
+    if section is None or section.text("rope_type", section.text("type", "default", nullable=True)) != "dynamic":
         return read_rope(config, head_dim)
     if not section.has("alpha"):
         raise refused(section, "type", "a rotary embedding that changes with the length of a sequence")
     alpha = section.number("alpha")
     if head_dim < 4 or alpha > _MOST_ALPHA:
         raise section.bad("alpha", f"a number up to {_MOST_ALPHA:g}, for heads of 4 elements or more")
-    theta = section.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = read_base(config, section, 10000.0)
     return RopeSpec(theta=theta * alpha ** (head_dim / (head_dim - 2)))
 
 

@@ -25,7 +25,6 @@ MISTRAL = Family(
     USUAL_NAMES,
     "mistral",
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     models="Mistral 7B, Mistral Small, Mistral Nemo",
 )
 MINISTRAL = Family(
@@ -34,6 +33,5 @@ MINISTRAL = Family(
     USUAL_NAMES,
     "ministral",
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     models="Ministral 8B",
 )

@@ -52,7 +52,6 @@ OLMO3 = Family(
     _NAMES,
     "olmo3",
     defaults=WINDOW_DEFAULT,
-    nulls=frozenset(WINDOW_DEFAULT),
     gguf=(GgufMap("olmo2", keys=WINDOWS, nonzero=("attention.sliding_window",), if_key="attention.sliding_window"),),
     models="OLMo 3 7B and 32B",
 )

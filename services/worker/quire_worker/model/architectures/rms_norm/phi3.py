@@ -20,7 +20,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("attention_bias")
-    if config.flag("attention_bias", False):
+    if config.flag("attention_bias", False, null=False):
         raise refused(config, "attention_bias", "biases")
     layers = tuple(
         LayerSpec(sizes.attention(rope=rope, window=window), mlp) for window in every_layer(config, sizes.layers)
