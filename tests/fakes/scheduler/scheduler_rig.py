@@ -19,7 +19,7 @@ from quire_scheduler.core.outputs import FinishedNote, PulledNote, SessionOutput
 from quire_scheduler.core.scheduler import Scheduler
 from quire_scheduler.disaggregation.handover import NO_TRANSFER, Handover
 from quire_scheduler.kv.kv_traffic import Lookup, LookupResult
-from tests.fakes.worker.fake_worker import FakeWorker, make_hello
+from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
 
 T = TypeVar("T")
 
@@ -30,6 +30,10 @@ def a_sequence(prompt: Any, max_tokens: int = 8, *, ignore_eos: bool = True, **m
     sampling = Sampling(logprobs=more.pop("logprobs", -1))
     stop = Stop(max_tokens, more.pop("min_tokens", 0), more.pop("stop_token_ids", ()), ignore_eos)
     return Sequence(ids.astype(np.int32), stop, sampling, **more)
+
+
+def random_ids(tokens: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(2, 97, tokens)
 
 
 class Delayed(Generic[T]):
@@ -217,3 +221,12 @@ class Rig:
             leases.append(self._next_lease.to_bytes(8, "big"))
         self.leases.update(leases)
         return LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id, watched=self.watched)
+
+
+def serve_alone(rig: Rig, handle: int, sequence: Sequence) -> int:
+    """Serve a sequence alone, and check its tokens. Returns how many tokens were prefilled for it."""
+    before = rig.core.stats.prefill_tokens
+    rig.submit(handle, sequence)
+    rig.run()
+    assert rig.tokens[0, handle] == undisturbed(sequence, max_len=rig.core.max_len)[0][len(sequence.output_ids) :]
+    return rig.core.stats.prefill_tokens - before

@@ -6,9 +6,9 @@ from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.kv.page_moves import Move
-from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
+from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence, random_ids
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
-from tests.unit.scheduler.kv.test_offload import moves, other
+from tests.unit.scheduler.kv.test_offload import moves
 
 # Turns that a store takes, a millisecond each; and the time after which nobody waits for one.
 STORE_TURNS = 2000
@@ -28,7 +28,7 @@ class Crowd:
         self.sequences: dict[int, Sequence] = {}
         for handle in (OLDEST, SECOND, THIRD, LATEST):
             prompt = latest_prompt if handle == LATEST else 3
-            self.sequences[handle] = a_sequence(other(prompt, handle), 40)
+            self.sequences[handle] = a_sequence(random_ids(prompt, handle), 40)
             self.rig.submit(handle, self.sequences[handle])
 
     @property

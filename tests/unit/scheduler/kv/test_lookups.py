@@ -6,7 +6,7 @@ import numpy as np
 
 from quire_common.credit import MoveKind
 from quire_scheduler.config import SchedulerConfig
-from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
+from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence, random_ids
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
 
 Store = dict[bytes, list[int]]
@@ -14,10 +14,6 @@ Store = dict[bytes, list[int]]
 
 def a_rig(store: Store | None = None, **more: int) -> Rig:
     return Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4, **more), store={} if store is None else store))
-
-
-def other(tokens: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(2, 97, tokens)
 
 
 def loads(rig: Rig) -> list[int]:
@@ -30,7 +26,7 @@ def test_slow_lookup_delays_only_its_own_request() -> None:
     rig.step()
     rig.lookup_turns = 80
     for handle in range(1, 31):
-        rig.submit(handle, a_sequence(other(30, handle), 1))
+        rig.submit(handle, a_sequence(random_ids(30, handle), 1))
     rig.submit(99, a_sequence(3, 2))
     begun = rig._turn
     while (0, 99) not in rig.ends:
@@ -46,7 +42,7 @@ def test_a_lookup_that_fails_is_not_repeated_for_its_request() -> None:
     rig.lookups_fail = True
     rig.worker.step_us = 500_000
     for handle in range(4):
-        rig.submit(handle, a_sequence(other(14, handle), 30))
+        rig.submit(handle, a_sequence(random_ids(14, handle), 30))
     rig.run()
     assert rig.core.stats.preemptions > 0
     uids = [lookup.uid for lookup in rig.looked_up]
@@ -58,7 +54,7 @@ def test_lookups_pause_while_the_kvstore_does_not_answer() -> None:
     rig = a_rig(num_pages=200, max_num_seqs=1)
     rig.lookups_fail = True
     for handle in range(20):
-        rig.submit(handle, a_sequence(other(14, handle), 4))
+        rig.submit(handle, a_sequence(random_ids(14, handle), 4))
     rig.run()
     # Those that were under way when it was found out.
     assert 3 <= len(rig.looked_up) <= 3 + 5
@@ -66,11 +62,11 @@ def test_lookups_pause_while_the_kvstore_does_not_answer() -> None:
     rig.now += 5.0
     before = len(rig.looked_up)
     for handle in range(20, 24):
-        rig.submit(handle, a_sequence(other(14, handle), 4))
+        rig.submit(handle, a_sequence(random_ids(14, handle), 4))
     rig.run()
     assert len(rig.looked_up) == before + 1, "one tries it"
     for handle in range(24, 28):
-        rig.submit(handle, a_sequence(other(14, handle), 4))
+        rig.submit(handle, a_sequence(random_ids(14, handle), 4))
     rig.run()
     assert len(rig.looked_up) == before + 1 + 4
     assert rig.core.stats.lookups_failed == before
@@ -79,12 +75,12 @@ def test_lookups_pause_while_the_kvstore_does_not_answer() -> None:
 def test_migrated_request_finds_pages_of_its_output() -> None:
     store: Store = {}
     first = a_rig(store, num_pages=100)
-    whole = a_sequence(other(10, 3), 40)
+    whole = a_sequence(random_ids(10, 3), 40)
     first.submit(1, whole)
     first.run()
     emitted = np.array(undisturbed(whole)[0][:30], np.int32)
     rig = a_rig(store, num_pages=100)
-    rig.submit(2, a_sequence(other(10, 3), 40, output_ids=emitted))
+    rig.submit(2, a_sequence(random_ids(10, 3), 40, output_ids=emitted))
     rig.run()
     assert loads(rig) == [9] and rig.core.stats.prefill_tokens == 40 - 36
     assert rig.tokens[0, 2] == undisturbed(whole)[0][30:]
@@ -94,14 +90,14 @@ def test_migrated_request_finds_pages_of_its_output() -> None:
 def test_siblings_share_one_load() -> None:
     store: Store = {}
     first = a_rig(store, num_pages=100)
-    first.submit(1, a_sequence(other(41, 1), 2))
+    first.submit(1, a_sequence(random_ids(41, 1), 2))
     first.run()
     rig = a_rig(store, num_pages=200, max_num_seqs=8)
     rig.submit(1, a_sequence(5, 60))
     rig.step()
     rig.worker.move_turns = (20, 21)
     for sample in range(4):
-        rig.submit(10 + sample, a_sequence(other(41, 1), 4))
+        rig.submit(10 + sample, a_sequence(random_ids(41, 1), 4))
     while not loads(rig):
         rig.step()
     heard = len(rig.tokens[0, 1])
@@ -116,6 +112,6 @@ def test_siblings_share_one_load() -> None:
 def test_one_lookup_names_no_more_pages_than_a_kvstore_takes() -> None:
     hello = make_hello(page_size=1, num_pages=9_000, max_model_len=9_000)
     rig = Rig(SchedulerConfig(max_num_batched_tokens=9_000), kvstore=True, worker=FakeWorker(hello))
-    rig.submit(1, a_sequence(other(8_500, 1), 1))
+    rig.submit(1, a_sequence(random_ids(8_500, 1), 1))
     rig.step()
     assert [len(lookup.hashes) for lookup in rig.looked_up] == [8_192]

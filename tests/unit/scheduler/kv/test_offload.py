@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from quire_common.credit import MoveKind
 from quire_common.errors import Internal
-from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.kv.offload import BATCH_PAGES
-from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
+from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence, random_ids, serve_alone
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
 
 Store = dict[bytes, list[int]]
@@ -22,19 +20,6 @@ def a_rig(store: Store, policy: str = "write-through", **more: Any) -> Rig:
     config = SchedulerConfig(kvstore_offload=policy, **more.pop("config", {}))
     worker = FakeWorker(make_hello(page_size=4, **more), store=store)
     return Rig(config, kvstore=True, worker=worker)
-
-
-def other(tokens: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(2, 97, tokens)
-
-
-def served(rig: Rig, handle: int, sequence: Sequence) -> int:
-    """Serve it alone; returns the tokens that were prefilled for it."""
-    before = rig.core.stats.prefill_tokens
-    rig.submit(handle, sequence)
-    rig.run()
-    assert rig.tokens[0, handle] == undisturbed(sequence, max_len=rig.core.max_len)[0][len(sequence.output_ids) :]
-    return rig.core.stats.prefill_tokens - before
 
 
 def moves(rig: Rig, kind: MoveKind) -> list[int]:
@@ -55,33 +40,33 @@ def test_answers_are_stored_in_batches_while_they_grow() -> None:
     # What the first leaves is known to be there; another replica finds all of it.
     elsewhere = a_rig(store, num_pages=200)
     said = [*a_sequence(13).prompt_ids.tolist(), *rig.tokens[0, 1]]
-    assert served(elsewhere, 1, a_sequence([*said, 5], 4)) == 214 - 212
+    assert serve_alone(elsewhere, 1, a_sequence([*said, 5], 4)) == 214 - 212
 
 
 def test_restarted_kvstore_is_offered_the_devices_pages_again() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200)
-    served(rig, 1, a_sequence(41, 4))
+    serve_alone(rig, 1, a_sequence(41, 4))
     before = set(store)
     store.clear()
     rig.boot_id = 2
-    served(rig, 2, a_sequence(other(41, 2), 4))
+    serve_alone(rig, 2, a_sequence(random_ids(41, 2), 4))
     assert not before & set(store), "nobody has asked for them since"
-    assert served(rig, 3, a_sequence(41, 4)) == 1
+    assert serve_alone(rig, 3, a_sequence(41, 4)) == 1
     assert before <= set(store)
 
 
 def test_prompt_is_stored_only_after_its_first_token() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=600, config={"max_num_batched_tokens": 32})
-    rig.submit(1, a_sequence(other(200, 1), 40))
+    rig.submit(1, a_sequence(random_ids(200, 1), 40))
     while not rig.tokens[0, 1]:
         rig.step()
         assert rig.tokens[0, 1] or not moves(rig, MoveKind.STORE)
     while not store:
         rig.step()
     assert len(rig.tokens[0, 1]) < 40, "nor when it leaves"
-    rig.submit(2, a_sequence(other(200, 2), 40))
+    rig.submit(2, a_sequence(random_ids(200, 2), 40))
     before = rig.core.stats.prefill_tokens
     while rig.core.stats.prefill_tokens < before + 100:
         rig.step()
@@ -94,7 +79,7 @@ def test_one_long_chain_is_stored_within_the_bound() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=161, max_num_seqs=1)
     rig.worker.move_turns = (9, 10)
-    served(rig, 1, a_sequence(other(240, 1), 1))
+    serve_alone(rig, 1, a_sequence(random_ids(240, 1), 1))
     assert rig.core.stats.offload_dropped == 60 - 20
     assert sum(moves(rig, MoveKind.STORE)) == len(store) == 160 // 8, "the head that fits"
 
@@ -103,21 +88,21 @@ def test_failing_stores_are_probed_by_one_move() -> None:
     rig = a_rig({}, num_pages=8001, max_model_len=4000, max_num_seqs=1)
     rig.worker.refuse_moves = True
     for handle in range(3):
-        served(rig, handle, a_sequence(other(17, handle), 1))
+        serve_alone(rig, handle, a_sequence(random_ids(17, handle), 1))
     before = len(moves(rig, MoveKind.STORE))
     rig.now += 60.0
-    served(rig, 9, a_sequence(other(1800, 9), 1))
+    serve_alone(rig, 9, a_sequence(random_ids(1800, 9), 1))
     assert moves(rig, MoveKind.STORE)[before:] == [255]
 
 
 def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200)
-    served(rig, 1, a_sequence(41, 4))
+    serve_alone(rig, 1, a_sequence(41, 4))
     offload = rig.core._replica.kv.offload
     first = [digest[1:] for digest in store]
     rig.worker.draw_error = Internal("NAN_LOGITS", "nan", "none")
-    rig.submit(2, a_sequence([*range(4, 45), *other(40, 2).tolist()], 4))
+    rig.submit(2, a_sequence([*range(4, 45), *random_ids(40, 2).tolist()], 4))
     while (0, 2) not in rig.errors:
         rig.step()
     rig.worker.draw_error = None
@@ -125,7 +110,7 @@ def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     damaged = first[:10]
     assert offload.doubts(damaged[:1]) and offload.doubts(damaged[9:])
     stores, asked = len(moves(rig, MoveKind.STORE)), len(rig.looked_up)
-    assert served(rig, 3, a_sequence(41, 4)) == 41 and len(rig.looked_up) == asked, "neither found nor looked up"
+    assert serve_alone(rig, 3, a_sequence(41, 4)) == 41 and len(rig.looked_up) == asked, "neither found nor looked up"
     assert len(moves(rig, MoveKind.STORE)) > stores and not offload.doubts(damaged), "stored anew"
     offload.distrust(damaged)
     offload.met(2)
@@ -135,7 +120,7 @@ def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
 def test_pages_lent_to_a_store_are_not_free_at_once() -> None:
     rig = a_rig({}, num_pages=41, max_num_seqs=2)
     rig.worker.move_turns = (3000, 3001)
-    rig.submit(0, a_sequence(other(24, 0), 30))
+    rig.submit(0, a_sequence(random_ids(24, 0), 30))
     pools, found = rig.core._replica.pools, 0
     for _ in range(60):
         rig.step()
@@ -149,16 +134,16 @@ def test_pages_lent_to_a_store_are_not_free_at_once() -> None:
 def test_on_evict_stores_pages_before_eviction() -> None:
     store: Store = {}
     rig = a_rig(store, "on-evict", num_pages=65, max_num_seqs=1)
-    said = {seed: other(41, seed) for seed in range(12)}
+    said = {seed: random_ids(41, seed) for seed in range(12)}
     for seed in range(4):
-        served(rig, seed, a_sequence(said[seed], 4))
+        serve_alone(rig, seed, a_sequence(said[seed], 4))
     assert not store, "there is room"
     for seed in range(4, 12):
-        served(rig, seed, a_sequence(said[seed], 4))
+        serve_alone(rig, seed, a_sequence(said[seed], 4))
     stats = rig.core.stats
     assert store and len(store) < 12 * 11, "what stays is not stored"
     assert stats.offload_missed == 0
-    assert served(rig, 20, a_sequence(said[0], 4)) <= 1 + 4 * 2
+    assert serve_alone(rig, 20, a_sequence(said[0], 4)) <= 1 + 4 * 2
     assert stats.loaded_tokens[""] > 20
 
 
@@ -166,7 +151,7 @@ def test_crowded_kvstore_is_not_offered_pages_again_while_idle() -> None:
     rig = a_rig({}, "on-evict", num_pages=65, max_num_seqs=2, config={"kvstore_moves": 1})
     rig.worker.crowded_store, rig.worker.move_turns = True, (6, 7)
     for seed in range(8):
-        served(rig, seed, a_sequence(other(41, seed), 4))
+        serve_alone(rig, seed, a_sequence(random_ids(41, seed), 4))
     tried = len(moves(rig, MoveKind.STORE))
     for _ in range(50):
         rig.step()
@@ -176,34 +161,34 @@ def test_crowded_kvstore_is_not_offered_pages_again_while_idle() -> None:
 def test_selective_stores_pages_that_two_requests_use() -> None:
     store: Store = {}
     rig = a_rig(store, "selective", num_pages=200)
-    served(rig, 1, a_sequence(other(41, 1), 30))
+    serve_alone(rig, 1, a_sequence(random_ids(41, 1), 30))
     assert not store
-    served(rig, 2, a_sequence([*other(21, 1).tolist(), *other(20, 2).tolist()], 30))
+    serve_alone(rig, 2, a_sequence([*random_ids(21, 1).tolist(), *random_ids(20, 2).tolist()], 30))
     assert len(store) == 5, "how both begin, and nothing of how they go on"
     for handle in (3, 4):
-        rig.submit(handle, a_sequence(other(33, 9), 4))
+        rig.submit(handle, a_sequence(random_ids(33, 9), 4))
     rig.run()
     assert len(store) == 5 + 8, "siblings are two at once"
 
 
 def test_offload_off_stores_nothing_but_still_loads() -> None:
     store: Store = {}
-    served(a_rig(store), 1, a_sequence(41, 4))
+    serve_alone(a_rig(store), 1, a_sequence(41, 4))
     there = len(store)
     rig = a_rig(store, "off")
-    assert served(rig, 1, a_sequence(41, 30)) == 1
+    assert serve_alone(rig, 1, a_sequence(41, 30)) == 1
     assert len(store) == there and not moves(rig, MoveKind.STORE)
 
 
 def test_evicted_conversation_is_loaded_when_it_returns() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=30, max_num_seqs=2)
-    said = {user: other(13, user).tolist() for user in range(6)}
+    said = {user: random_ids(13, user).tolist() for user in range(6)}
     handle = 0
     for turn in range(3):
         for user in said:
             handle += 1
-            computed = served(rig, handle, a_sequence(said[user], 8))
+            computed = serve_alone(rig, handle, a_sequence(said[user], 8))
             assert not turn or computed <= 4 + 1 + 3, "what was said this time, and the last page's tokens"
             said[user] += [*rig.tokens[0, handle], 5, 6, 7]
     stats = rig.core.stats
@@ -219,7 +204,7 @@ def test_stores_beyond_the_bound_are_dropped_and_counted(policy: str) -> None:
     rig.worker.move_turns = (6, 7)
     most = 0
     for handle in range(24):
-        rig.submit(handle, a_sequence(other(17, handle), 12))
+        rig.submit(handle, a_sequence(random_ids(17, handle), 12))
     while rig.step() or not rig.core.quiet:
         most = max(most, rig.core._replica.moves.stores)
         rig.core.check_integrity()
@@ -233,12 +218,12 @@ def test_failed_store_is_retried_then_paused() -> None:
     rig = a_rig(store)
     rig.worker.refuse_moves = True
     for handle in range(8):
-        served(rig, handle, a_sequence(other(17, handle), 4))
+        serve_alone(rig, handle, a_sequence(random_ids(17, handle), 4))
     stats, tried = rig.core.stats, len(moves(rig, MoveKind.STORE))
     assert stats.offload_failed > 0 and tried < 8, "it is not asked in vain for ever"
     rig.worker.refuse_moves = False
     rig.now += 60.0
-    served(rig, 20, a_sequence(other(17, 1), 4))
+    serve_alone(rig, 20, a_sequence(random_ids(17, 1), 4))
     assert stats.offload_dropped > 0
     assert len(store) >= 5, "it is tried again"
 
@@ -247,11 +232,11 @@ def test_growth_waits_for_stores_before_it_preempts() -> None:
     """The pages of who has left are free when their store has ended: that is soon."""
     rig = a_rig({}, num_pages=24, max_num_seqs=2)
     rig.worker.move_turns = (5, 6)
-    rig.submit(1, a_sequence(other(40, 1), 1))
+    rig.submit(1, a_sequence(random_ids(40, 1), 1))
     while not moves(rig, MoveKind.STORE):
         rig.step()
-    rig.submit(2, a_sequence(other(40, 2), 40))
-    rig.submit(3, a_sequence(other(3, 3), 20))
+    rig.submit(2, a_sequence(random_ids(40, 2), 40))
+    rig.submit(3, a_sequence(random_ids(3, 3), 20))
     rig.run()
     assert all((0, handle) in rig.ends for handle in (1, 2, 3))
     assert rig.core.stats.preemptions == 0
@@ -261,7 +246,7 @@ def swapping(store: Store, *, step_us: int, move_us: int) -> Rig:
     """Four that do not fit, on a worker that says how long things take."""
     rig = a_rig(store, num_pages=21, max_num_seqs=4)
     rig.worker.step_us, rig.worker.move_us = step_us, move_us
-    sequences = {handle: a_sequence(other(14, handle), 30) for handle in range(4)}
+    sequences = {handle: a_sequence(random_ids(14, handle), 30) for handle in range(4)}
     for handle, sequence in sequences.items():
         rig.submit(handle, sequence)
     rig.run()

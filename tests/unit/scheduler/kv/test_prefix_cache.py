@@ -10,33 +10,20 @@ from quire_common.finish import FinishReason
 from quire_common.pages import PageExtras, chain_hashes
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
-from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
+from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence, random_ids, serve_alone
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
-
-
-def served(rig: Rig, handle: int, sequence: Sequence) -> int:
-    """Serve it alone; returns the tokens that were prefilled for it."""
-    before = rig.core.stats.prefill_tokens
-    rig.submit(handle, sequence)
-    rig.run()
-    assert rig.tokens[0, handle] == undisturbed(sequence, max_len=rig.core.max_len)[0][len(sequence.output_ids) :]
-    return rig.core.stats.prefill_tokens - before
 
 
 def cached(rig: Rig, handle: int) -> int:
     return rig.notes[0, handle].cached_tokens
 
 
-def other(tokens: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(2, 97, tokens)
-
-
 def test_repeated_prompt_is_served_from_cache() -> None:
     rig = Rig(page_size=4)
-    assert served(rig, 1, a_sequence(13, 4)) == 13
-    assert served(rig, 2, a_sequence(13, 4)) == 1 and cached(rig, 2) == 12
-    assert served(rig, 3, a_sequence(12, 4)) == 4 and cached(rig, 3) == 8, "the last token is always computed"
-    assert served(rig, 4, a_sequence(30, 4)) == 30 - 12
+    assert serve_alone(rig, 1, a_sequence(13, 4)) == 13
+    assert serve_alone(rig, 2, a_sequence(13, 4)) == 1 and cached(rig, 2) == 12
+    assert serve_alone(rig, 3, a_sequence(12, 4)) == 4 and cached(rig, 3) == 8, "the last token is always computed"
+    assert serve_alone(rig, 4, a_sequence(30, 4)) == 30 - 12
     stats = rig.core.stats
     assert (stats.prompt_computed, stats.prompt_local, stats.prompt_kvstore) == (13 + 1 + 4 + 18, 12 + 8 + 12, 0)
     assert (stats.prefix_queries, stats.prefix_hits) == (13 + 13 + 12 + 30, 32)
@@ -45,27 +32,27 @@ def test_repeated_prompt_is_served_from_cache() -> None:
 
 def test_next_turn_finds_pages_of_the_answer() -> None:
     rig = Rig(page_size=4)
-    served(rig, 1, a_sequence(other(10, 1), 11))
-    said = [*other(10, 1).tolist(), *rig.tokens[0, 1]]
+    serve_alone(rig, 1, a_sequence(random_ids(10, 1), 11))
+    said = [*random_ids(10, 1).tolist(), *rig.tokens[0, 1]]
     # The last token's KV was never needed.
-    assert served(rig, 2, a_sequence([*said, 5, 6, 7], 4)) == 24 - 20 and cached(rig, 2) == 20
+    assert serve_alone(rig, 2, a_sequence([*said, 5, 6, 7], 4)) == 24 - 20 and cached(rig, 2) == 20
 
 
 def test_disabled_cache_finds_nothing() -> None:
     rig = Rig(SchedulerConfig(enable_prefix_caching=False), page_size=4)
     for handle in range(2):
-        assert served(rig, handle, a_sequence(13, 4)) == 13
+        assert serve_alone(rig, handle, a_sequence(13, 4)) == 13
     load = rig.core.load()
     assert rig.core.names.sequence == 0 and rig.core.cached_pages == 0 and load.free_pages == load.pages
 
 
 def test_skip_cache_read_and_salt_keep_prompts_apart() -> None:
     rig = Rig(page_size=4)
-    assert served(rig, 1, a_sequence(13, 4, cache_salt="a")) == 13
-    assert served(rig, 2, a_sequence(13, 4, cache_salt="b")) == 13
-    assert served(rig, 3, a_sequence(13, 4)) == 13
-    assert served(rig, 4, a_sequence(13, 4, cache_salt="a", skip_cache_read=True)) == 13
-    assert served(rig, 5, a_sequence(13, 4, cache_salt="a")) == 1
+    assert serve_alone(rig, 1, a_sequence(13, 4, cache_salt="a")) == 13
+    assert serve_alone(rig, 2, a_sequence(13, 4, cache_salt="b")) == 13
+    assert serve_alone(rig, 3, a_sequence(13, 4)) == 13
+    assert serve_alone(rig, 4, a_sequence(13, 4, cache_salt="a", skip_cache_read=True)) == 13
+    assert serve_alone(rig, 5, a_sequence(13, 4, cache_salt="a")) == 1
     names = rig.core.names.pages(0)
     for salt in ("a", "b", ""):
         hashes = chain_hashes(a_sequence(13).prompt_ids, 4, PageExtras(salt=salt))
@@ -74,28 +61,28 @@ def test_skip_cache_read_and_salt_keep_prompts_apart() -> None:
 
 def test_pages_of_a_skip_cache_read_request_serve_others() -> None:
     rig = Rig(page_size=4)
-    served(rig, 1, a_sequence(13, 4, skip_cache_read=True))
-    assert served(rig, 2, a_sequence(13, 4)) == 1
+    serve_alone(rig, 1, a_sequence(13, 4, skip_cache_read=True))
+    assert serve_alone(rig, 2, a_sequence(13, 4)) == 1
 
 
 def test_free_pages_are_used_before_cached_ones_and_tails_evicted_first() -> None:
     rig = Rig(num_pages=13, page_size=4, max_num_seqs=1)
-    served(rig, 1, a_sequence(other(17, 1), 1))
-    served(rig, 2, a_sequence(other(9, 2), 1))
+    serve_alone(rig, 1, a_sequence(random_ids(17, 1), 1))
+    serve_alone(rig, 2, a_sequence(random_ids(9, 2), 1))
     assert rig.core.cached_pages == 4 + 2
     # Five of the six other pages are enough.
-    served(rig, 3, a_sequence(other(17, 3), 1))
+    serve_alone(rig, 3, a_sequence(random_ids(17, 3), 1))
     assert rig.core.cached_pages == 4 + 2 + 4
     # Now the oldest prefix loses its tail.
-    served(rig, 4, a_sequence(other(13, 4), 1))
-    assert served(rig, 5, a_sequence(other(9, 2), 1)) == 1
-    assert 4 <= served(rig, 6, a_sequence(other(17, 1), 1)) - 1 < 16, "its head is still there"
+    serve_alone(rig, 4, a_sequence(random_ids(13, 4), 1))
+    assert serve_alone(rig, 5, a_sequence(random_ids(9, 2), 1)) == 1
+    assert 4 <= serve_alone(rig, 6, a_sequence(random_ids(17, 1), 1)) - 1 < 16, "its head is still there"
 
 
 def test_evicted_pages_lose_their_names() -> None:
     rig = Rig(num_pages=9, page_size=4, max_num_seqs=1)
     for seed in range(6):
-        served(rig, seed, a_sequence(other(21, seed), 4))
+        serve_alone(rig, seed, a_sequence(random_ids(21, seed), 4))
         held = {digest for piece in rig.core.names.snapshot() for chain in piece for digest in chain.hashes}
         for event in rig.core.names.after(0)[-1:]:
             assert not any(set(removed.hashes) & held for removed in event.removed)
@@ -191,7 +178,7 @@ def test_siblings_share_their_prompt() -> None:
 
 def test_preempted_request_finds_its_own_pages() -> None:
     rig = Rig(num_pages=21, page_size=4, max_num_seqs=4)
-    sequences = {handle: a_sequence(other(14, handle), 30) for handle in range(4)}
+    sequences = {handle: a_sequence(random_ids(14, handle), 30) for handle in range(4)}
     for handle, sequence in sequences.items():
         rig.submit(handle, sequence)
     rig.run()
@@ -204,11 +191,11 @@ def test_preempted_request_finds_its_own_pages() -> None:
 
 def test_migrated_request_finds_cached_pages_of_its_output() -> None:
     rig = Rig(page_size=4)
-    whole = a_sequence(other(10, 3), 20)
-    served(rig, 1, whole)
+    whole = a_sequence(random_ids(10, 3), 20)
+    serve_alone(rig, 1, whole)
     emitted = np.array(undisturbed(whole)[0][:15], np.int32)
-    resumed = a_sequence(other(10, 3), 20, output_ids=emitted)
-    assert served(rig, 2, resumed) == 1, "25 tokens, of which 24 are on the device"
+    resumed = a_sequence(random_ids(10, 3), 20, output_ids=emitted)
+    assert serve_alone(rig, 2, resumed) == 1, "25 tokens, of which 24 are on the device"
     assert cached(rig, 2) == 10, "as usage has it: prompt tokens"
 
 
@@ -224,14 +211,14 @@ def test_pages_of_an_aborted_request_are_found_again() -> None:
     pages = (13 + len(heard) - 1) // 4
     assert rig.core.names.num_named == pages > 3
     assert (
-        served(rig, 2, a_sequence([*a_sequence(13).prompt_ids.tolist(), *heard, 5], 2))
+        serve_alone(rig, 2, a_sequence([*a_sequence(13).prompt_ids.tolist(), *heard, 5], 2))
         == 13 + len(heard) + 1 - 4 * pages
     )
 
 
 def test_pages_that_the_worker_lost_are_not_found_again() -> None:
     rig = Rig(worker=FakeWorker(make_hello(page_size=4)))
-    served(rig, 1, a_sequence(13, 4))
+    serve_alone(rig, 1, a_sequence(13, 4))
     rig.worker._lose_pages = 1.0
     rig.submit(2, a_sequence(13, 4))
     while not rig.core.stats.pages_lost:
@@ -249,23 +236,23 @@ def moves(rig: Rig, kind: MoveKind) -> list[int]:
 def test_device_pages_come_first_then_kvstore_pages() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
-    served(first, 1, a_sequence(33, 4))
+    serve_alone(first, 1, a_sequence(33, 4))
     rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
-    served(rig, 1, a_sequence(13, 4))
+    serve_alone(rig, 1, a_sequence(13, 4))
     assert moves(rig, MoveKind.LOAD) == [3]
-    assert served(rig, 2, a_sequence(41, 4)) == 41 - 32 and cached(rig, 2) == 32
+    assert serve_alone(rig, 2, a_sequence(41, 4)) == 41 - 32 and cached(rig, 2) == 32
     assert moves(rig, MoveKind.LOAD) == [3, 5]
     stats = rig.core.stats
     assert (stats.prompt_computed, stats.prompt_local, stats.prompt_kvstore) == (1 + 9, 12, 12 + 20)
     asked = stats.cache_queries
-    assert served(rig, 3, a_sequence(33, 4)) == 1
+    assert serve_alone(rig, 3, a_sequence(33, 4)) == 1
     assert stats.cache_queries == asked, "all of it was on the device"
 
 
 def test_pages_being_loaded_are_shared() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
-    served(first, 1, a_sequence(33, 4))
+    serve_alone(first, 1, a_sequence(33, 4))
     rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     for handle in range(3):
         rig.submit(handle, a_sequence(33, 4))
@@ -278,7 +265,7 @@ def test_pages_being_loaded_are_shared() -> None:
 def test_load_fills_the_cache_after_its_request_left() -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
-    served(first, 1, a_sequence(33, 4))
+    serve_alone(first, 1, a_sequence(33, 4))
     rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     rig.submit(1, a_sequence(33, 4))
     while not moves(rig, MoveKind.LOAD):
@@ -287,14 +274,14 @@ def test_load_fills_the_cache_after_its_request_left() -> None:
     rig.core.check_integrity()
     rig.run()
     assert rig.core.names.num_named == 8
-    assert served(rig, 2, a_sequence(33, 4)) == 1
+    assert serve_alone(rig, 2, a_sequence(33, 4)) == 1
 
 
 @pytest.mark.parametrize("leaves", ["the loader leaves", "the loader is younger", "nobody leaves"])
 def test_prefix_is_computed_once_after_a_failed_load(leaves: str) -> None:
     store: dict[bytes, list[int]] = {}
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
-    served(first, 1, a_sequence(65, 4))
+    serve_alone(first, 1, a_sequence(65, 4))
     config = SchedulerConfig(max_num_batched_tokens=8, scheduling_policy="priority")
     rig = Rig(config, kvstore=True, worker=FakeWorker(make_hello(page_size=4, num_pages=200), store=store))
     rig.worker.refuse_moves, rig.worker.move_turns = True, (4, 5)

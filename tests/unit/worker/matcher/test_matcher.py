@@ -62,7 +62,23 @@ class SlowBackend:
         return SlowGrammar(text, self.meanwhile), 1
 
 
-@pytest.mark.parametrize("masks", [1, 2], ids=["while it is opened", "while it draws"])
+class RecordingExecutor(InlineExecutor):
+    """Records its thread and the sequence of each piece of work."""
+
+    def __init__(self, thread: MatcherThread, ring: MaskRing, worked: list[tuple[MatcherThread, int]]) -> None:
+        super().__init__(thread, ring)
+        self._worked = worked
+
+    def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
+        self._worked.append((self.thread, generation))
+        super().submit(generation, work)
+
+
+def recording(ring: MaskRing, worked: list[tuple[MatcherThread, int]]) -> dict[MatcherThread, InlineExecutor]:
+    return {thread: RecordingExecutor(thread, ring, worked) for thread in MatcherThread}
+
+
+@pytest.mark.parametrize("masks", [1, 2], ids=["while it is opened", "while it samples"])
 def test_late_mask_of_a_sequence_that_left_does_not_replace_that_of_the_next(masks: int) -> None:
     """Both positions share an entry of the ring."""
     ring = MaskRing.create(1, 2, VOCAB)
@@ -94,22 +110,11 @@ def test_sequence_whose_first_mask_took_long_starts_on_the_slow_thread(
     ring = MaskRing.create(1, 2, VOCAB)
     backend = SlowBackend()
     backend.meanwhile = lambda: now_ns.append(now_ns.pop() + mask_ns)
-    worked: list[MatcherThread] = []
-
-    class RecordingExecutor(InlineExecutor):
-        def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-            worked.append(self.thread)
-            super().submit(generation, work)
-
-    matcher = Matcher(
-        cast("GuidanceBackend", backend),
-        ring,
-        lambda frame: None,
-        {each: RecordingExecutor(each, ring) for each in MatcherThread},
-    )
+    worked: list[tuple[MatcherThread, int]] = []
+    matcher = Matcher(cast("GuidanceBackend", backend), ring, lambda frame: None, recording(ring, worked))
     matcher.receive(pack_open(OpenMessage(0, 1, 10, (), "1")))
     matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([0, 1, 10, 5])))
-    assert worked == [MatcherThread.COMPILE, thread]
+    assert worked == [(MatcherThread.COMPILE, 1), (thread, 1)]
 
 
 # More tokens than derivations that the parser may follow, but for one letter.
@@ -371,17 +376,7 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring, backend, worked = MaskRing.create(6, 2, VOCAB), SlowBackend(), list[tuple[MatcherThread, int]]()
 
-    class RecordingExecutor(InlineExecutor):
-        def submit(self, generation: int, work: Callable[[], None], expected_ns: int = 0) -> None:
-            worked.append((self.thread, generation))
-            super().submit(generation, work)
-
-    matcher = Matcher(
-        cast("GuidanceBackend", backend),
-        ring,
-        lambda frame: None,
-        {each: RecordingExecutor(each, ring) for each in MatcherThread},
-    )
+    matcher = Matcher(cast("GuidanceBackend", backend), ring, lambda frame: None, recording(ring, worked))
     for mask_slot in range(4):
         matcher.receive(pack_open(OpenMessage(mask_slot, mask_slot + 1, 10, (), "2")))
     matcher.receive(pack_open(OpenMessage(4, 5, 10, (), "9")))
