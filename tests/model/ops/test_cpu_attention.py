@@ -98,7 +98,8 @@ def test_attention_matches_torch_reference(case: Case) -> None:
     pages = case.pages(6)
     reference = TorchOps(case.shape, case.page_size)
     found, wanted = (torch.cat(case.run(ops, pages, parts, 6)) for ops in (cpu(case), reference))
-    assert (found - wanted).abs().max() < 1e-5
+    # A score of a larger head is a longer sum, whose rounding depends on the processor.
+    assert (found - wanted).abs().max() < 1e-5 * max(1.0, case.head_dim / 128)
     assert wanted.abs().max() > 1
 
 
