@@ -51,8 +51,8 @@ weights of the other parts in the file. Requests with images are refused.
 
 A test compares tiny random models of each architecture with the multimodal class of transformers, for each layout of
 names that their checkpoints have. `--hf-overrides` replaces fields of the language model. A language model without an
-entry in the table above runs through transformers (see [other architectures](#other-architectures)): so do
-`llama4_text`, without `attn_temperature_tuning`, and `ministral3`.
+entry in the table above runs in the [Transformers backend](#other-architectures), for example `ministral3`, and
+`llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
