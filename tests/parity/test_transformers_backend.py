@@ -91,6 +91,17 @@ def test_streams_served_together_equal_transformers(tmp_path: Path) -> None:
         assert divergence is None or divergence.is_true_tie, f"stream {handle} leaves transformers at {divergence}"
 
 
+def test_rows_without_a_token_reach_the_model_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernels are compiled together before the first step: memory that they would write has anything."""
+    decoder = load(write_transformers_model("helium", tmp_path), "transformers").runner.decoder
+    assert isinstance(decoder, TransformersDecoder)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(decoder.ops, "positions", lambda plan: torch.zeros(3, dtype=torch.int64))
+    monkeypatch.setattr(decoder._model, "hidden", lambda token, position: seen.append(token))
+    decoder.forward(torch.tensor([-5, 7, 1 << 30]), torch.empty(0), None)
+    assert seen[0].tolist() == [0, 7, decoder.spec.vocab_size - 1]
+
+
 def test_dummy_weights_are_those_of_the_seed(tmp_path: Path) -> None:
     folder, tokens, pages = write_transformers_model("helium", tmp_path), prompt(20), pages_for(20, 1)
     (folder / "model.safetensors").unlink()

@@ -56,6 +56,8 @@ class TransformersDecoder(Generic[P]):
         replace."""
         if attend is not None:
             raise TypeError("the Transformers backend cannot cut layers at attention")
+        # While a GPU's kernels are compiled without running, the rows have no tokens, and torch's lookup must find one.
+        token = token.clamp(0, self.spec.vocab_size - 1)
         with use_attention(_PagedRows(self, pages, plan, self._rules, self._rope)):
             return self._model.hidden(token, self.ops.positions(plan))
 
