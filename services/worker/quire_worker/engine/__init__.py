@@ -1,5 +1,5 @@
-"""The engine: slots, the batch rule and the step, driven by Grants and answering with Reports.
+"""The engine: slots, the batch rule and the step. The scheduler drives it by Grants, and it answers with Reports.
 
-Usable without gRPC: `engine.apply(grant)`, then `engine.step()` until it returns None. Knows nothing of text, requests'
-owners, queues or prefix caches: the scheduler has decided all of that.
+The engine works without gRPC: call `engine.apply(grant)`, then `engine.launch()` and `engine.collect()`. It knows
+nothing of text, of the owners of requests, of queues or of prefix caches: the scheduler decides about these.
 """

@@ -1,4 +1,4 @@
-"""Checks of a Start against what this engine is able to hold. Each failure is a typed error of that slot alone."""
+"""Checks whether this engine can hold the sequence of a Start. Each failure is a typed error of that slot only."""
 
 from __future__ import annotations
 

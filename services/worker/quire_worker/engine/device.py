@@ -1,4 +1,5 @@
-"""Devices that run a synchronous Runner: on a thread of its own, or, as the plain twin, inside the launch."""
+"""Devices that run a synchronous Runner: ThreadDevice on a thread of its own, InlineDevice within `launch`, for
+comparison."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
-# How long the end waits for a step that runs; one that hangs must not keep the process.
+# `close` waits so long for a running step: a step that hangs must not keep the process alive.
 CLOSE_LIMIT_S = 5.0
 
 
 class StepClock:
-    """How long the oldest step in flight has run. Steps are launched by one thread and end on another."""
+    """Measures how long the oldest step in flight has run. One thread launches steps; another thread ends them."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -45,7 +46,7 @@ class StepClock:
 
     def await_steps(self, reached: threading.Event) -> None:
         """Wait for `reached`, which the device sets when all steps launched before have ended. Raises DEVICE_HUNG if a
-        step takes longer than the limit, the time that it ran before this call included."""
+        step takes longer than the limit; the time that it ran before this call counts."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
         while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
@@ -80,8 +81,8 @@ class InlineDevice:
 
 
 class ThreadDevice:
-    """A Device that runs its steps one after the other on a thread, started by its maker. An error outside a step
-    breaks it for good: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
+    """A Device that runs its steps one after the other on a thread, which its maker starts. An error outside a step
+    breaks the device for good: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
 
     def __init__(
         self,
@@ -124,8 +125,8 @@ class ThreadDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _main(self) -> None:
-        """Run queued steps in order, on the device's thread, and call `wake` after each; set an Event when its turn
-        comes. Ends at None; a broken device skips its steps."""
+        """Run queued steps in order, on the device's thread, and call `wake` after each. If a queued item is an Event,
+        set it. If it is None, end. A broken device skips its steps."""
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()

@@ -1,10 +1,14 @@
-"""Engine: applies Grants at step boundaries, launches steps, and says in Reports what came of them.
+"""Engine: applies Grants at step boundaries, launches steps, and reports their outcomes to the scheduler.
 
-`apply(grant)`, `launch()` until it returns False, `collect()` until it returns None: the whole interface, with no
-thread and no gRPC in it. Up to `depth` steps are in flight: the next one is formed while the last one runs, since the
-device feeds sampled tokens back by itself. What the slots say of positions is therefore ahead of what was settled, and
-a sequence may be found to have ended a step ago; see step_completion.py. With nothing in flight every Grant that was
-applied is retired, and is acknowledged, step or no step.
+The whole interface is `apply(grant)`, `launch()` until it returns False, and `collect()` until it returns None. It has
+no thread and no gRPC.
+
+Up to `depth` steps are in flight. The engine forms the next step while the last one runs, since the device feeds
+sampled tokens back by itself. So the positions in the slots are ahead of the steps that have completed. A step may
+still run for a sequence that has ended in the step before; see step_completion.py.
+
+A Grant is retired when all steps launched before it was applied have completed. A Report acknowledges it then. With
+nothing in flight, every applied Grant is retired, and the engine reports this even without a step.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ _UNLIMITED = -1
 
 
 class Engine:
-    """One replica's muscle. All methods belong to one thread, the model thread; `steps`, `in_flight` and `epoch` may be
-    read by others."""
+    """The engine of one replica. All methods belong to one thread, the model thread. Other threads may read `steps`,
+    `in_flight` and `epoch`."""
 
     def __init__(
         self,
@@ -75,18 +79,18 @@ class Engine:
 
     @property
     def steps(self) -> int:
-        """Steps that have ended and were reported."""
+        """Number of steps that have ended and were reported."""
         return self.residents.settled
 
     @property
     def in_flight(self) -> int:
-        """Steps that were launched and not reported."""
+        """Number of steps that were launched and are not yet reported."""
         return len(self._in_flight)
 
     def begin_run(self) -> Epoch:
-        """Begin a new run, for another scheduler or after the last one has gone: wait for steps in flight, so that
-        none writes to a page later, and forget all slots, pages and moves. Returns the new epoch; its Grants count
-        from 1."""
+        """Begin a new run, for another scheduler or after the last one has gone. Waits for steps in flight, so that
+        none writes to a page later, and forgets all slots, pages and moves. Returns the new epoch, in which Grants
+        count from 1."""
         self._device.drain()
         self._in_flight.clear()
         self._outcomes.clear()
@@ -100,9 +104,9 @@ class Engine:
         return self.epoch
 
     def apply(self, grant: Grant, arrival_us: int = 0) -> None:
-        """Apply a Grant, and allow as many further steps as its budget says. Raises QuireError, with nothing applied,
-        for a Grant that is out of order or allows nothing; an error of one slot goes into a Report. Nothing runs before
-        a first budget."""
+        """Apply a Grant, and allow as many further steps as its budget says. No step runs before the first budget has
+        come. Raises QuireError, with nothing applied, if the Grant is out of order or its budget allows nothing. An
+        error of one slot goes into a Report."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)
@@ -116,8 +120,8 @@ class Engine:
         self._draining = self._to_announce = True
 
     def launch(self) -> bool:
-        """Form a step and hand it to the device, if depth, budget and credit allow one; returns whether one was
-        launched. Before that, ended moves are taken in and waiting slots whose cached range is ready begin to run."""
+        """Form a step and hand it to the device, if depth, budget and credit allow one; returns whether a step was
+        launched. Before that, takes in ended moves, and lets waiting slots run if their cached range is ready."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -148,13 +152,14 @@ class Engine:
         return True
 
     def prepare(self) -> bool:
-        """Have the device do some of the work that it has put off, while nothing is in flight; returns whether there
-        may be more."""
+        """Have the device do some of its deferred work, while nothing is in flight. Returns whether there may be
+        more."""
         return self._device.prepare()
 
     def collect(self) -> Report | None:
-        """Take in ended steps and moves, and return the next Report: of the oldest step that has ended, of moves, of
-        errors without a step, or an acknowledgement of Grants while nothing runs. None: there is nothing to report."""
+        """Take in ended steps and moves, and return the next Report, or None if there is nothing to report. A Report
+        tells of the oldest step that has ended. If no step has ended, it tells of moves or of errors without a step,
+        or, while nothing runs, acknowledges Grants."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
@@ -178,8 +183,8 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
-        """Run the waiting slots whose cached range is ready; the errors of those that wait in vain, or whose grammar
-        cannot go on, go into a Report."""
+        """Run the waiting slots whose cached range is ready. If nobody will fill the pages of a slot, or its grammar
+        cannot go on, its error goes into a Report."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 
@@ -206,8 +211,9 @@ class Engine:
         return rows.report(self.epoch, in_flight.step, in_flight.applied, timing)
 
     def _finish_report(self, report: Report) -> None:
-        """Add the state that every Report has, with ended moves, and count its Grants as acknowledged. Errors without a
-        step go into a Report without steps, which retires no Grant later than theirs."""
+        """Add the state that every Report has, and ended moves; count the Report's Grants as acknowledged. Errors
+        without a step go only into a Report without steps. Until they are reported, no Report retires a Grant later
+        than theirs."""
         retired = self._retired()
         if self._errors_are_due():
             retired = min(retired, self._draft.first_error() or 0)

@@ -1,5 +1,7 @@
-"""ExportOffers: pages that other workers may read, and how far those of each export are filled. Knows nothing of how
-they travel."""
+"""ExportOffers: the exports whose pages other workers may read, and how many pages of each are filled.
+
+ExportOffers does not know how pages travel.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _OpenExport:
-    """An export whose first `offered` pages are filled. These are `lent`: nobody fills them anew before it ends."""
+    """An export whose first `offered` pages are filled and offered. No slot or move fills these again before the export
+    ends."""
 
     move: PageMove
     offered: int = 0
 
 
 class ExportOffers:
-    """Belongs to the model thread."""
+    """Keeps the open exports, and offers their pages once they are filled. Belongs to the model thread."""
 
     def __init__(self, states: PageStates, transfer_agent: KvTransferAgent) -> None:
         self._states = states
         self._transfer_agent = transfer_agent
         self._open: dict[int, _OpenExport] = {}
-        # Those that are not wholly offered, and of each its next page and the positions of it that are needed.
+        # The exports with pages still to offer. For each: its next page, and how many positions of that must be filled.
         self._filling: list[_OpenExport] = []
         self._next: Int32 = np.zeros(0, np.int32)
         self._needed: Int32 = np.zeros(0, np.int32)
@@ -46,7 +49,8 @@ class ExportOffers:
         self._needed = np.append(self._needed, self._positions(export))
 
     def end(self, move_id: int) -> None:
-        """Forget an export that is over; its offered pages may be written again unless other exports hold them."""
+        """Forget an export that has ended. Its offered pages may be written again, unless other exports offer them
+        too."""
         export = self._open.pop(move_id)
         if export.offered < len(export.move.device_page):
             self._drop([self._filling.index(export)])
@@ -54,7 +58,7 @@ class ExportOffers:
 
     def offer_ready(self) -> None:
         """Offer, through the KV transfer agent, the pages of exports that were filled since the last call, and mark
-        them as exported. The next pages of all exports are looked at together."""
+        them as exported. One array operation checks the next page of every export."""
         if not self._filling:
             return
         ready = self._states.ready[self._next] >= self._needed
@@ -81,7 +85,7 @@ class ExportOffers:
         self._drop(list(range(len(self._filling))))
 
     def check_integrity(self) -> None:
-        """Raise Internal if the pages marked as exported are not just those that open exports have offered."""
+        """Raise Internal unless the pages marked as exported are exactly those that open exports have offered."""
         exported = np.zeros_like(self._states.exported)
         for export in self._open.values():
             exported[export.move.device_page[: export.offered]] += 1
@@ -94,7 +98,8 @@ class ExportOffers:
         return tail if tail and export.offered == len(export.move.device_page) - 1 else self._states.page_size
 
     def _drop(self, places: list[int]) -> None:
-        """Take exports, by their places in the list, off the list of those whose pages are still being filled."""
+        """Remove exports, by their places in the list, from the list of exports that still wait for pages to be
+        filled."""
         gone = set(places)
         self._filling = [export for place, export in enumerate(self._filling) if place not in gone]
         self._next, self._needed = np.delete(self._next, places), np.delete(self._needed, places)

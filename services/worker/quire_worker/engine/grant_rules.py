@@ -1,8 +1,8 @@
-"""GrantRules: what each part of a Grant does to slots and pages, in the contract's order.
+"""GrantRules: applies each part of a Grant to slots and pages, in the contract's order.
 
-A part that does not fit is the error of its slot; only a Grant that does not follow the last, or whose budget allows
-nothing, is refused whole (check_follows). Idle slots' stops, limits and grows are ignored: their sequence ended before
-the scheduler could know.
+A part that does not fit is an error of its slot only. A whole Grant is refused only if it does not follow the last
+Grant, or if its budget allows nothing (check_follows). Stops, limits and page growth for idle slots are ignored: the
+sequence has ended before the scheduler could know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class GrantRules:
-    """Belongs to the model thread."""
+    """Applies the Grants' parts to slots, pages and moves. Belongs to the model thread."""
 
     def __init__(self, residents: ResidentSlots, moves: MoveManager, draft: ReportDraft) -> None:
         self._residents = residents
@@ -32,8 +32,8 @@ class GrantRules:
         self._draft = draft
 
     def apply(self, grant: Grant) -> None:
-        """Apply a Grant's stops, starts, limits, grown pages, prefill order, moves and cancellations, in this order;
-        its budget is the engine's. A slot's error goes into the draft of the next Report."""
+        """Apply a Grant's stops, starts, limits, grown pages, prefill order, moves and cancellations, in this order.
+        The engine itself applies the budget. A slot's error goes into the draft of the next Report."""
         for slot in grant.stop_slot.tolist():
             if self._residents.holds(slot):
                 self._residents.stop(slot)
@@ -49,14 +49,14 @@ class GrantRules:
             self._moves.end_early(move_id)
 
     def _start(self, start: Start, seq: int) -> None:
-        """Start a sequence in its slot. On failure its error goes into the draft, and the pages behind its cached range
-        count as empty; if the slot was busy, the sequence in it ends too."""
+        """Start a sequence in its slot. On failure, the error goes into the draft, and the pages after the cached range
+        count as empty. If the slot was busy, the sequence in it ends too."""
         slot, num_slots = start.slot, self._residents.spec.num_slots
         try:
             if not 0 <= slot < num_slots:
                 raise InvalidArgument("BAD_SLOT", f"There is no slot {slot}.", f"Use 0..{num_slots - 1}.")
             if self._residents.holds(slot):
-                # Its holder ends too: its later tokens would be taken for the newcomer's.
+                # The sequence in the slot ends too: its later tokens would be taken for those of the new sequence.
                 self._residents.end(slot, Finish.ERROR)
                 raise FailedPrecondition(
                     "SLOT_BUSY", f"Slot {slot} still held a sequence; both were ended.", "Stop a slot before its start."
@@ -68,7 +68,7 @@ class GrantRules:
                 self._residents.void(table[-(-start.cached_len // self._residents.spec.page_size) :])
 
     def _set_limits(self, slots: Int32, positions: Int32) -> None:
-        """Set the position limits of those of the slots that hold a sequence; the others are ignored."""
+        """Set the position limits of the slots that hold a sequence; other slots are ignored."""
         table = self._residents.table
         real = (slots >= 0) & (slots < self._residents.spec.num_slots)
         slots, positions = slots[real], positions[real]
@@ -76,8 +76,9 @@ class GrantRules:
         table.limit[slots[held]] = positions[held]
 
     def _grow_all(self, grant: Grant) -> None:
-        """Append the Grant's pages to their slots' page tables: in one operation if all are valid, since hundreds may
-        come in one Grant, else one by one, so that an error ends only its own slot."""
+        """Append the Grant's pages to their slots' page tables. A Grant may bring hundreds, so valid pages are appended
+        in one operation. If one may be invalid, the pages are appended one by one, so that an error ends only its own
+        slot."""
         slots, groups, pages = grant.grow_slot, grant.grow_group, grant.grow_page
         if slots.min() >= 0 and slots.max() < self._residents.spec.num_slots and not groups.any():
             held = self._residents.table.state[slots] != SlotState.IDLE

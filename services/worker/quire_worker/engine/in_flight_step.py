@@ -1,4 +1,4 @@
-"""Flight: a step that was launched and has not been settled, as the host remembers it."""
+"""InFlightStep: the host's record of a step that was launched and has not completed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """Columns by sequence of the batch, decode rows first."""
+    """One entry per sequence of the batch in each column, decode rows first."""
 
     step: int
     applied: int

@@ -1,4 +1,4 @@
-"""MoveManager: hands page moves to the KV transfer agent, and keeps the readiness of their pages."""
+"""MoveManager: hands page moves to the KV transfer agent, and updates the states of their pages as moves end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MoveManager:
-    """Belongs to the model thread. Every move is reported exactly once, also one that was refused at once."""
+    """Belongs to the model thread. Every move is reported exactly once, even if it was refused at once."""
 
     def __init__(
         self, residents: ResidentSlots, transfer_agent: KvTransferAgent, draft: ReportDraft, observer: Observer
@@ -32,8 +32,8 @@ class MoveManager:
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> None:
-        """Begin a move. If it is impossible or the KV transfer agent refuses it, it is reported as failed, and the
-        pages that it should have filled are marked as failed or empty: they are recomputed."""
+        """Begin a move. If it is impossible, or the KV transfer agent refuses it, it is reported as failed. The pages
+        that it should have filled are then marked as failed or empty, and sequences recompute them."""
         possible = self._is_possible(move)
         if possible and move.kind in POOL_FILLING:
             self._residents.states.expect(move.device_page)
@@ -55,7 +55,7 @@ class MoveManager:
             self._transfer_agent.end_move(move_id)
 
     def collect(self) -> None:
-        """Offer filled pages of exports, then take in ended moves: update the readiness of their pages and add their
+        """Offer filled pages of exports, then take in ended moves: update the states of their pages, and add their
         results to the next Report."""
         self._exports.offer_ready()
         for result in self._transfer_agent.take_results():
@@ -76,7 +76,7 @@ class MoveManager:
         self._open.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal if the pages marked as pending are not just those that open moves will fill."""
+        """Raise Internal unless the pages marked as pending are exactly those that open moves will fill."""
         awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
         if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
             raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")

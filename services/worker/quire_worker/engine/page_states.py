@@ -1,7 +1,8 @@
-"""PageStates: how much of each page of the pool is filled, by whom it will be, and how many slots hold it.
+"""PageStates: for each page of the pool, how much of it is filled, which slot or move will fill it, and how many slots
+hold it.
 
-The ready watermark is what lets a sequence start on pages that another slot or a move is still filling. Knows nothing
-of what the pages hold.
+The ready watermark counts the filled positions of a page. With it, a sequence can wait for pages that another slot or a
+move is still filling. PageStates does not know the contents of pages.
 """
 
 from __future__ import annotations
@@ -17,44 +18,44 @@ NOBODY = -1
 
 
 class PageStates:
-    """Columns by page."""
+    """One entry per page in each column."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.ready = np.zeros(num_pages, np.int32)
-        """Positions of the page, from its first, whose KV is there."""
+        """The ready watermark: how many positions of the page, from its first, have their KV."""
         self.writer = np.full(num_pages, NOBODY, np.int32)
-        """The slot that fills it, or NOBODY."""
+        """The slot that fills the page, or NOBODY."""
         self.pending = np.zeros(num_pages, np.bool_)
-        """A move will fill it."""
+        """Whether a move will fill the page."""
         self.failed = np.zeros(num_pages, np.bool_)
-        """A move should have filled it and did not."""
+        """Whether a move should have filled the page and did not."""
         self.refs = np.zeros(num_pages, np.int32)
-        """Slots whose tables hold it."""
+        """Number of slots whose page tables hold the page."""
         self.running = np.zeros(num_pages, np.int32)
-        """Running slots whose tables hold it: they read it."""
+        """Number of running slots whose page tables hold the page: they read it."""
         self.exported = np.zeros(num_pages, np.int32)
-        """Exports that offer it: other workers read it."""
+        """Number of exports that offer the page: other workers read it."""
         self.busy_until = np.zeros(num_pages, np.int64)
-        """The last step in flight of a sequence that held it and has left: until then nobody may write it."""
+        """The last step of a sequence that held the page and has left: until it ends, nobody may write the page."""
         self.setbacks = 0
-        """How often a page that is not full may have lost the one who was to fill it."""
+        """How often a page that is not full may have lost the slot or move that was to fill it."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of the pool, the dummy page 0 included."""
+        """Number of pages of the pool, the dummy page 0 included."""
         return len(self.ready)
 
     def claim(self, pages: Int32, slot: int | Int32) -> None:
-        """Make a slot the writer of these pages, which count as empty from now on. `slot` is one slot, or one for each
-        page."""
+        """Make a slot the writer of these pages, which count as empty from now on. `slot` is one slot for all pages, or
+        an array with one slot for each page."""
         self.ready[pages] = 0
         self.failed[pages] = False
         self.writer[pages] = slot
 
     def release(self, pages: Int32, slot: int, *, running: bool) -> None:
-        """Remove a slot that leaves from its pages' holders and writers. The positions that it filled stay; nobody
-        fills the rest, which is counted in `setbacks` if other slots hold such a page."""
+        """Remove a leaving slot from the holders and writers of its pages. The positions that it filled stay filled,
+        and nobody fills the rest. If another slot holds such an unfinished page, `setbacks` rises."""
         self.refs[pages] -= 1
         if running:
             self.running[pages] -= 1
@@ -75,8 +76,9 @@ class PageStates:
         self.pending[pages] = True
 
     def arrived(self, pages: Int32, count: int, tail_tokens: int = 0) -> None:
-        """Take in the end of a move: the first `count` pages are whole, the others failed, and none is pending. If all
-        came and `tail_tokens` is not 0, the last page holds only so many tokens."""
+        """Take in the end of a move: its first `count` pages are full, the others have failed, and none is pending any
+        more. If all pages came and `tail_tokens` is not 0, only the first `tail_tokens` positions of the last page are
+        filled."""
         self.pending[pages] = False
         self.ready[pages[:count]] = self.page_size
         if tail_tokens and count == len(pages):

@@ -1,4 +1,5 @@
-"""What the engine needs of others, as Protocols: a device and the model runner in it, a page pool, an observer."""
+"""The Protocols of the parts that the engine needs: a device with its model runner, grammars, page bytes, an
+observer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The result of a step, in columns by sequence of its batch."""
+    """The result of a step. Each column has one entry per sequence of the batch."""
 
     token: Int32
     """[S, W] the sampled tokens that each sequence keeps, from the left, then -1. W is 1 if no sequence has drafts. A
@@ -44,37 +45,38 @@ class StepOutcome:
 
 
 class Device(Protocol):
-    """Runs steps in the order of launch, beside the model thread, from which alone it is called."""
+    """Runs steps in the order of launch, asynchronously. Only the model thread calls it."""
 
     wake: Callable[[], None]
     """Set by the run loop; called, from whatever thread, when a step has ended."""
 
     def launch(self, batch: StepBatch) -> None:
-        """Take a step on and return at once. The batch is the device's from now on: it writes the tokens that are fed
-        back into `token`. The engine keeps at most its `depth` of steps in flight."""
+        """Accept a step and return at once. The batch belongs to the device from now on: it writes the tokens that are
+        fed back into `token`. The engine keeps at most `depth` steps in flight."""
 
     def prepare(self) -> bool:
-        """Do some of the work put off at the start (graphs), for at most some tens of milliseconds; returns whether
-        some is left. Called while nothing is in flight and nothing came in."""
+        """Do some of the work that was deferred at the start (CUDA graphs), for at most some tens of milliseconds.
+        Returns whether some is left. The engine calls it while nothing is in flight and no message waits."""
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """Steps that ended since the last call, in order of launch, each once. Never blocks. Raises DEVICE_BROKEN, as
-        does `drain`, where the device failed by itself: nothing can run on it any more."""
+        """Return the steps that ended since the last call, in order of launch, each once. Never blocks. Raises
+        DEVICE_BROKEN, as `drain` does, if the device failed outside a step: it can run nothing any more."""
 
     def drain(self) -> None:
-        """Wait until nothing runs, and forget the outcomes: when this returns, no step writes to a page any more.
-        Raises DEVICE_HUNG where a step does not end within the device's patience: nothing can run on it any more."""
+        """Wait until no step runs, and forget the outcomes: when this returns, no step writes to a page any more.
+        Raises DEVICE_HUNG if a step does not end within the device's time limit: the device can run nothing any
+        more."""
 
     def close(self) -> None:
-        """Release everything; a step that hangs is left to itself."""
+        """Release everything. A step that hangs is not waited for."""
 
 
 class Runner(Protocol):
-    """The model. Called from the device's thread alone; every `token` is resolved."""
+    """The model. Only the device's thread calls it. Every `token` of the batch is known by then."""
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute one step; see step.py for shapes. May raise: the device then looks for the row that is to blame, by
-        running the step's sequences one at a time, so running the same positions twice must give the same."""
+        """Compute one step; see step.py for shapes. May raise: the device then runs the step's sequences one at a time,
+        to find those that cause the error. So a second run of the same positions must give the same result."""
 
 
 class Drafter(Protocol):
@@ -82,19 +84,19 @@ class Drafter(Protocol):
     token, so a wrong draft costs only time. Called from the device's thread, before a step."""
 
     def propose(self, batch: StepBatch) -> Int32:
-        """[S, max(batch.drafts)] token ids; of each sequence, the first `drafts` ids count. The batch has its final
-        tokens and positions, except for the drafts."""
+        """Return token ids [S, max(batch.drafts)]; for each sequence, only its first `drafts` ids count. The batch has
+        its final tokens and positions, except for the drafts."""
 
 
 class GrammarMatcher(Protocol):
-    """Applies the grammars of sequences. Called from the model thread. Its process may be lost and start again:
-    sequences then wait, and continue with the same tokens."""
+    """Applies the grammars of sequences. Only the model thread calls it. Its process may be lost and start again:
+    sequences wait meanwhile, and then continue with the same tokens."""
 
     wake: Callable[[], None]
     """Set by the run loop. The matcher calls it from any thread when `poll` has something to do."""
 
     def open_sequence(self, sequence: Sequence, grammar: str) -> RowConstraint:
-        """Start to apply a grammar to a sequence. Returns at once."""
+        """Begin to apply a grammar to a sequence. Returns at once."""
 
     def close_sequence(self, constraint: RowConstraint) -> None:
         """End a sequence that has left its slot."""
@@ -104,11 +106,12 @@ class GrammarMatcher(Protocol):
         the last call."""
 
     def hold(self, constraint: RowConstraint) -> None:
-        """Mark a sequence as not ready until its mask is there, since a step found it missing."""
+        """Mark a sequence as not ready until its mask has come. The engine calls it after a step that lacked the
+        mask."""
 
 
 class RowGate(Protocol):
-    """Holds sequences back: a step has no effect on a held sequence. Called from the device's thread, for each step."""
+    """Holds sequences back: a step has no effect on a held sequence. The device's thread asks it in each step."""
 
     def held(self, batch: StepBatch) -> Bool:
         """[S] whether a sequence that would sample is held."""
@@ -120,7 +123,8 @@ class PageBytes(Protocol):
     page_bytes: int
 
     def read_page(self, page: int, /) -> bytes | memoryview:
-        """All layers of one page, in the layout that the model declares; may be a view of the live page."""
+        """Return the bytes of one page, all layers, in the layout that the model declares. The result may be a view of
+        the live page."""
 
     def write_page(self, page: int, data: bytes | memoryview, /) -> None:
         """Overwrite a page with `data`, exactly `page_bytes` in the same layout."""
@@ -128,7 +132,8 @@ class PageBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotTrace:
-    """What there is to tell of a sequence that left its slot. Times are `time.time_ns()`; 0: did not happen."""
+    """The trace of a sequence that has left its slot. Times are `time.time_ns()`; 0 means that the event did not
+    happen."""
 
     context: RequestContext
     started_ns: int

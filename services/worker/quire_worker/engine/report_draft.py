@@ -1,6 +1,6 @@
-"""What a Report will say: ReportDraft gathers what has no step, StepRows are a step's rows.
+"""ReportDraft gathers the parts of the next Report that belong to no step; StepRows are a step's rows.
 
-Knows the Report's columns and nothing of why they are filled.
+Both know the Report's columns, but not why they are filled.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReportDraft:
-    """Moves that ended, and errors of slots without a row: those belong to whoever held the slot in the Grant that was
-    applied at the time, so a Report says them when exactly that Grant has retired."""
+    """Moves that ended, and errors of slots that have no row in a step. Such an error belongs to the sequence that held
+    the slot under the Grant applied at that time. So a Report carries it exactly when that Grant has retired."""
 
     moves: list[MoveResult] = field(default_factory=list)
     _errors: list[tuple[int, int, QuireError]] = field(default_factory=list)
 
     def add_error(self, applied: int, slot: int, error: QuireError) -> None:
-        """Add a slot's error, which is reported when the Grant `applied` has retired; `applied` never falls from one
-        call to the next."""
+        """Add a slot's error, to be reported when the Grant `applied` has retired. `applied` never falls from one call
+        to the next."""
         self._errors.append((applied, slot, error))
 
     def first_error(self) -> int | None:
-        """The Grant of the oldest error; None: there is no error."""
+        """The number of the Grant to which the oldest error belongs, or None if there is no error."""
         return self._errors[0][0] if self._errors else None
 
     def take_errors(self, applied: int) -> list[tuple[int, QuireError]]:
@@ -63,7 +63,7 @@ class ReportDraft:
 
 @dataclass(slots=True)
 class StepRows:
-    """One step's rows: first the rows with sampled tokens, then the rows that ended without one. Held rows are left
+    """One step's rows: first the rows with sampled tokens, then the rows that ended without a token. Held rows are left
     out."""
 
     slot: Int32

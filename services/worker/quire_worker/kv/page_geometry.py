@@ -1,6 +1,7 @@
-"""What a model's pages are: their groups, layout and bytes, and the namespace that names all of that with the model.
+"""The geometry of a model's pages: their KV groups, layout and bytes, and the namespace that identifies it with the
+model.
 
-It knows nothing of who holds which page.
+This module does not know which request holds which page.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def kv_groups(spec: DecoderSpec, page_size: int, dtype: str) -> tuple[KvGroup, .
 
 
 def page_geometry(spec: DecoderSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
-    """The page size, KV groups and namespace of a model's pages. The namespace is a sha256 over model digest, dtype,
-    layout and page size, never the rank: the first part of a page's key. The digest covers config.json, hence all
-    shapes."""
+    """Return the page size, KV groups and namespace of a model's pages. The namespace is the first part of a page's
+    key: a sha256 over the model digest, dtype, layout and page size. It never includes the rank. The model digest
+    covers config.json, hence all shapes."""
     groups = kv_groups(spec, page_size, dtype)
     layout = ";".join(f"{group.name}:{group.layout}" for group in groups)
     return PageGeometry(page_size, groups, namespace_digest(spec.architecture, model_digest, dtype, layout, page_size))

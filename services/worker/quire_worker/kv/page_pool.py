@@ -1,6 +1,6 @@
-"""All KV pages of one group in one tensor, and byte views of single pages for those who move them.
+"""All KV pages of one group in one tensor, and byte views of single pages for transfers.
 
-It knows nothing of keys, owners or reference counts: the scheduler allocates.
+The pool knows nothing of keys, owners or reference counts: the scheduler allocates pages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ DUMMY_PAGE = 0
 
 
 class PagePool:
-    """[pages, kv_head, layer, 2, token, dim]; page 0 is the dummy page, never granted and always zero on the CPU.
+    """[pages, kv_head, layer, 2, token, dim]. Page 0 is the dummy page: it is never granted, and always zero on the
+    CPU.
 
-    Every number in the pool is finite unless a sequence's own computation was not: the pool starts as zeros, and a page
-    is zeroed when a sequence enters it. So what lies behind a mask can never spoil another request (0 x NaN is NaN).
+    The pool starts as zeros, and a page is zeroed when a sequence enters it. So every number in the pool is finite,
+    unless a sequence's own computation gave a number that is not. Masked positions can therefore never spoil another
+    request (0 x NaN is NaN).
     """
 
     def __init__(self, group: KvGroup, page_size: int, num_pages: int) -> None:
@@ -84,8 +86,8 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate zeros in huge memory pages where the system has them: attention reads all over the pool, and with small
-    ones it would miss the address cache at nearly every KV page."""
+    """Allocate zeros in huge memory pages if the system has them. Attention reads all over the pool; with small memory
+    pages, nearly every KV page would miss the address cache (TLB)."""
     memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them: slower, not wrong
@@ -94,8 +96,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
-    """The pages that a step begins but does not fill; the caller must zero them, so that nothing stale lies behind
-    their tokens."""
+    """Return the pages that a step begins but does not fill. The caller must zero them, so that no old values lie after
+    the step's tokens."""
     end = position + count
     last = (end - 1) // page_size
     entered = (last * page_size >= position) & (end % page_size != 0)

@@ -1,10 +1,11 @@
-"""Which bytes of a page go from which rank to which, where two worker groups cut pages differently.
+"""Maps the bytes of a KV page between two worker groups whose ranks hold different parts of a page.
 
-A page is `[kv_head][layer][K,V][token][dim]` over all ranks. A tensor-parallel rank holds a run of heads, or shares one
-head with others where there are more ranks than heads (MLA is one head: every rank holds all of it); a pipeline stage
-holds its layers of each head. A rank stores its part of a page as its ranges in a row, in order of the page.
+A whole page is `[kv_head][layer][K,V][token][dim]`. A tensor-parallel rank holds a run of heads. If there are more
+ranks than heads, several ranks hold the same head (MLA has one head, so every rank holds all of it). A pipeline stage
+holds its own layers of each head. A rank stores its ranges of a page one after the other, in the order of the page.
 
-Knows nothing of how bytes travel.
+A cut is an offset in the page at which some source rank's range begins or ends. Between two neighbouring cuts, the same
+source ranks hold all bytes. This module does not know how bytes travel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`length` bytes of a source rank's part of a page, and where they go in a target rank's part of it."""
+    """A run of `length` bytes: its offset in a source rank's part of a page, and its offset in a target rank's part."""
 
     source: int
     source_offset: int
@@ -35,8 +36,9 @@ class Piece:
 
 
 class ShardMap:
-    """How the ranks of one group get their parts of pages from the ranks of another. Raises InvalidArgument BAD_SHARDS
-    where ranges are none of a page's, SHARDS_INCOMPLETE where the source has not all that the target wants."""
+    """How the ranks of the target group get their parts of a page from the ranks of the source group. Raises
+    InvalidArgument: BAD_SHARDS if a range lies outside the page or overlaps another, SHARDS_INCOMPLETE if no source
+    rank holds some bytes that a target rank needs."""
 
     def __init__(self, source: KvGroup, target: KvGroup) -> None:
         size = source.page_bytes
@@ -59,8 +61,8 @@ class ShardMap:
         return sum(length for _, _, length in self._parts.get(rank, ()))
 
     def pieces(self, rank: int, page: int = 0) -> tuple[Piece, ...]:
-        """The pieces of a target rank's part of a page, each byte once, in order. Source ranks that hold the same bytes
-        take turns, within a page and from page to page; `page` is the page's number in its move. Raises
+        """Return the pieces of a target rank's part of a page: in order, and each byte once. Source ranks that hold the
+        same bytes take turns, within a page and from page to page. `page` is the page's number in its move. Raises
         SHARDS_INCOMPLETE."""
         turn = page % self._period
         if turn not in self._turns:
@@ -68,8 +70,8 @@ class ShardMap:
         return self._turns[turn].get(rank, ())
 
     def _deal(self, turn: int) -> dict[int, tuple[Piece, ...]]:
-        """Compute the pieces of every target rank for one turn. Of several holders of some bytes, the one that has
-        given least gives them; of equals, the next in turn."""
+        """Compute the pieces of every target rank for one turn. If several source ranks hold the same bytes, the rank
+        that has supplied the fewest bytes so far supplies them; among equals, the turn decides."""
         given: defaultdict[int, int] = defaultdict(int)
         dealt = {}
         for rank, ranges in self._parts.items():
@@ -89,8 +91,8 @@ class ShardMap:
         return dealt
 
     def _choose(self, index: int, turn: int, given: dict[int, int], at: int) -> tuple[int, int]:
-        """Choose who gives the bytes between cut `index` and the next: returns the source rank and the bytes' offset in
-        its part. Raises SHARDS_INCOMPLETE if no rank holds them."""
+        """Choose the source rank that supplies the bytes between cut `index` and the next cut. Returns this rank and
+        the offset of the bytes in its part. Raises SHARDS_INCOMPLETE if no rank holds them."""
         holders = self._holders[index]
         if not holders:
             raise InvalidArgument(
@@ -103,9 +105,9 @@ class ShardMap:
 
 
 def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardRange, ...]:
-    """The ranges of a page that each rank holds, where `tensor` ranks share the heads of each of `pipeline` stages
-    of layers; rank is stage x tensor + place. Raises ConfigError BAD_PARALLELISM if heads or layers cannot be shared
-    so."""
+    """Return the ranges of a page that each rank holds. There are `pipeline` stages of layers, and the `tensor` ranks
+    of a stage share the heads; rank = stage x tensor + place. Raises ConfigError BAD_PARALLELISM if the heads or layers
+    cannot be divided in this way."""
     heads, layers = group.kv_heads, group.layers
     even = heads % tensor == 0 if tensor <= heads else tensor % heads == 0
     if not even or not 1 <= pipeline <= layers:
@@ -149,7 +151,8 @@ def _local_offsets(shards: Sequence[ShardRange], page_bytes: int) -> dict[int, l
 
 
 def _append_or_extend(pieces: list[Piece], piece: Piece) -> None:
-    """Append `piece`, or extend the last piece where `piece` continues it in the same source and in the target."""
+    """Append `piece`. If it continues the last piece both in the source and in the target, extend the last piece
+    instead."""
     if pieces:
         last = pieces[-1]
         if (last.source, last.source_offset + last.length, last.target_offset + last.length) == (

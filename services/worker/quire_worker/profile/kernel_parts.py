@@ -41,8 +41,8 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
 
 
 def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
-    """Split the times of attention, and those outside of named ranges, into parts by their kernels; the other ranges
-    stay as they are. If no kernel ran on a device, nothing is split."""
+    """Split the time spent in attention, and the time outside any named range, into parts by kernel. Other ranges stay
+    as they are. If no kernel ran on the device, return the times unsplit."""
     found: dict[str, Times] = {}
     for name, spent in times.items():
         if name not in (ATTENTION, OUTSIDE) or not spent.kernels:

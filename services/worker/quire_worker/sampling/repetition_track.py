@@ -1,8 +1,9 @@
 """RepetitionTrack: how often the end of an output repeats itself, for all pattern sizes of a rule at once.
 
-For each size s it keeps the run: how many of the last tokens equal the token s places before them. The output ends with
-`min_count` times one pattern of s tokens just when the run is s * (min_count - 1) or more. A new token makes each run
-one longer, or zero, which is a few operations on arrays of at most MAX_PATTERN_SIZE entries, whatever the rule.
+For each size s, RepetitionTrack keeps the run: the number of last tokens that equal the token s places before them. The
+output ends with `min_count` copies of one pattern of s tokens exactly when the run is s * (min_count - 1) or more. A
+new token either lengthens a run by one or resets it to zero. For all sizes together, this takes a few operations on
+arrays of at most MAX_PATTERN_SIZE entries.
 """
 
 from __future__ import annotations

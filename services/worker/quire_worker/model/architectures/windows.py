@@ -14,13 +14,14 @@ from quire_worker.model.config_file import ConfigFile
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW_DEFAULT: Final = MappingProxyType({"sliding_window": 4096})
 """`Family.defaults` of families that have a window unless config.json says null."""
-# Of Qwen2 and Qwen3, where config.json does not say: the first layer with a window.
+# The first layer with a window in Qwen2 and Qwen3, if config.json does not say.
 _FIRST_WINDOW: Final = 28
 
 
 def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[str, ...]:
-    """The type of each layer: full or sliding attention, from `layer_types` or, where that is absent, `default` of the
-    layer's index. Empty where neither says."""
+    """Return the type of each layer, full or sliding attention: from the config's `layer_types` or, if that is absent,
+    `default(index)` for each layer index. The tuple is empty if neither is given. Raises Unsupported for another type,
+    and a config error for a list of the wrong length."""
     types: Sequence[str] = config.texts("layer_types")
     if types and len(types) != layers:
         raise config.bad("layer_types", f"a list of {layers} kinds")
