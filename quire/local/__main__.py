@@ -1,7 +1,10 @@
-"""`python -m quire.local`: a supervisor's process. A StackSpec comes in as the first line, events go out as lines.
+"""`python -m quire.local`: the supervisor process of a stack. The supervisor reads a StackSpec from the first line of
+its standard input, and writes events as lines to its standard output.
 
-An owned stack ends at the end of its standard input, which the owner holds open: so it ends with the owner, however
-that ends. A detached one ends by SIGTERM or SIGINT alone. SIGHUP starts at once what waits to be started again.
+An owned stack stops when its standard input closes. The owner, which is the process that started the supervisor, holds
+this input open. So the stack stops whenever the owner ends, even by a crash. A detached stack has no owner: it stops
+only on SIGTERM or SIGINT, which also stop an owned stack. On SIGHUP, the supervisor restarts at once all services that
+wait for their restart.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ EXIT_FAILED = 1
 
 
 def emit(event: events.Event) -> None:
-    """Write the event to the owner, while there is one, and to the supervisor's log."""
+    """Write the event to standard output, if its reader still exists, and to the supervisor's log (standard error)."""
     line = events.encode(event)
     print(f'{{"ts": {time.time():.3f}, {line[1:]}', file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):
@@ -34,8 +37,7 @@ def emit(event: events.Event) -> None:
 
 
 async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
-    """Run the stack until a signal stops it, its owner ends, or it fails. Returns whether it was stopped rather than
-    failed."""
+    """Run the stack until a signal stops it, its owner ends, or it fails. Returns False if the stack failed."""
     supervisor = Supervisor(spec, directory, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -47,15 +49,16 @@ async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
 
 
 def sweep(directory: StateDirectory) -> None:
-    """End what a supervisor that was killed left of its children's children. Its lock is ours: it is dead."""
+    """End the processes that an earlier supervisor of this stack left behind when it was killed. This process holds the
+    lock of the state directory, so the earlier supervisor is dead."""
     before = directory.read()
     if before is not None:
         stop_stack(before, 0.0)
 
 
 def main() -> int:
-    """Run a supervisor for the StackSpec that stdin gives. Exit code 0 for a stack that was stopped, 1 for one that
-    failed, then or later."""
+    """Run a supervisor for the StackSpec on standard input. Returns the exit code: 0 if the stack was stopped, 1 if it
+    failed at its start or later."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:

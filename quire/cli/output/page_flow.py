@@ -1,5 +1,5 @@
-"""How requests went through a stack with prefill and decode replicas, as tables: a row per request, and who pulled from
-whom. Says what it is given; asks nobody."""
+"""Tables of the way that requests took through a stack with prefill and decode replicas: one table has a row per
+request, and one shows how many pages each replica pulled from each other. Only formats the values that it is given."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 @dataclass(frozen=True)
 class PageFlow:
-    """One request. `prefill` is empty where one replica did all of it; times are milliseconds, the first token's from
-    when the client asked, the second's from the first."""
+    """The way of one request through the replicas. `prefill` is empty if one replica did both the prefill and the
+    decoding. All times are in milliseconds. `first_ms` is the time from the client's request to the first token, and
+    `second_ms` the time from the first token to the second."""
 
     tokens: int
     prefill: str
@@ -36,14 +37,14 @@ class PageFlow:
 
 
 def flow_table(flows: Sequence[PageFlow]) -> str:
-    """Return a table with a row per request, in the order in which they were asked."""
+    """Return a table with a row per request, in the order of the requests."""
     rows = [[str(number), *_cells(flow)] for number, flow in enumerate(flows, 1)]
     header, _, body = table(_HEADER, rows, _RIGHT).partition("\n")
     return f"{paint(header, 'dim')}\n{body}"
 
 
 def flow_matrix(flows: Sequence[PageFlow]) -> str:
-    """Return a table of how many pages went from which replica to which."""
+    """Return a table of the number of pages that went from each prefill replica to each decode replica."""
     moved = Counter[tuple[str, str]]()
     for flow in flows:
         if flow.prefill:

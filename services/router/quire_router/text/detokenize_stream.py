@@ -1,8 +1,8 @@
-"""One session's Detokenize stream: the engine's rows in, ready text out, by handle.
+"""The Detokenize stream of one session with a scheduler: it sends the engine's rows to a tokenizer and receives text.
 
-It follows its session to another tokenizer when one dies, hangs or drains: every live sequence is taken up again, as
-one that comes from another session is. Rows that come while no stream is up need no queue: their tokens are in the
-sequences. What a tokenizer had not answered when it was lost is suspected of it (see poison.py).
+When the tokenizer dies, hangs or drains, a new stream goes to another tokenizer. The new stream opens every live
+sequence again. Rows that come while there is no stream need no queue, because the sequences have their tokens. When a
+tokenizer is lost, sequences in messages that it had not answered become suspects (see poison.py).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from quire_router.text.tokenizer_pool import TokenizerPool
     from quire_router.watchdog import Watchdog
 
-# The tokenizer may have done more than it could tell.
+# With these statuses the process may have died, and may have worked on more messages than on the oldest.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 log = get_logger(__name__)
 
 
 class DetokenizeStream:
-    """`sequences` is the session's table; a sequence whose text has ended is taken out of it here.
+    """`sequences` is the session's table, by handle. The stream removes a sequence from the table when its text has
+    ended.
 
-    `text_ended` is called for a sequence that the tokenizer ended before the engine did.
+    `text_ended` is called for a sequence whose text ended by a stop string or an error, so that its engine can stop.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class DetokenizeStream:
         self._sequences = sequences
         self._text_ended = text_ended
         self._out = DetokenizeOutgoing(sequences, self._fail)
-        # Whether the tokenizer has said that it is there.
+        # Whether the tokenizer has answered the first message of the stream.
         self._connected = False
         self._refused = False
-        # The parts so far of a row whose text comes in several answers.
+        # Parts of a row's text that have come, if the text of this row comes in several answers.
         self._begun: list[str] = []
 
     @property
@@ -68,14 +69,14 @@ class DetokenizeStream:
         return self._out.backlog
 
     def open(self, sequence: SequenceState) -> None:
-        """Open a sequence at the tokenizer, so that rows may follow. Without a stream nothing happens: the next one
-        opens all."""
+        """Open a sequence at the tokenizer; rows may follow. Does nothing without a stream, because the next stream
+        opens all sequences."""
         if self._connected:
             self._out.open(sequence)
 
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
-        """Send one step of the engine, its columns as they came. Without a stream nothing happens: the tokens are in
-        the sequences."""
+        """Send the rows of one engine step; the columns are those of the scheduler's message. Does nothing without a
+        stream, because the sequences have the tokens."""
         if self._connected:
             self._out.rows(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
 
@@ -85,8 +86,8 @@ class DetokenizeStream:
             self._out.close(handle)
 
     async def run(self) -> None:
-        """Run a stream to one tokenizer after the other until cancelled. Where none is to be had for
-        `--migration-wait-s`, all sequences fail."""
+        """Run one stream after the other until cancelled, each to a tokenizer that is healthy then. If no tokenizer is
+        healthy for `--migration-wait-s`, all sequences fail."""
         backoff = Backoff()
         while True:
             try:
@@ -107,8 +108,8 @@ class DetokenizeStream:
             await backoff.wait()
 
     async def _run_stream(self, peer: TokenizerLink, backoff: Backoff) -> str:
-        """Run one stream; return why it ended. Its first answer opens all sequences. Where the tokenizer is lost, the
-        loss is counted against sequences that it had not answered. Raises grpc.RpcError."""
+        """Run one stream; return the reason for its end. All sequences are opened after the tokenizer's first answer.
+        If the tokenizer is lost, the loss counts against sequences in unanswered messages. Raises grpc.RpcError."""
         out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []
         call = peer.stub.Detokenize(out.messages())
@@ -141,15 +142,15 @@ class DetokenizeStream:
         return "it ended the stream"
 
     def _take_up(self, out: DetokenizeOutgoing) -> None:
-        """Open all sequences on the stream, those with the fewest tokens first."""
+        """Open all sequences on the stream; sequences with the fewest tokens come first."""
         self._connected = True
         for sequence in sorted(self._sequences.values(), key=lambda sequence: len(sequence.engine.output_ids)):
             out.open(sequence)
 
     def _suspect(self, out: DetokenizeOutgoing, *, oldest: bool) -> None:
-        """Count the lost tokenizer against the sequences in its unanswered messages; with `oldest`, in the first of
-        them alone, since a tokenizer that hangs works on that one. The second loss in a row fails a sequence. A
-        tokenizer that never answered counts against none."""
+        """Count the lost tokenizer against the sequences in its unanswered messages. With `oldest`, only the oldest
+        such message counts, because a tokenizer that hangs works on this message. A sequence fails at its second loss
+        in a row. A tokenizer that never answered counts against no sequence."""
         if not self._connected:
             return
         for handle in out.unanswered(oldest=oldest):
@@ -162,8 +163,8 @@ class DetokenizeStream:
                 self._fail(sequence, loses_tokenizers())
 
     def _apply(self, answer: Detokenized) -> None:
-        """Add the answered texts and offsets to the sequences; drop those that have ended. An error fails its sequence,
-        but Unavailable makes the stream go to another tokenizer."""
+        """Add the answered texts and offsets to the sequences, and drop the sequences that have ended. A sequence with
+        an error fails; but if the error is Unavailable, the stream goes to another tokenizer instead."""
         handles, stops, counts = answer.handles, answer.stops, answer.used
         texts = answer.texts
         if answer.cut or self._begun:
@@ -188,7 +189,7 @@ class DetokenizeStream:
                 if stop_index >= 0:
                     self._text_ended(sequence)
         for handle, error in answer.failed:
-            if isinstance(error, Unavailable):  # the tokenizer's matter, not the request's: another takes it on
+            if isinstance(error, Unavailable):  # the tokenizer is the cause, so another tokenizer takes the sequence
                 self._refused = True
                 continue
             sequence = self._sequences.pop(handle, None)
@@ -196,8 +197,9 @@ class DetokenizeStream:
                 self._fail(sequence, error)
 
     def _whole_texts(self, answer: Detokenized) -> list[str]:
-        """Return the texts of complete rows: a text counts when its tokens do, or another tokenizer would be told wrong
-        numbers. The parts of a row whose text is cut are kept until it is complete."""
+        """Return the texts of complete rows. If the text of a row is cut, its parts are kept until the text is
+        complete: text and tokens must be counted together, because another tokenizer may have to continue from these
+        counts."""
         texts = list(answer.texts)
         if answer.cut and len(texts) == 1:
             self._begun += texts

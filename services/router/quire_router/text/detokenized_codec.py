@@ -1,4 +1,4 @@
-"""A tokenizer's DetokenizeResponse as plain values. Knows no streams and no sequences."""
+"""Converts a tokenizer's DetokenizeResponse to plain values. Knows no streams and no sequences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Detokenized:
-    """Answers to rows, a value per row in each list. `stops` are indices of stop strings, -1: none was found; `used`
-    counts the tokens of the row that the answer keeps. `cut`: the last text goes on in the next message. `offsets` are
-    characters of output after each kept token, of the rows that asked for them. `row_us`: time per row."""
+    """The answers to some rows. `handles`, `texts`, `stops` and `used` have one value per row. `stops` has the index of
+    the stop string that was found; -1: none. `used` is the number of the row's tokens that count. `cut`: the last text
+    goes on in the next message. `offsets` has the number of output characters after each token that counts, for rows
+    whose handles ask for offsets. `row_us` is the tokenizer's time per row, in microseconds."""
 
     handles: list[int]
     texts: Sequence[str]
@@ -30,9 +31,10 @@ class Detokenized:
     cut: bool
     failed: list[tuple[int, QuireError]]
     parts: Iterable[tuple[int, int, int, int]] = ()
-    """Handle, PartKind, index of the tool call and characters, of texts of these rows or of later ones."""
+    """For each part of the text of these rows or of later rows: handle, PartKind, index of the tool call, and number of
+    characters."""
     reasoning_tokens: Iterable[tuple[int, int]] = ()
-    """Handles, and how many tokens of reasoning their answers have by now."""
+    """For some handles: the handle, and the number of reasoning tokens in its answer so far."""
 
 
 def detokenized(message: tb.DetokenizeResponse) -> Detokenized:

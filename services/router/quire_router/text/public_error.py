@@ -1,4 +1,5 @@
-"""What a peer's failure becomes before a client sees it: our own codes pass, a bare transport status does not."""
+"""Converts a peer's failure to the error that a client sees. Errors with Quire's own codes pass unchanged. A bare gRPC
+status, with the details of a connection inside the cluster, does not pass."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ log = get_logger(__name__)
 
 
 def as_public(error: QuireError) -> QuireError:
-    """Return the error itself; for a bare transport status, Unavailable without its text, which is only logged."""
+    """Return the error itself if it has one of Quire's own codes. For a bare gRPC status, log its text, and return an
+    Unavailable without this text."""
     if not error.code.startswith(_PEER_PREFIX):
         return error
     log.warning("a peer failed", code=error.code, reason=error.message)

@@ -1,6 +1,8 @@
-"""Rows of engine steps as messages to a tokenizer: joined where they wait, cut where they are long. Knows no streams.
+"""Packs rows of engine steps into messages to a tokenizer. Rows that wait are joined, and long rows are cut. Knows no
+streams.
 
-Each row is answered once, so what cuts or joins rows says by how many more, or fewer, each sequence has now.
+The tokenizer answers each row once. So functions that cut or join rows return how many rows more, or fewer, each
+sequence has now.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from quire_common.columns import i32, pack_i32
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
-# Most tokens of one message: a tokenizer decodes them within some 20 ms.
+# The most bytes of tokens in one message. A tokenizer decodes these tokens within some 20 ms.
 MESSAGE_BYTES = 32 * 1024
 
 _Row = tuple[int, bytes, int]
-# By handle; below 0: rows were joined.
+# By handle: how many rows more a sequence has now. A negative number means that rows were joined.
 MoreRows = dict[int, int]
 
 
 def join_rows(
     steps: Iterable[tb.DetokenizeRequest], wanted: Container[int]
 ) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Join the rows of steps to one row per sequence, in as few messages as possible; rows of handles not in `wanted`
-    are left out. Returns the messages, and how many more (or fewer) rows each sequence has now."""
+    """Join the rows of several steps to one row per sequence, in as few messages as possible. Rows whose handles are
+    not in `wanted` are left out. Returns the messages, and how many rows more (or fewer) each sequence has now."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
@@ -40,8 +42,8 @@ def join_rows(
 
 
 def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Pack rows into messages of at most MESSAGE_BYTES of tokens; a longer row becomes several. Returns the messages,
-    and how many more rows each sequence has now."""
+    """Pack rows into messages with at most MESSAGE_BYTES of tokens. A row that does not fit is cut into several rows.
+    Returns the messages, and how many rows more each sequence has now."""
     messages: list[tb.DetokenizeRequest] = []
     more: MoreRows = {}
     taken: list[_Row] = []

@@ -1,10 +1,13 @@
-"""The send queue of one Detokenize stream: the opens, token rows and closes that its tokenizer has yet to be sent.
+"""The send queue of one Detokenize stream: the opens, token rows and closes that wait to be sent to the tokenizer.
 
 Messages are small, so that no sequence delays the others. The open of a long history is split into parts, with rows
-of other sequences in between; long rows are cut. A suspect (see poison.py) is opened in messages of its own, with
-nothing else in flight: if the tokenizer is lost then, that sequence lost it. Rows of a sequence that is still being
-opened are dropped, because its open reads all tokens from the sequence. If the tokenizer is slow, waiting rows are
-joined, so the queue is never larger than the answers themselves.
+of other sequences in between. Long rows are cut. If the tokenizer is slow, waiting rows are joined, so the queue is
+never larger than the answers themselves. Rows of a sequence that is still being opened are dropped, because its open
+reads all tokens from the sequence.
+
+A suspect is a sequence that a tokenizer worked on when this tokenizer was lost (see poison.py). The queue opens a
+suspect in messages of its own, while no other message is in flight. If another tokenizer is lost meanwhile, the
+suspect is to blame.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Opening:
-    """How much of a sequence was sent: `sent_bytes` of its tokens, four bytes each. The first `prior_bytes` (confirmed
-    tokens) go with the open; -1 until the open begins. The rest go as rows, of which `sent_rows` were sent."""
+    """How much of a sequence was sent to the tokenizer. A token has four bytes, and `sent_bytes` of them were sent.
+    The open carries the first `prior_bytes`, which are the confirmed tokens; `prior_bytes` is -1 until the open begins.
+    Rows carry the other tokens; `sent_rows` rows were sent."""
 
     handle: int
     sequence: SequenceState
@@ -54,7 +58,8 @@ class _Opening:
 
 
 class DetokenizeOutgoing:
-    """`sequences` is the session's table; `fail` is told of a sequence of which no message can be made."""
+    """Makes the stream's messages. `sequences` is the session's table. `fail` is called with a sequence for which the
+    queue cannot make a message."""
 
     def __init__(self, sequences: dict[int, SequenceState], fail: Callable[[SequenceState, QuireError], None]) -> None:
         self._sequences = sequences
@@ -84,12 +89,12 @@ class DetokenizeOutgoing:
 
     @property
     def owed(self) -> bool:
-        """Whether the tokenizer has to answer, or is yet to be sent something."""
+        """Whether an answer of the tokenizer is due, or something waits to be sent."""
         return bool(self._unanswered or self._rows or self._opening)
 
     def open(self, sequence: SequenceState) -> None:
-        """Queue a sequence to be opened; its rows may come from now on. The open has its confirmed tokens, and its
-        unconfirmed tokens follow as rows. A suspect, at which a tokenizer was lost, waits apart, to be opened alone."""
+        """Queue a sequence to be opened; `rows` may be called for the sequence from now on. The open carries the
+        confirmed tokens, and the unconfirmed tokens follow as rows. A suspect waits in a queue of its own."""
         opening = self._opening[sequence.handle] = _Opening(sequence.handle, sequence)
         if sequence.text.strikes:
             self._suspects.append(opening)
@@ -118,7 +123,7 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def close(self, handle: int) -> None:
-        """Queue that the text of the handle is not wanted any more."""
+        """Queue the message that nobody wants the text of the handle any more."""
         self._opening.pop(handle, None)
         self._closes.append(handle)
         self._wake.set()
@@ -129,8 +134,8 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def answered(self) -> SequenceState | None:
-        """Note that the oldest message was answered. Returns the suspect (a sequence at which a tokenizer was lost)
-        that is wholly open by it, and so cleared; else None."""
+        """Note that the tokenizer has answered the oldest message. If this answer completes the open of a suspect, the
+        suspect is cleared, and is returned; otherwise returns None."""
         self._opening_bytes -= self._unanswered.popleft()[1]
         self._wake.set()  # there may be room for more opens, or for what waited for the last answer
         opening = self._opening_suspect
@@ -144,7 +149,8 @@ class DetokenizeOutgoing:
         return opening.sequence if self._sequences.get(opening.handle) is opening.sequence else None
 
     def unanswered(self, *, oldest: bool) -> set[int]:
-        """Return the handles in messages that were sent and not answered; with `oldest`, in the first of them alone."""
+        """Return the handles in all messages that were sent and not answered; with `oldest`, only the handles in the
+        oldest such message."""
         found: set[int] = set()
         for message, _ in list(self._unanswered)[: 1 if oldest else None]:
             found.update(i32(message.handle, "handle").tolist())
@@ -152,7 +158,8 @@ class DetokenizeOutgoing:
         return found
 
     async def messages(self) -> AsyncIterator[tb.DetokenizeRequest]:
-        """Yield the stream's requests until `end`. The first is empty: its answer says that the tokenizer is there."""
+        """Yield the stream's requests until `end` is called. The first request is empty, so that its answer shows that
+        the tokenizer works."""
         first = tb.DetokenizeRequest()
         self._unanswered.append((first, 0))
         yield first
@@ -180,9 +187,9 @@ class DetokenizeOutgoing:
         return self._opening_suspect is not None or bool(self._suspects)
 
     def _next(self) -> tb.DetokenizeRequest | None:
-        """Make the next message. None where there is nothing to tell, or where answers must come first. A suspect's
-        message waits for all answers; other messages wait for the suspect's answer. Opens wait while too many bytes of
-        them are in flight."""
+        """Make the next message. Returns None if nothing is queued, or if answers must come first. A message of a
+        suspect waits until all earlier messages are answered, and later messages wait until this message is answered.
+        Opens wait while too many bytes of opens are in flight."""
         if self._suspect_in_flight:
             return None
         opens = bool(self._short or self._long) and self._opening_bytes < _MOST_OPENING_BYTES
@@ -208,8 +215,8 @@ class DetokenizeOutgoing:
         return message
 
     def _open_suspect(self) -> tb.DetokenizeRequest:
-        """Make a message with as much of one suspect as has room; it is empty if the suspect has gone. Sets the suspect
-        as in flight."""
+        """Make a message that carries one suspect, or the part of the suspect that fits into the message. The message
+        is empty if the suspect has left the session. Marks the suspect's message as in flight."""
         opening = self._opening_suspect = self._opening_suspect or self._suspects.popleft()
         self._suspect_in_flight = self._others_next = True
         message = tb.DetokenizeRequest()
@@ -217,14 +224,14 @@ class DetokenizeOutgoing:
         return message
 
     def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-        """Add as much of a sequence to the message as has room: its open, then its rows; return the bytes that were
-        added. Sets `done` when all is told or the sequence has gone. A sequence of which no message can be made
-        fails."""
+        """Add a sequence's open, then its rows, to the message, up to `room` bytes. Returns the number of bytes that
+        were added. Sets `done` when everything was added, or when the sequence has left the session. If the open or a
+        row cannot be made, the sequence fails."""
         handle, sequence = opening.handle, opening.sequence
         # A sequence that has left may have another handle by now.
         if self._opening.get(handle) is not opening or self._sequences.get(handle) is not sequence:
             opening.done = True
-            if self._opening.get(handle) is opening:  # its text ended before all of it was told
+            if self._opening.get(handle) is opening:  # its text ended before all of its tokens were sent
                 del self._opening[handle]
             return 0
         try:
@@ -245,7 +252,8 @@ class DetokenizeOutgoing:
 
 
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """Add the open, or a further part of it, with as many confirmed tokens as have room; return its bytes."""
+    """Add the open, or a further part of the open, with as many confirmed tokens as fit into `room` bytes. Returns the
+    size of what was added, in bytes."""
     sequence = opening.sequence
     if opening.prior_bytes < 0:
         opening.prior_bytes = 4 * sequence.text.confirmed
@@ -262,8 +270,8 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """Add a row of unconfirmed tokens, as many as have room; return its bytes. With the last of them the opening is
-    `done`."""
+    """Add a row with as many unconfirmed tokens as fit into `room` bytes. Returns the size of the tokens in bytes. Sets
+    `done` when the last token was added."""
     sequence = opening.sequence
     ids = bytes(sequence.engine.output_ids[opening.sent_bytes : opening.sent_bytes + room // 4 * 4])
     opening.sent_bytes += len(ids)
@@ -276,7 +284,7 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
         message.count += pack_i32([len(ids) // 4])
         message.token += ids
         opening.sent_rows += 1
-    # While more are to follow, the answers to those that have gone are not the last.
+    # While more rows are to follow, the answers to the rows that were sent are not the last answers.
     rows = opening.sent_rows + (not opening.done)
     sequence.text.reopen(rows, sequence.engine.rows, begins=opening.sent_rows <= 1)
     return len(ids)

@@ -1,4 +1,4 @@
-"""The bytes of single tokens, by id: asked once, kept for good. At most one entry per id of the vocabulary."""
+"""A cache of the bytes of single tokens, by token id. The cache has at most one entry per id of the vocabulary."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     async def ensure(self, ids: Iterable[int]) -> None:
-        """Fetch the bytes of those ids that are not known yet; a cache that would grow too large forgets all other ids.
-        Raises QuireError."""
+        """Fetch the bytes of ids that are not in the cache. If the cache would grow too large, forget all ids that are
+        not in `ids`. Raises QuireError."""
         wanted = set(ids)
         unknown = sorted(wanted - self._known.keys())
         if not unknown:

@@ -1,7 +1,8 @@
-"""One tokenizer's standing stream for short texts and conversations: half the way of a call, which is set up each time.
+"""The standing stream to one tokenizer, for short texts, conversations and grammars. A request on the stream takes
+about half the time of a unary call, because gRPC sets each call up anew.
 
-While there is no stream (not yet, not any more, or never with a tokenizer of another release) who asks makes a call, as
-does who gets no answer in time.
+The caller makes a unary call instead if the stream is not open, or if its answer does not come in time. The stream
+never opens if the tokenizer is of a release that does not know this RPC.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
     from quire.v1 import tokenizer_pb2_grpc
 
-# More goes by a call, lest the others wait behind it.
+# A larger request goes by a unary call, so that other requests do not wait behind it.
 MOST_BYTES = 64 * 1024
 log = get_logger(__name__)
 
 
 class TokenizeStream:
-    """Whoever asks `takes` may `ask` at once. `patience_s`: the longest that an answer may take; a stream on which
-    nothing at all came meanwhile is replaced."""
+    """Call `takes`; if it returns True, call `ask` before the next await. `patience_s` is the longest time that an
+    answer may take. If the stream receives nothing at all in this time, a new stream replaces it."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerStub, patience_s: float) -> None:
         self._stub = stub
@@ -49,8 +50,8 @@ class TokenizeStream:
         return self._open and request.ByteSize() <= MOST_BYTES
 
     async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse | None:
-        """Send the request under a new id and return its answer, or None if it takes too long: the caller may then try
-        a unary call. Raises the answer's QuireError, and Unavailable if the stream breaks."""
+        """Send the request under a new id, and return its answer. Returns None if the answer takes too long; the caller
+        may then make a unary call. Raises the QuireError in the answer, and Unavailable if the stream breaks."""
         began_s = time.monotonic()
         out, request.id = self._out, next(self._ids)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
@@ -72,8 +73,8 @@ class TokenizeStream:
         return response
 
     async def run(self) -> None:
-        """Keep a stream open, another after a backoff when one ends, until cancelled. Returns where the tokenizer does
-        not know this RPC. Must not run twice at a time."""
+        """Keep a stream open until cancelled; when a stream ends, open another after a backoff. Returns if the
+        tokenizer does not know this RPC. Must not run twice at the same time."""
         backoff = Backoff()
         while True:
             try:
@@ -86,8 +87,9 @@ class TokenizeStream:
             await backoff.wait()
 
     async def _run_stream(self, backoff: Backoff) -> None:
-        """Run one stream, and hand each answer to its `ask`. In the end, all that wait get None if the stream hangs,
-        else Unavailable. Raises grpc.RpcError."""
+        """Run one stream, and give each answer to the `ask` call that waits for it. When the stream ends, all `ask`
+        calls that still wait return None if the stream hangs, and otherwise raise Unavailable. Raises
+        grpc.RpcError."""
         out = self._out = asyncio.Queue()
         call = self._call = self._stub.Tokenize(_messages(out))
         self._hangs = False
@@ -121,8 +123,8 @@ class TokenizeStream:
 
 
 async def _messages(out: asyncio.Queue[tb.TokenizeRequest | None]) -> AsyncIterator[tb.TokenizeRequest]:
-    """Yield the queued requests until None comes, which ends them: gRPC would leave them waiting where the peer has
-    ended the call."""
+    """Yield the queued requests until None is queued. Without this None, gRPC would leave the generator waiting after
+    the peer has ended the call."""
     while (message := await out.get()) is not None:
         yield message
 

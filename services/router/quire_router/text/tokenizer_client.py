@@ -1,4 +1,5 @@
-"""The tokenizers' unary calls, as plain values, on whichever tokenizer is healthy."""
+"""The unary calls of the tokenizer service, with plain values. TokenizerPool chooses a healthy tokenizer for each
+call."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _TIMEOUT_S = 60.0
 
 
 async def _marks_of(peer: TokenizerLink) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    info = peer.info  # a healthy one has said it
+    info = peer.info  # a healthy tokenizer has sent its info
     return ((), ()) if info is None else (info.thinking_start, info.thinking_end)
 
 
@@ -47,7 +48,7 @@ def _uncompiled(structure: StructuredOutput) -> pb.Constraint:
 
 
 class TokenizerClient:
-    """Calls raise QuireError. Those that encode also return the microseconds that the tokenizer took."""
+    """Calls raise QuireError. `encode` and `render` also return the microseconds that the tokenizer took."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
@@ -55,8 +56,8 @@ class TokenizerClient:
     async def encode(
         self, texts: Sequence[str], context: RequestContext, *, add_special_tokens: bool, max_tokens: int
     ) -> tuple[list[NDArray[np.int32]], int]:
-        """Return the token ids of each text, and the tokenizer's microseconds. PROMPT_TOO_LONG for more than
-        `max_tokens` (0: no bound)."""
+        """Return the token ids of each text, and the tokenizer's microseconds. Raises PROMPT_TOO_LONG if a text has
+        more than `max_tokens` tokens (0: no bound)."""
         request = tb.EncodeRequest(
             context=context_to_pb(context), texts=texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
         )
@@ -66,8 +67,9 @@ class TokenizerClient:
     async def render(
         self, prompt: ChatPrompt, context: RequestContext, *, max_tokens: int
     ) -> tuple[NDArray[np.int32], int, int]:
-        """Return the token ids of a conversation, what the template has begun at its end (a quire.v1.PromptEnd), and
-        the tokenizer's microseconds. PROMPT_TOO_LONG for more than `max_tokens` (0: no bound)."""
+        """Return the token ids of a conversation, its quire.v1.PromptEnd, and the tokenizer's microseconds. The
+        PromptEnd says whether the prompt ends within reasoning or after it. Raises PROMPT_TOO_LONG if the conversation
+        has more than `max_tokens` tokens (0: no bound)."""
         request = tb.RenderChatRequest(
             context=context_to_pb(context),
             messages_json=prompt.messages_json,
@@ -84,8 +86,8 @@ class TokenizerClient:
     async def compile(
         self, structure: AnswerStructure, context: RequestContext, *, reasoning: bool, prompt_end: int
     ) -> tuple[Constraint, tuple[str, ...]]:
-        """Return the grammar of what an answer must match, and what it does not enforce. `reasoning`: the answer may
-        reason first; `prompt_end` is a quire.v1.PromptEnd."""
+        """Return the grammar that an answer must match, and the parts of `structure` that the grammar does not enforce.
+        `reasoning`: the answer may begin with reasoning. `prompt_end` is a quire.v1.PromptEnd."""
         request = tb.CompileGrammarRequest(
             context=context_to_pb(context),
             reasoning=reasoning,
@@ -106,11 +108,12 @@ class TokenizerClient:
         return str(response.texts[0])
 
     async def thinking_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens that begin and end the model's thinking; empty where it is not known to think."""
+        """Return the token ids that begin the model's thinking, and those that end it. Both are empty if the tokenizer
+        knows no such markers."""
         return await self._pool.call(_marks_of)
 
     async def tool_parser(self) -> str:
-        """Return the name of the tokenizers' parser of tool calls; empty where there is none."""
+        """Return the name of the parser that the tokenizers use for tool calls; empty if they have none."""
         return await self._pool.call(_tool_parser_of)
 
     async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""One tokenizer: its channel, its calls, and whether it answers and wants to be asked."""
+"""One tokenizer as the router sees it: the gRPC channel, the calls, and whether the tokenizer can be used now."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class TokenizerInfo:
 
 
 class TokenizerLink:
-    """Probed until it answers and serves, and again whenever it is gone or serves no more. `changed` is called at
-    both. What runs on it while it drains may stay until it ends."""
+    """The link to one tokenizer. The link probes the tokenizer until it answers and serves; then the link is healthy.
+    When the tokenizer is lost or stops serving, the probing begins again. `changed` is called when the link becomes
+    healthy and when it stops being healthy. Streams and calls that run while the tokenizer drains may go on until they
+    end."""
 
     def __init__(self, instance: str, address: str, config: RouterConfig, changed: Callable[[], None]) -> None:
         self.instance = instance
@@ -70,7 +72,8 @@ class TokenizerLink:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def suspect(self) -> None:
-        """Mark the tokenizer as lost, since a call found it gone: it is not used until it answers a probe."""
+        """Mark the tokenizer as lost, because a call or a stream to it failed. The router does not use this tokenizer
+        until it answers a probe."""
         if self.healthy:
             log.warning("tokenizer lost", instance=self.instance)
         self.healthy = False
@@ -78,8 +81,8 @@ class TokenizerLink:
         self._changed()
 
     async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
-        """Tokenize texts over the standing stream or, if that does not take the request or answer in time, by a call.
-        Raises QuireError, grpc.RpcError."""
+        """Tokenize texts over the standing stream. If the stream does not take the request, or does not answer in time,
+        make a unary call instead. Raises QuireError, grpc.RpcError."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(encode=request))
             if answer is not None:
@@ -90,8 +93,8 @@ class TokenizerLink:
         return response
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
-        """Render and tokenize a conversation over the standing stream or, if that does not take the request or answer
-        in time, by a call. Raises QuireError, grpc.RpcError."""
+        """Render and tokenize a conversation over the standing stream. If the stream does not take the request, or does
+        not answer in time, make a unary call instead. Raises QuireError, grpc.RpcError."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(render=request))
             if answer is not None:
@@ -102,8 +105,8 @@ class TokenizerLink:
         return response
 
     async def compile(self, request: tb.CompileGrammarRequest) -> tb.CompileGrammarResponse:
-        """Compile a grammar over the standing stream or, if that does not take the request or answer in time, by a
-        call. Raises QuireError, grpc.RpcError."""
+        """Compile a grammar over the standing stream. If the stream does not take the request, or does not answer in
+        time, make a unary call instead. Raises QuireError, grpc.RpcError."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(compile=request))
             if answer is not None:
@@ -114,7 +117,8 @@ class TokenizerLink:
         return response
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the tokenizer answers a short call in that time, however long its present work takes."""
+        """Whether the tokenizer answers a short call within `within_s` seconds. A tokenizer that works answers short
+        calls even during a long piece of work."""
         try:
             await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=within_s)
         except grpc.aio.AioRpcError:
@@ -122,8 +126,8 @@ class TokenizerLink:
         return True
 
     async def run(self) -> None:
-        """Probe the tokenizer until it serves, use it until it is lost, and again, until cancelled; then close the
-        channel."""
+        """Probe the tokenizer until it serves, wait until it is lost, and begin again. Runs until cancelled; then
+        closes the channel."""
         self._begin_streaming()
         try:
             while True:
@@ -141,14 +145,14 @@ class TokenizerLink:
             await self._channel.close()
 
     def _begin_streaming(self) -> None:
-        """Start the standing stream, unless it runs or each call is to have a span of its own in a trace. A tokenizer
-        that came back may be of a release that knows the stream."""
-        # Of calls each has a span of its own in a trace.
+        """Start the standing stream, unless the stream runs already or tracing is on. Called again after each loss,
+        because a tokenizer may come back with a release that knows the stream."""
+        # With tracing, the router makes unary calls, because each call has a span of its own in the trace.
         if not tracing.enabled() and (self._streaming is None or self._streaming.done()):
             self._streaming = asyncio.create_task(self._stream.run())
 
     async def _until_lost(self) -> None:
-        """Return when the tokenizer is suspected, or its health service says that it serves no more."""
+        """Return when `suspect` was called, or when the health service says that the tokenizer serves no more."""
         signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._wait_while_serving())]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
@@ -158,8 +162,8 @@ class TokenizerLink:
             await asyncio.gather(*signs, return_exceptions=True)
 
     async def _wait_while_serving(self) -> None:
-        """Return when the health service says that the tokenizer serves no more, or cannot be asked; never where the
-        tokenizer has no health service."""
+        """Return when the health service says that the tokenizer serves no more, or when the health service does not
+        answer. If the tokenizer has no health service, never return."""
         call = self._health.Watch(health_pb2.HealthCheckRequest())
         try:
             async for response in call:
@@ -172,7 +176,8 @@ class TokenizerLink:
             call.cancel()
 
     async def _probe(self) -> None:
-        """Ask the tokenizer, with a backoff between, until it serves and has told its info; keep that info."""
+        """Call the tokenizer, with a backoff between attempts, until it serves and has sent its TokenizerInfo. Stores
+        the info."""
         backoff = Backoff()
         while True:
             try:

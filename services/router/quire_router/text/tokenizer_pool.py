@@ -1,4 +1,8 @@
-"""All tokenizers that discovery names. Unary calls go round the healthy ones, and to another when one is gone."""
+"""All tokenizers that discovery names. Unary calls go to the healthy tokenizers in turn. If a tokenizer is lost, its
+calls go to another tokenizer.
+
+A suspect is a call that a tokenizer worked on when this tokenizer was lost. See poison.py.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ATTEMPTS = 3
-# What no tokenizer has said itself: see from_rpc_error and TokenizeStream.
+# Codes that no tokenizer has sent: from_rpc_error and TokenizeStream make them when the connection is lost.
 _NOT_SAID = ("PEER_UNAVAILABLE", "TOKENIZER_LOST")
-# Every other error is that of one request, also where it is Unavailable: the tokenizer goes on to serve.
+# These codes mean that the tokenizer cannot be used. Any other code, even of an Unavailable, concerns one request only.
 _GONE = (*_NOT_SAID, "PEER_CANCELLED", "TOKENIZER_DRAINING", "TOKENIZER_LOADING")
 log = get_logger(__name__)
 
 
 class _Lost(Exception):
-    """A tokenizer went away or hangs. `worked`: it may have been lost by the call, on which it had begun to work."""
+    """A tokenizer went away or hangs. `worked`: the tokenizer had begun to work on the call, so the call may be the
+    cause."""
 
     def __init__(self, reason: str, *, worked: bool) -> None:
         super().__init__(reason)
@@ -40,7 +45,7 @@ class _Lost(Exception):
 
 
 class TokenizerPool:
-    """Peers by instance. All methods run in the event loop."""
+    """The links to all tokenizers. `peers` has them by instance. All methods run in the event loop."""
 
     def __init__(self, config: RouterConfig, changed: Callable[[], None]) -> None:
         self.peers: dict[str, TokenizerLink] = {}
@@ -51,7 +56,7 @@ class TokenizerPool:
         self._turn = 0
         # Unary calls in flight, by tokenizer.
         self._calls: Counter[TokenizerLink] = Counter()
-        # Held by the one suspect that is tried again; and the tokenizer that this suspect has to itself.
+        # One suspect at a time holds this lock and is tried again. `_reserved` is the tokenizer that it has to itself.
         self._suspects_turn = asyncio.Lock()
         self._reserved: TokenizerLink | None = None
 
@@ -61,8 +66,8 @@ class TokenizerPool:
         return any(peer.healthy for peer in self.peers.values())
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list: new tokenizers are connected; those that have left, or have another address,
-        are dropped."""
+        """Apply the newest list of discovery: connect new tokenizers, and drop tokenizers that have left or have
+        another address."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
@@ -74,8 +79,9 @@ class TokenizerPool:
                 self._tasks[instance] = asyncio.create_task(peer.run(), name=f"tokenizer {instance}")
 
     async def pick(self, wait_s: float, *, free: bool = False) -> TokenizerLink:
-        """Return the next healthy tokenizer, by turns; while there is none, wait up to `wait_s`. `free`: for so long,
-        leave the tokenizer alone that a suspect has to itself. Raises Unavailable."""
+        """Return a healthy tokenizer; successive calls take the tokenizers in turn. If no tokenizer is healthy, wait up
+        to `wait_s`, then raise Unavailable. With `free`, a tokenizer that is reserved for a suspect is returned only if
+        no other tokenizer becomes healthy within `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not self._healthy(free=free):
@@ -91,11 +97,12 @@ class TokenizerPool:
         return [peer for peer in self.peers.values() if peer.healthy and not (free and peer is self._reserved)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a unary call on a healthy tokenizer and, if that goes away or hangs, on another one, at most three times.
-        Raises QuireError.
+        """Run a unary call on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on another
+        tokenizer; at most three attempts are made. Raises QuireError.
 
-        Calls that were lost with a tokenizer are tried again one by one, each with a tokenizer to itself. So of several
-        that were lost together, only the one that is to blame loses a second tokenizer; it fails then.
+        The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, and
+        each suspect has a tokenizer to itself. So only the call that causes the losses loses a second tokenizer; this
+        call fails then.
         """
         attempts = lost = 0
         while attempts < _ATTEMPTS:
@@ -110,7 +117,7 @@ class TokenizerPool:
                 except _Lost as error:
                     log.debug("tokenizer call failed", instance=peer.instance, attempt=attempts, reason=str(error))
                     peer.suspect()
-                    # A suspect that was not alone is not to blame more than those beside it.
+                    # If other calls ran beside the suspect, each of them may be the cause as well.
                     lost += error.worked and (not lost or self._reserved is peer)
             if lost >= MOST_LOST:
                 raise loses_tokenizers()
@@ -118,8 +125,8 @@ class TokenizerPool:
 
     @contextlib.asynccontextmanager
     async def _alone_at(self, peer: TokenizerLink) -> AsyncIterator[None]:
-        """Wait for the turn of a suspect, reserve the tokenizer, and wait until it has no other call. A call that takes
-        longer than `--tokenizer-timeout-s` is not waited for: then the suspect runs beside it."""
+        """Wait until no other suspect is tried, reserve the tokenizer, and wait until its other calls have ended. The
+        second wait ends after `--tokenizer-timeout-s`; then the suspect runs beside the other calls."""
         async with self._suspects_turn:
             self._reserved = peer
             try:
@@ -135,7 +142,8 @@ class TokenizerPool:
 
     @contextlib.contextmanager
     def _in_flight(self, peer: TokenizerLink) -> Iterator[None]:
-        """Count a call at the tokenizer while the `with` block lasts. With two calls at once it is reserved no more."""
+        """Count a call at the tokenizer while the `with` block lasts. A second call at a reserved tokenizer ends the
+        reservation."""
         if self._calls[peer] and self._reserved is peer:
             self._reserved = None
             self._news.set()
@@ -149,8 +157,8 @@ class TokenizerPool:
                 self._news.set()
 
     async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Return the tokenizer's answer. Raises _Lost where the tokenizer goes away or hangs, and QuireError for an
-        error that it answers."""
+        """Return the tokenizer's answer. Raises _Lost if the tokenizer goes away or hangs, and QuireError if the
+        tokenizer answers with an error."""
         connected = peer.connected
         try:
             answered, answer = await self._ask(peer, make)
@@ -168,11 +176,11 @@ class TokenizerPool:
         return cast(T, answer)
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
-        """Return whether the tokenizer answered, and its answer. A call may take long, as long as the tokenizer answers
-        short calls meanwhile.
+        """Return whether the tokenizer answered, and its answer. A call may take any time while the tokenizer still
+        answers short calls.
 
-        A tokenizer may be silent for half of its timeout; the other half is the time in which it has to answer a short
-        call.
+        After each half of `--tokenizer-timeout-s` without an answer, the pool makes a short call. If the tokenizer does
+        not answer the short call within the other half, it hangs, and the result is (False, None).
         """
         half_s = self._config.tokenizer_timeout_s / 2
         call = asyncio.ensure_future(make(peer))
