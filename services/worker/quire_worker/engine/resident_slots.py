@@ -1,6 +1,7 @@
 """ResidentSlots: sequences come into slots, wait until their cached range is ready, grow, and leave.
 
-Keeps SlotTable and PageStates in agreement, and alone changes both. Knows nothing of Grants' order or of steps.
+Only ResidentSlots changes SlotTable and PageStates, and it keeps them in agreement. It does not know the order of
+Grants, or steps.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class ResidentSlots:
         return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE
 
     def start(self, start: Start) -> None:
-        """Put a sequence into its slot, which runs at once or waits for its cached range; the slot becomes the writer
-        of the other pages. Raises the slot's QuireError if the Start is impossible or a page is taken; the slot is idle
-        then."""
+        """Put a sequence into its slot. The slot runs at once or waits for its cached range; it becomes the writer of
+        the other pages. Raises the slot's QuireError if the Start is impossible or another slot or a move uses a page;
+        the slot is then idle."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -64,7 +65,7 @@ class ResidentSlots:
         self.table.fill(start, stop_ids_of(start, self.spec), time.time_ns())
         self._constrained.start(start.slot, start.sequence)
         self.states.refs[table] += 1
-        # The page in which the cached range ends is filled by its move first and by the slot then.
+        # In the page in which the cached range ends, first a move fills positions, then the slot.
         self.states.writer[own] = start.slot
         self.states.claim(fresh, start.slot)
         if cached:
@@ -90,8 +91,8 @@ class ResidentSlots:
         self.states.claim(pages, slot)
 
     def grow_all(self, slots: Int32, pages: Int32) -> bool:
-        """Append pages to the tables of held slots, as `grow` does for each, in one operation. Returns False, with
-        nothing changed, if something may be wrong with one of them: the caller must then `grow` each by itself."""
+        """Append pages to the tables of held slots, as `grow` does for each, in one operation. If some page or slot may
+        be invalid, changes nothing and returns False: the caller must then call `grow` for each."""
         table, states = self.table, self.states
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
             return False
@@ -113,8 +114,9 @@ class ResidentSlots:
         return True
 
     def void(self, pages: Int32) -> None:
-        """Mark as empty the pages that will not be filled after all, except those that somebody else is filling, so
-        that a slot which starts on them finds them lost. Does nothing if a running slot holds one of them."""
+        """Mark as empty those of the pages that nobody will fill, so that a slot that starts on them finds them lost.
+        Pages that a slot or a move is filling stay as they are. Does nothing if a running slot holds one of the
+        others."""
         pages = pages[(pages >= 1) & (pages < self.spec.num_pages)]
         states = self.states
         idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
@@ -126,8 +128,8 @@ class ResidentSlots:
         states.ready[idle] = 0
 
     def note_launch(self, slots: Int32, end: Int32, step: int, decodes: int) -> None:
-        """Record that a step was launched which computes these slots up to `end` at most. From now on, `end` counts as
-        computed. The first `decodes` slots decode; the others prefill."""
+        """Record the launch of a step that computes these slots up to `end` at most. From now on, the positions before
+        `end` count as computed. The first `decodes` slots decode; the others prefill."""
         self.table.computed[slots] = end
         if decodes < len(slots):
             chunks = slots[decodes:]
@@ -135,8 +137,8 @@ class ResidentSlots:
         self.table.last_step[slots] = step
 
     def note_first_tokens(self, sampled: Int32, held: Int32, now_ns: int) -> None:
-        """Note the time of the first token of the slots in `sampled` that had none before. The slots in `held` still
-        have no token, although their prompt is computed."""
+        """Note the time of the first token of each slot in `sampled` that had none before. A slot in `held` still has
+        no token, although its prompt is computed."""
         table = self.table
         first = sampled[table.first_token_ns[sampled] == 0]
         table.first_token_ns[first] = now_ns
@@ -144,11 +146,11 @@ class ResidentSlots:
         self.awaiting_first_token.difference_update(first.tolist())
 
     def give_back(self, slots: Int32, positions: Int32) -> None:
-        """Subtract positions that a launched step has not computed after all."""
+        """Subtract positions that were counted at a step's launch and that the step did not compute after all."""
         self.table.computed[slots] -= positions
 
     def stop(self, slot: int) -> None:
-        """End a held slot because the scheduler stopped it. Its rows that are in flight are still reported."""
+        """End a held slot because the scheduler has stopped it. Rows of it that are in flight are still reported."""
         last_step = int(self.table.last_step[slot])
         if last_step > self.settled:
             self._late[int(self.table.slot_generation[slot])] = last_step
@@ -191,7 +193,8 @@ class ResidentSlots:
         self._observer.slot_ended(trace)
 
     def hold(self, slots: Int32) -> None:
-        """Keep slots whose rows were held for want of a mask out of further steps, until the mask is there."""
+        """Keep slots out of further steps until their masks have come. Their rows were held because the masks were
+        missing."""
         self._constrained.hold(slots.tolist())
 
     def admit_ready(self) -> list[tuple[int, QuireError]]:
@@ -229,8 +232,9 @@ class ResidentSlots:
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
     def can_load(self, pages: Int32) -> bool:
-        """Whether a move may write these pages: nobody else writes them (only the page in which a waiting slot's cached
-        range ends may be that slot's too), and neither a running slot nor another worker reads them."""
+        """Whether a move may write these pages. No other slot or move may be going to write them, and no running slot
+        or other worker may read them. One exception: a waiting slot may be the writer of the page in which its cached
+        range ends."""
         states, table = self.states, self.table
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.exported[pages].any():
             return False
@@ -254,8 +258,8 @@ class ResidentSlots:
         return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
 
     def can_export(self, pages: Int32, tail_tokens: int) -> bool:
-        """Whether these pages may be promised to another worker, filled or not: each is in the pool and named once, and
-        `tail_tokens` is less than a page."""
+        """Whether these pages, filled or not, may be promised to another worker: each must be in the pool and named
+        once, and `tail_tokens` must be less than a page."""
         named = len(pages) > 0 and grantable(pages, self.spec) and len(np.unique(pages)) == len(pages)
         return named and 0 <= tail_tokens < self.spec.page_size
 

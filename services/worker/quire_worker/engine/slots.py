@@ -1,7 +1,7 @@
 """SlotTable: the state of every sequence that the worker holds, as columns by slot.
 
-Holds numbers, decides nothing: who may start is admission.py's, who runs is step_schedule.py's. A slot that ends is
-cleared at once, so that nothing of one request can be read under the next.
+SlotTable only holds numbers. admission.py decides which sequence may start, and step_schedule.py decides which slots
+run. A slot that ends is cleared at once, so that the next request in it can read nothing of the former one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NO_LIMIT = np.iinfo(np.int32).max
 
 
 class SlotState:
-    """IDLE -> WAITING (for its cached range, if it has one) -> RUNNING -> IDLE. Plain integers: to compare a numpy
-    value with a member of an enum takes 3.6 us, and each slot's life has a dozen comparisons."""
+    """IDLE -> WAITING (for its cached range, if it has one) -> RUNNING -> IDLE. The states are plain integers:
+    comparing a numpy value with an enum member takes 3.6 us, and each slot's life has a dozen comparisons."""
 
     IDLE: Final = 0
     WAITING: Final = 1
@@ -37,7 +37,7 @@ class SlotState:
 
 
 class SlotTable:
-    """Columns by slot. Positions and lengths count tokens from the sequence's first."""
+    """One entry per slot in each column. Positions and lengths count tokens from the sequence's first."""
 
     def __init__(self, spec: EngineSpec) -> None:
         n = spec.num_slots
@@ -45,9 +45,9 @@ class SlotTable:
         self._processors = spec.logits_processors
         self.state = np.zeros(n, np.int8)
         self.token = np.zeros((n, spec.max_model_len), np.int32)
-        """The tokens that are prefilled. What is sampled here stays on the device."""
+        """The tokens that are prefilled. Tokens that this worker samples stay on the device."""
         self.slot_generation = np.zeros(n, np.int64)
-        """Of each sequence that ever held a slot another number, from 1; 0: idle."""
+        """A number for each sequence that ever held a slot, from 1, never used twice; 0: idle."""
         self.computed = np.zeros(n, np.int32)
         """Positions whose KV is in the pages, or will be before the slot runs again. A step in flight counts with all
         positions that it may compute. If a row keeps fewer tokens than it tried, the ended step subtracts the rest."""
@@ -85,7 +85,7 @@ class SlotTable:
         self.tries_drafts = np.zeros(n, np.bool_)
         """Whether the slot may have drafts: only if no logits processor or penalty changes the logits."""
         self.controls: list[LogitsState | None] = [None] * n
-        """Of the sequences that ask for what depends on their tokens: the device's, once they run."""
+        """The logits processor states of the sequences that have one."""
         self.constraints: list[RowConstraint | None] = [None] * n
         """The constraints of the sequences that have a grammar."""
         self.constrained = np.zeros(n, np.bool_)
@@ -93,7 +93,7 @@ class SlotTable:
         """Whether the next mask of the slot's grammar is still to come: it has no row once its prompt is computed."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
-        """Changes with every start and end: what was derived of the fixed columns holds until then."""
+        """Changes with every start and end. Values derived from the fixed columns hold until then."""
         self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
         self._scalars = [
@@ -108,7 +108,7 @@ class SlotTable:
         return len(self.state)
 
     def ceiling(self) -> Int32:
-        """Positions that each slot may compute: its limit, and never past its pages."""
+        """By slot, the position up to which the slot may compute: its limit, but never past its pages."""
         return np.minimum(self.limit, self.num_pages * self.page_size)
 
     def by_key(self) -> NDArray[np.intp]:
@@ -123,8 +123,9 @@ class SlotTable:
         return self.page_table[slot, : self.num_pages[slot]]
 
     def show_pages(self, slots: Int32, position: Int32, end: Int32, singles: int) -> None:
-        """Copy to `shown_page` the entries of the page tables that a step needs, which computes position..end of the
-        slots, one position of the first `singles`. Pages granted further ahead stay 0 there."""
+        """Copy page table entries to `shown_page`, as far as a step needs them. The step computes the positions
+        position..end of each slot, one position for each of the first `singles` slots. Pages granted further ahead stay
+        0 in `shown_page`."""
         entered = np.flatnonzero(position[:singles] % self.page_size == 0)
         if len(entered):
             slot, page = slots[entered], position[entered] // self.page_size
@@ -138,7 +139,7 @@ class SlotTable:
         return int(np.count_nonzero(self.state))
 
     def fill(self, start: Start, stop_ids: tuple[int, ...], now_ns: int) -> None:
-        """Write a checked Start into the columns of its idle slot, which becomes WAITING and gets a new slot
+        """Write a checked Start into the columns of its idle slot. The slot becomes WAITING and gets a new slot
         generation."""
         slot, sequence = start.slot, start.sequence
         prompt, known = len(sequence.prompt_ids), sequence.known_len
@@ -173,7 +174,7 @@ class SlotTable:
         self._changed()
 
     def constrain(self, slot: int, constraint: RowConstraint) -> None:
-        """Give a slot that was filled a grammar, whose masks are still to come."""
+        """Give a grammar to a slot that was filled. The grammar's masks come later."""
         self.constraints[slot] = constraint
         self.constrained[slot] = self.awaits_mask[slot] = True
         self.tries_drafts[slot] = False
@@ -184,7 +185,7 @@ class SlotTable:
         self.awaits_mask[slot] = awaits
 
     def clear(self, slot: int) -> None:
-        """Make a slot IDLE, leave nothing of its sequence in the columns, and mark its logits processor state as
+        """Make a slot IDLE, remove everything of its sequence from the columns, and mark its logits processor state as
         ended."""
         self.token[slot, : self.prefill_len[slot]] = 0
         self.page_table[slot, : self.num_pages[slot]] = self.shown_page[slot, : self.num_pages[slot]] = 0

@@ -1,4 +1,4 @@
-"""What is fixed of an engine: its sizes, and the logits processors that requests may name."""
+"""The fixed settings of an engine: its sizes, and the logits processors that requests may name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What bounds every sequence. `num_pages` counts page 0, which is never granted."""
+    """The limits of an engine and of every sequence in it. `num_pages` counts page 0, which is never granted."""
 
     max_num_seqs: int
     max_model_len: int
@@ -41,12 +41,12 @@ class EngineSpec:
 
     @cached_property
     def num_slots(self) -> int:
-        """Sequences that may be started at once: the configured number, else 2.5 for each that decodes in a step."""
+        """Number of slots: the configured number, or else 2.5 for each sequence that decodes in a step."""
         return self.slots or math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)
 
     @cached_property
     def table_width(self) -> int:
-        """Pages of the longest sequence."""
+        """Number of pages of the longest sequence."""
         return math.ceil(self.max_model_len / self.page_size)
 
     @property
@@ -56,5 +56,5 @@ class EngineSpec:
 
     @property
     def max_concurrency(self) -> float:
-        """Sequences of the longest length that the pages hold at once."""
+        """Number of sequences of the greatest length for which there are pages at once."""
         return (self.num_pages - 1) / self.table_width

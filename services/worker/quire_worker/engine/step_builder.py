@@ -1,4 +1,4 @@
-"""From a StepSchedule to a StepBatch: gathers the columns of the slots that run."""
+"""StepBuilder: makes a StepBatch from a StepSchedule, by gathering the columns of the slots that run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _NONE = np.empty(0, np.int32)
 
 
 class StepBuilder:
-    """Gathers by fancy indexing. What a sequence's start fixed is gathered once and kept while the same slots run, so
-    that steady decode costs the same few operations at any number of rows. Kept arrays are shared between batches."""
+    """Gathers by fancy indexing. Columns that the start of a sequence fixes are gathered once and kept while the same
+    slots run. So steady decode costs the same few operations at any number of rows. Kept arrays are shared between
+    batches."""
 
     def __init__(self, table: SlotTable, *, may_draft: bool = False) -> None:
         self._table = table
@@ -36,8 +37,8 @@ class StepBuilder:
         self._fixed: _Fixed | None = None
 
     def build(self, schedule: StepSchedule) -> StepBatch:
-        """Gather the schedule's StepBatch from the slots' columns. Arrays are copies: the table may change while the
-        step runs."""
+        """Gather the schedule's StepBatch from the slots' columns. The arrays are copies, since the table may change
+        while the step runs."""
         table, slots, count, decodes = self._table, schedule.slot, schedule.count, schedule.decodes
         fixed = self._gather(slots)
         position = table.computed[slots]
@@ -72,8 +73,8 @@ class StepBuilder:
         )
 
     def _gather(self, slots: Int32) -> _Fixed:
-        """The columns that the slots' starts have fixed. The last ones are returned again while the same slots run and
-        no slot has started or ended."""
+        """Gather the columns that the slots' starts have fixed. While the same slots run and no slot has started or
+        ended, returns the columns of the last call."""
         table, fixed = self._table, self._fixed
         if fixed is None or fixed.version != table.version or not np.array_equal(fixed.slot, slots):
             fixed = self._fixed = _Fixed(
@@ -141,7 +142,7 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Columns of the slots that ran last, as their starts fixed them."""
+    """The columns, fixed at their starts, of the slots that ran last."""
 
     version: int
     slot: Int32
@@ -158,8 +159,8 @@ class _Fixed:
 
 
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
-    """The part of a step that concerns the sequences `keep`, for a Runner: columns that only a device reads are left
-    out."""
+    """Return the part of a step that concerns the sequences `keep`, for a Runner. Columns that only a device reads are
+    left out."""
     first = np.concatenate([[0], np.cumsum(batch.count)])
     columns = {
         field.name: getattr(batch, field.name)[keep]

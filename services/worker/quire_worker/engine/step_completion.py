@@ -1,7 +1,8 @@
-"""Settling a step: what was computed raises watermarks, sequences that ended leave, and the Report's rows are written.
+"""Completion of a step: raises page watermarks, ends finished sequences, and writes the Report's rows.
 
-By the time a step ends, a sequence of it may have left its slot. Stopped by a Grant: its row is reported all the same,
-since the step was launched before (`late`). Ended by itself in the step before: nobody may see the row (`void`).
+By the time a step ends, one of its sequences may have left its slot. If a Grant stopped the sequence, its row is still
+reported, since the step was launched before (a `late` row). If the sequence ended by itself in the step before, its row
+is not reported (a `void` row).
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def _one_token_each(residents: ResidentSlots, outcome: StepOutcome) -> bool:
 
 
 def _complete_plain_decodes(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
-    """Raise each slot's page watermark and known length by one position, and return the rows to report. Does what
-    `complete_step` does, in fewer operations, for a step in which every sequence decodes, still holds its slot, samples
-    one token, and goes on."""
+    """Raise each slot's page watermark and known length by one position, and return the rows to report. The result
+    equals that of `complete_step`, with fewer operations. Only for a step in which every sequence decodes, still holds
+    its slot, samples one token, and goes on."""
     slots, table = in_flight.slot, residents.table
     end = table.known_len[slots]
     residents.computed_one(slots, end)
@@ -109,8 +110,8 @@ def _advance(
     residents: ResidentSlots, in_flight: InFlightStep, live: Bool, num_kept: Int32, outcome: StepOutcome
 ) -> Int32:
     """Raise the page watermarks, and set positions, known lengths and first-token times, of sequences that still hold
-    their slot and did not fail. Returns how far each sequence is computed now. Tokens that a sequence does not keep,
-    and the last position of a held row, do not count as computed."""
+    their slot and did not fail. Returns the number of positions of each sequence that are computed now. Tokens that a
+    sequence does not keep, and the last position of a held row, do not count as computed."""
     table, slots, decodes = residents.table, in_flight.slot, in_flight.decodes
     ran = live
     if outcome.failed:

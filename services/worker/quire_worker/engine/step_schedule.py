@@ -29,7 +29,7 @@ _SCORE_BYTES, _ALTERNATIVE_BYTES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """The columns that the rule reads, by slot."""
+    """The columns that the batch rule reads, by slot."""
 
     runnable: Bool
     """Holds a sequence whose cached range is ready."""
@@ -55,7 +55,8 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class StepSchedule:
-    """The step: slots and their counts, `decodes` decode rows first, then prefill chunks in order."""
+    """The next step: slots and their numbers of positions. First come `decodes` decode rows, then the prefill chunks in
+    order."""
 
     slot: Int32
     count: Int32

@@ -1,7 +1,7 @@
-"""The engine's side of page moves: what it asks a KV transfer agent for, and what it hears back.
+"""The engine's interface to page moves: its requests to a KV transfer agent, and the agent's results.
 
-The engine only submits and polls; bytes travel elsewhere. A move that cannot be done is a failed move, never an error:
-what did not arrive is recomputed.
+The engine only submits and polls; bytes travel elsewhere. If a move cannot be done, it ends as failed, and never as an
+error: sequences recompute the pages that did not arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ POOL_FILLING = frozenset({MoveKind.LOAD, MoveKind.PULL})
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
-    """A move that has ended. `pages`: how many, from its first, are whole at their destination."""
+    """A move that has ended. `pages` is the number of its pages, from the first, that are whole at their
+    destination."""
 
     id: int
     ok: bool
@@ -32,8 +33,8 @@ class MoveResult:
 
 
 class KvTransferAgent(Protocol):
-    """Carries pages. All methods but `close` are called from the model thread and return at once; a pool's pages are
-    read and written within these calls alone."""
+    """Carries pages. All methods but `close` are called from the model thread and return at once. Only within these
+    calls are a pool's pages read and written."""
 
     wake: Callable[[], None]
     """Set by the replica; called, from whatever thread, when `take_results` has something to do."""
@@ -42,16 +43,16 @@ class KvTransferAgent(Protocol):
         """Accept a move; returns False if the move is refused (queue full, kind unknown), which counts as failed."""
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """Tell that the first `pages` pages of an export are filled, so that they may be read. None are before the
-        first offer."""
+        """Announce that the first `pages` pages of an export are filled, so that peers may read them. Before the first
+        offer, no page may be read."""
 
     def end_move(self, move_id: int) -> None:
-        """Let a move end as failed, with the pages that have arrived; `take_results` tells when no page will be read or
-        written on its behalf any more. Moves that are not known are ignored: they have ended."""
+        """Let a move end as failed, with the pages that have arrived. When `take_results` returns it, no page will be
+        read or written for it any more. Unknown moves are ignored: they have ended."""
 
     def take_results(self) -> list[MoveResult]:
-        """Moves that ended since the last call, each once. Called at every step boundary, and after `wake`: pages are
-        copied here, a bounded number of bytes per call."""
+        """Return the moves that ended since the last call, each once. Called at every step boundary, and after `wake`.
+        This call copies pages, a bounded number of bytes each time."""
 
     def cancel_all(self) -> None:
         """Forget all moves. When this returns, no page will be read or written on their behalf."""

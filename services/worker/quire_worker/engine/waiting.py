@@ -1,10 +1,12 @@
-"""WaitingSlots: sequences whose cached range is not ready, and what each of them waits for.
+"""WaitingSlots: sequences whose cached range is not ready, and the pages that each of them waits for.
 
-Each waiting slot keeps two pages that it was found to wait for. While such a page is short and somebody is to fill it,
-the slot's verdict cannot change, so the model thread looks at these pages of all slots at once instead of judging every
-slot at every step. Where a page is to be filled anew under a slot that waits (no scheduler asks for it), the verdict
-may come later, when the page that the slot waits for has come or is lost. Knows nothing of starts, of moves or of how
-a sequence ends.
+The verdict on a waiting slot is whether it runs, is lost or still waits. For each waiting slot, WaitingSlots notes two
+of the pages that the slot waits for. While such a page is short (not filled as far as the slot needs) and a slot or
+move is to fill it, the verdict cannot change. So one array operation checks the noted pages of all slots, and only the
+other slots are judged in a step.
+
+If a page under a waiting slot is to be filled anew (no scheduler asks for this), the verdict may come later, when the
+noted page has come or is lost. WaitingSlots knows nothing of starts, moves, or the way in which a sequence ends.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WaitingSlots:
-    """Belongs to the model thread."""
+    """The waiting slots and their noted pages. Belongs to the model thread."""
 
     def __init__(self, table: SlotTable, states: PageStates) -> None:
         self._table = table
@@ -36,10 +38,10 @@ class WaitingSlots:
         self._slots: set[int] = set()
         self._order: NDArray[np.intp] | None = None
         self._seen_setbacks = 0
-        # By slot, each a page and the positions of it that are needed; 0 positions: the slot is to be judged. `first`
-        # is the range's first short page. `last` is the last one that must come before the verdict can change, as long
-        # as no page loses the one who was to fill it: a shared prefix is filled page by page, and those who wait for
-        # all of it are not judged at each page.
+        # The two noted pages of each slot, with the positions that the slot needs of them; 0 positions: the slot must
+        # be judged. `first` is the first short page of the cached range. `last` is the last page that must come before the
+        # verdict can change, as long as no page loses the slot or move that was to fill it. So slots that wait for a
+        # shared prefix, which is filled page by page, are not judged at each page.
         self._first = _Gates(table.num_slots)
         self._last = _Gates(table.num_slots)
 
@@ -58,7 +60,8 @@ class WaitingSlots:
         self._order = None
 
     def recheck_all(self) -> None:
-        """Have `due` yield every slot again: pages that were ready no longer are, so each may wait for another page."""
+        """Have `due` yield every slot again. Called when pages that were ready no longer are: each slot may wait for
+        another page now."""
         self._first.needed.fill(0)
         self._last.needed.fill(0)
 
@@ -67,8 +70,8 @@ class WaitingSlots:
         return frozenset(self._slots)
 
     def due(self) -> Iterator[int]:
-        """Yield the slots that may have become ready or lost, highest order key first. The caller must check each
-        before it takes the next, and end those that wait in vain: later slots are judged by the pages as they are
+        """Yield the slots that may have become ready or lost, highest order key first. The caller must check each slot
+        before it takes the next, and end it if it is lost, since the later slots are judged by the pages as they are
         then."""
         if not self._slots:
             return
@@ -87,10 +90,10 @@ class WaitingSlots:
                 return
 
     def check_slot(self, slot: int) -> QuireError | None:
-        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if nobody will fill a page that it
-        needs; None if it runs or still waits.
+        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if nobody will fill a page that the
+        slot needs, and None if it runs or still waits.
 
-        Where a move failed and no other slot holds the pages, the slot runs and fills them itself.
+        If a move failed and no other slot holds its pages, the slot runs and fills them itself.
         """
         table, states, size = self._table, self._states, self._states.page_size
         cached = int(table.computed[slot])
@@ -102,11 +105,11 @@ class WaitingSlots:
             awaited = states.pending[pages] | ((writer != NOBODY) & (writer != slot))
             lost = np.flatnonzero(short & ~awaited)
             first_lost = int(lost[0]) if len(lost) else len(pages)
-            # What to do is judged when what comes before is there, and the range's last move has ended.
+            # The verdict waits until the pages before the lost one have come, and the range's last move has ended.
             before = np.flatnonzero(short[:first_lost])
             blocking = before if len(before) else first_lost + np.flatnonzero(states.pending[pages[first_lost:]])
             if not len(before) and (writer[blocking] != NOBODY).any():
-                # Such a page has two who fill it, and only its move is waited for: judged at every step.
+                # Both a move and a slot fill such a page; the slot waits only for the move: judge it at every step.
                 self._first.needed[slot] = self._last.needed[slot] = 0
                 return None
             if len(blocking):
@@ -130,8 +133,9 @@ class WaitingSlots:
         return self._order
 
     def _are_blocked(self, slots: NDArray[np.intp], setback: bool) -> Bool:
-        """For each slot, whether the page noted for it is still short and somebody is to fill it. After a setback the
-        first page that the slot needs is noted in place of the last: a page between them may be lost."""
+        """For each slot, return whether its noted page is still short and a slot or move is to fill it. After a
+        setback, the first page that the slot needs is noted in place of the last one, since a page between them may be
+        lost."""
         states = self._states
         if setback:
             self._last.page[slots], self._last.needed[slots] = self._first.page[slots], self._first.needed[slots]

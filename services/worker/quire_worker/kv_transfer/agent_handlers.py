@@ -1,5 +1,5 @@
-"""What an agent process is made of: queues for a kvstore's loads and stores, or pulls from other workers and exports
-that they pull."""
+"""Builds the handlers of an agent process: either queues for a kvstore's loads and stores, or pulls from other workers
+and exports that other workers pull."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kvstore_handlers(connector: KvConnector, context: AgentContext) -> TransferH
 
 
 def peer_handlers(context: AgentContext) -> TransferHandlers:
-    """Start the pulls and exports of a peers' agent process: the port on which peers come in, the gRPC server if one is
+    """Start the pulls and exports of a peers' agent process: the port on which peers connect, the gRPC server if one is
     configured, and NIXL if that is the chosen transport."""
     if context.setup.peer_transport == PeerNixl.name:
         agents = SharedNixlAgent(context.ring)

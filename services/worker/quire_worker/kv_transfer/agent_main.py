@@ -1,7 +1,8 @@
 """AgentMain: the life of the KV transfer agent's process, from its inherited descriptors to the end of its socket.
 
-It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
-a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
+The process ends with its worker, even if the worker crashes: the socket closes then. If it hangs then, the signal that
+the kernel sends at the death of a parent ends it. It ignores the signals that a terminal or supervisor sends to the
+whole process group: the worker handles them, and drains first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LAST_SPANS_S = 1.0
 
 
 class AgentMain:
-    """Reads frames on the calling thread; its handlers do the work."""
+    """Reads frames on the calling thread; its handlers do the work on theirs."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class AgentMain:
             handler.close()
 
     def _handle_frame(self, frame: Frame) -> None:
-        """Pass a frame of the engine to the handler that it concerns, or answer a PING; raises WireError for a kind
-        that the engine never sends."""
+        """Pass a frame of the engine to the right handler, or answer a PING. Raises WireError for a kind of frame that
+        the engine never sends."""
         load_handler, store_handler, direct_handler = self._handlers
         match frame.kind:
             case AgentFrameKind.MOVE:

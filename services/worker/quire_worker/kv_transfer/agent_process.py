@@ -1,9 +1,9 @@
-"""AgentProcess: the engine's side of the KV transfer agent. Copies between page pool and ring; does no I/O and hashes
-nothing.
+"""AgentProcess: the engine's side of the KV transfer agent. It copies pages between page pool and ring; it does no I/O
+and no hashing.
 
-The ring is smaller than a move: pages flow through it, a bounded number of bytes per call, so that no step boundary is
-held up. Loads go before stores. When the process dies or hangs, its moves end as failed, which is a miss and never an
-error. See KvTransferAgent for the contract and wire.py for what is said.
+The ring is smaller than a move. Pages flow through it, a bounded number of bytes per call, so that no step boundary is
+delayed. Loads go before stores. When the process dies or hangs, its moves end as failed, which counts as a cache miss
+and never as an error. KvTransferAgent states the contract, and wire.py lists the frames.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "quire_worker.kv_transfer")
 MAX_OPEN = 128
-# An export that nobody pulls costs a line in a table.
+# An export that no peer pulls costs only an entry in a table.
 MAX_EXPORTS = 1024
 # Half a millisecond of copying on a CPU; the engine calls several times a step.
 COPY_BYTES = 2 << 20
@@ -52,7 +52,7 @@ _USING = {
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A page under way between pool and ring."""
+    """A page that is being copied between pool and ring."""
 
     open: OpenMove
     index: int
@@ -60,7 +60,7 @@ class _Copy:
 
 
 class AgentProcess:
-    """A KvTransferAgent. `wake` is called, from any thread, when `take_results` has something to do. Owns `ring`."""
+    """A KvTransferAgent. It calls `wake`, from any thread, when `take_results` has something to do. Owns `ring`."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class AgentProcess:
         inherited: Mapping[str, int] | None = None,
         can_fetch: bool = True,
     ) -> None:
-        """`inherited`: further descriptors that the process gets, by the flags that name them. `can_fetch`: see
-        Fetches."""
+        """`inherited`: further descriptors for the process, by the flags that name them. `can_fetch`: see
+        DeviceFetches."""
         self.wake: Callable[[], None] = lambda: None
         self._setup = setup
         self._ring = ring
@@ -89,7 +89,7 @@ class AgentProcess:
         self._numbered = 0
         self._open: dict[int, OpenMove] = {}
         self._open_of: Counter[MoveKind] = Counter()
-        # Those of which pages are to be put into the ring: a thousand exports may be open that nobody pulls.
+        # Moves with pages to put into the ring. Separate, since a thousand exports that no peer pulls may be open.
         self._wanting: dict[int, OpenMove] = {}
         self._number_of: dict[int, int] = {}
         self._ended: list[MoveResult] = []
@@ -132,8 +132,8 @@ class AgentProcess:
         return self._link.pid
 
     def submit(self, move: PageMove) -> bool:
-        """Send the move to the process; returns False if it is not of the process's kinds, is under way already, or too
-        many are, or if there is no process."""
+        """Send the move to the process. Returns False if there is no process, the move's kind is not one of the
+        process's kinds, the move is already under way, or too many moves are."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
@@ -214,7 +214,7 @@ class AgentProcess:
         self._ring.close()
 
     def _receive_frame(self, frame: Frame | ProcessLost) -> None:
-        """Handle a frame, or the loss of the process; a process that sends nonsense is given up."""
+        """Handle a frame, or the loss of the process. A process that sends an invalid frame is given up."""
         if isinstance(frame, ProcessLost):
             self._on_agent_lost()
             return
@@ -391,9 +391,9 @@ class AgentProcess:
             self._send(Frame.of(AgentFrameKind.RETURNED, 0, 0, slots))
 
     def _send_cancellation(self, frame: Frame) -> None:
-        """Count a cancellation in the ring, so that peers find nothing of the ended moves before the process hears of
-        it, and send its frame. Without a process it is not counted: the next one would wait for a frame that never
-        comes."""
+        """Send a cancellation frame, but first count it in the ring: so peers can get nothing of the ended moves before
+        the process reads the frame. Without a process, the cancellation is not counted, since the next process would
+        wait for a frame that never comes."""
         gone = self._link.pid is None  # as seen before: one that begins meanwhile is sent the frame
         self._ring.cancellations += 1
         if not self._send(frame) and gone:
@@ -403,7 +403,7 @@ class AgentProcess:
         return self._link.send(self._incarnation, frame)
 
     def _wake_once(self) -> None:
-        """Call `wake`, but only once until `take_results` is called: the model thread may have a long step before
+        """Call `wake`, but only once until `take_results` is called, since a long step may keep the model thread from
         it."""
         if not self._awake:
             self._awake = True

@@ -1,8 +1,8 @@
-"""KV transfer agents that are made of others: AgentOnDemand, which starts one when it is needed, and AgentsByKind,
-several as one.
+"""KV transfer agents that consist of others: AgentOnDemand, which starts an agent when it is first needed, and
+AgentsByKind, which combines several.
 
-Most workers never exchange pages with others: they pay neither for the process nor for its ring. Where nobody said that
-there will be moves, the first ones wait for some tenths of a second.
+Most workers never exchange pages with others, so they should pay neither for the process nor for its ring. Unless moves
+are announced at the start, the first moves wait for some tenths of a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_WAITING = 128
 
 
 class AgentOnDemand:
-    """A KvTransferAgent that is made when it is needed; until then moves wait here."""
+    """A KvTransferAgent that makes the real agent when it is first needed. Until the agent exists, moves wait here."""
 
     def __init__(self, make: Callable[[], KvTransferAgent]) -> None:
         self.wake: Callable[[], None] = lambda: None

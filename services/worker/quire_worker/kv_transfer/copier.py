@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Copier(Protocol):
-    """Called from the model thread; every method but `drain` returns at once.
+    """Copies pages. Called from the model thread; every method but `drain` returns at once.
 
-    A page that is stored is whole and stays referenced until its move is reported, and a page that is loaded has no
-    reader before that, so on the CPU any moment of the model thread's loop is right. On a GPU the pages are read and
-    written by streams: `to_ring` must be enqueued behind the step that filled the page (wait for its event), steps
-    that read a loaded page behind `to_page` (`passed` says when), and `mark` records an event.
+    A page that is stored is whole and stays referenced until its move is reported. A page that is loaded has no reader
+    before its move is reported. So on the CPU, a copy may run at any time in the model thread's loop. On a GPU, streams
+    read and write the pages. There, `to_ring` must be enqueued behind the step that filled the page (wait for its
+    event), and steps that read a loaded page behind `to_page` (`is_complete` says when that has ended). `record_event`
+    records an event.
     """
 
     wake: Callable[[], None]
@@ -38,13 +39,13 @@ class Copier(Protocol):
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
         """Begin to copy pages out of another worker's memory, which the descriptor names, into pages of the pool.
-        Raises Unavailable where it cannot be opened from here, InvalidArgument where it has no such pages."""
+        Raises Unavailable if this process cannot open that memory, InvalidArgument if it lacks such pages."""
 
     def record_event(self) -> int:
-        """A ticket for all copies begun so far."""
+        """Return a ticket for all copies begun so far."""
 
     def is_complete(self, ticket: int) -> bool:
-        """Whether the copies of that ticket, and of all before it, have ended."""
+        """Whether the copies of that ticket, and all copies before it, have ended."""
 
     def drain(self) -> None:
         """Wait for all copies that were begun."""
@@ -54,7 +55,7 @@ class Copier(Protocol):
 
 
 class HostCopier:
-    """For a pool in main memory: a copy has ended when it was begun."""
+    """A copier for a pool in main memory. Each copy is complete when the call that begins it returns."""
 
     def __init__(self, pool: PageBytes, ring: Ring) -> None:
         self.wake: Callable[[], None] = lambda: None

@@ -1,6 +1,7 @@
-"""Fetches: on the engine's side, pages of pulls that the device reads from another worker's memory by itself.
+"""DeviceFetches: pulls whose pages the engine's device reads straight from another worker's memory.
 
-A page that was fetched is in the pool and is nobody's yet: it counts once the process says that its lease stood.
+A fetched page lies in the pool but does not count yet. It counts once the process says that the lease held until the
+page was read.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class DeviceFetches:
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
-        """Begin to copy a pull's next pages from the peer's memory; `wanted` is the first one's index, then the peer's
-        page of each. If the copier cannot, the process is told so. Raises WireError for other pages than the next. Does
-        nothing page by page: the link waits."""
+        """Begin to copy a pull's next pages from the peer's memory. `wanted` holds the index of the first page, then
+        the number that each page has in the peer's memory. If the copier cannot do this, tells the process. Raises
+        WireError if these are not the next pages. Takes no step per page, since the link waits meanwhile."""
         move, first, source = opened.move, opened.in_ring + opened.fetched, wanted[1:]
         end = first + len(source)
         if (
@@ -58,8 +59,8 @@ class DeviceFetches:
         self._under_way.append((ticket, opened, len(source)))
 
     def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
-        """Begin a copy from the peer's memory; returns its ticket, or None if that fails, which is logged and concerns
-        this move alone. After an unexpected error the copies under way are waited for, so that none writes once the
+        """Begin a copy from the peer's memory. Returns its ticket, or None if the copy fails; the failure is logged and
+        concerns only this move. After an unexpected error, waits for the copies under way, so that none writes once the
         move is over."""
         try:
             self._copier.fetch(memory_of(move), source, target)
@@ -73,8 +74,8 @@ class DeviceFetches:
         return None
 
     def keep(self, opened: OpenMove, pages: int) -> None:
-        """Count the fetched pages as the move's, since their lease stood; with `pages` 0 they are lost. Raises
-        WireError for any other number than 0 or all."""
+        """Count the fetched pages as the move's, since their lease held. If `pages` is 0, they are lost instead. Raises
+        WireError for any number but 0 or all."""
         if pages not in (0, opened.fetched):
             raise WireError(f"{pages} pages to be kept of {opened.fetched}")
         opened.keep_fetched(pages)
@@ -94,8 +95,8 @@ class DeviceFetches:
         return settled
 
     def drop(self) -> None:
-        """Forget the fetches under way, whose pages are lost. The copier was drained, and nobody waits for an
-        answer."""
+        """Forget the fetches under way; their pages are lost. The caller has drained the copier, and no answer is
+        sent."""
         for _, opened, _ in self._under_way:
             opened.drop_fetch()
         self._under_way.clear()

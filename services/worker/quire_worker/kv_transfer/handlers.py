@@ -1,4 +1,5 @@
-"""The handlers that an agent process is made of. One brings pages into the ring, the other takes them out."""
+"""Protocols of the handlers in an agent process. One handler brings pages into the ring, the other takes pages out of
+it."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """The arguments of all handlers. `listeners` are descriptors that the engine bound, which outlive the process;
-    `silence_s` says for how long nothing has come from the engine, which gives signs of life twice a second."""
+    """The arguments of all handlers. `listeners` are sockets that the engine has bound and that outlive the process.
+    `silence_s` returns the seconds since the engine's last frame; the engine sends a frame at least twice a second."""
 
     setup: AgentSetup
     ring: Ring
@@ -34,44 +35,45 @@ class TransferHandler(Protocol):
     """All methods are called from the process's main thread and return at once."""
 
     def start_job(self, job: Job) -> None:
-        """Carry the job out, on another thread, and send ENDED at its end, unless it was cancelled."""
+        """Carry the job out on another thread. At its end, send ENDED, unless the job was cancelled."""
 
     def cancel_before(self, generation: int) -> None:
         """Cancel all jobs of earlier generations."""
 
     def cancel_job(self, number: int) -> None:
-        """Cancel this job, if it is here."""
+        """Cancel this job; does nothing if the handler does not have it."""
 
     def close(self) -> None:
         """Cancel all jobs."""
 
 
 class LoadHandler(TransferHandler, Protocol):
-    """Sends ARRIVED."""
+    """Brings pages into the ring, and announces them by ARRIVED."""
 
     def return_slots(self, slots: Sequence[int]) -> None:
         """Free these slots: the engine has taken their pages."""
 
 
 class StoreHandler(TransferHandler, Protocol):
-    """Sends WANTED and RELEASED."""
+    """Takes pages out of the ring: asks for them by WANTED, and returns their slots by RELEASED."""
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Take pages of a job that the engine has put into the ring, as (index, slot)."""
 
 
 class DirectHandler(Protocol):
-    """For pages that go from pool to pool without a ring. Sends FETCH and KEPT."""
+    """Handles pages that go from pool to pool without a ring. Sends FETCH and KEPT."""
 
     def offered(self, number: int, pages: int) -> None:
         """Note that the first `pages` pages of an export are filled."""
 
     def fetched(self, number: int, pages: int) -> None:
-        """Note that so many more pages of a pull are in the pool; negative: they cannot be fetched."""
+        """Note that `pages` more pages of a pull are in the pool; a negative number means that they cannot be
+        fetched."""
 
 
 class TransferHandlers(NamedTuple):
-    """`direct` is of peers alone."""
+    """The handlers of one agent process. Only an agent process for peers has `direct`."""
 
     load_handler: LoadHandler
     store_handler: StoreHandler

@@ -1,8 +1,9 @@
-"""JobQueue: in the KV transfer agent's process, the loads and the stores, one after another of each, on a thread each.
+"""JobQueue: the loads and the stores in the KV transfer agent's process. Loads run one after another on one thread,
+stores on another.
 
-A queue hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back.
-After `cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds
-how many moves wait here.
+A queue hands pages over through the ring: it names to the engine the slots that it has filled or emptied, and the
+engine does the same. After a cancellation, no job of an earlier generation is begun, and a running one ends at its next
+page. The engine limits the number of moves that wait here.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     Send = Callable[[Frame], None]
 
 log = get_logger(__name__)
-# Small pages are told of together: each frame wakes the engine's threads.
+# Small pages are announced together, since each frame wakes the engine's threads.
 BATCH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A move, and the run of the engine that asked for it."""
+    """A move, with the generation of moves to which it belongs."""
 
     move: PageMove
     generation: int
@@ -51,8 +52,8 @@ class Job:
 
 
 class JobQueue(ABC):
-    """What both have in common. `start_job`, `cancel_before`, `cancel_job` and `close` are called from the process's
-    main thread."""
+    """The common base of LoadQueue and StoreQueue. `start_job`, `cancel_before`, `cancel_job` and `close` are called
+    from the process's main thread."""
 
     def __init__(self, name: str, connector: KvConnector, ring: Ring, send: Send) -> None:
         self._connector = connector
@@ -69,19 +70,19 @@ class JobQueue(ABC):
         self._thread.start()
 
     def start_job(self, job: Job) -> None:
-        """Queue the job, to be carried out when those before it are done."""
+        """Queue the job; it runs when the jobs before it are done."""
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def cancel_before(self, generation: int) -> None:
-        """Cancel all jobs of earlier generations; the one that runs stops at its next page."""
+        """Cancel all jobs of earlier generations. A running job stops at its next page."""
         with self._changed:
             self._generation = max(self._generation, generation)
             self._changed.notify_all()
 
     def cancel_job(self, number: int) -> None:
-        """Cancel this job, if it waits or runs here."""
+        """Cancel this job if it waits or runs in this queue."""
         with self._changed:
             if any(job is not None and job.number == number for job in (self._current, *self._jobs)):
                 self._cancelled_jobs.add(number)
@@ -147,7 +148,7 @@ class JobQueue(ABC):
 
 
 def ended_frame(job: Job, pages: int, transport: str) -> Frame:
-    """The frame that ends a job: how many of its pages are whole, and what carried them."""
+    """Return the frame that ends a job. It states how many pages are whole, and which transport carried them."""
     return Frame.of(AgentFrameKind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
 
 

@@ -1,5 +1,5 @@
-"""KV connectors: where pages go and come from. They run in the KV transfer agent's process and see pages as bytes
-alone."""
+"""KV connectors: the sources and destinations of pages. They run in the KV transfer agent's process and see pages only
+as bytes."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ ATTACH_S = 2.0
 
 
 class KvConnector(Protocol):
-    """One load and one store run at once, each on a thread of its own, and each must end within a time of its own
-    however the other side behaves. PageSink and PageSource raise TransferCancelled where the move is void; it passes
-    through."""
+    """One load and one store run at once, each on a thread of its own. Each must end within its own time limit, even if
+    the other side hangs. PageSink and PageSource raise TransferCancelled if the move was cancelled; a connector lets it
+    pass."""
 
     @property
     def transport(self) -> str:
-        """What carried pages last: its name in the registry, or empty."""
+        """The registry name of the transport that carried pages last; empty if none has."""
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """Store the move's pages; `page_source.request_pages` asks for those that must be sent. Returns how many, from
-        the first on, the store has now. May raise QuireError."""
+        """Store the move's pages; `page_source.request_pages` asks for those that must be sent. Returns how many pages,
+        from the first on, the store has now. May raise QuireError."""
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """Bring the move's pages into the sink, in order, each only if it is what its key says. Returns how many came,
-        up to the first that did not. May raise QuireError."""
+        """Bring the move's pages into the sink, in order. A page is accepted only if it matches its key. Returns how
+        many pages came before the first that did not. May raise QuireError."""
 
 
 class KvStoreConnector:
-    """Pages of a kvstore. What is said goes over gRPC; how pages travel is the transports' affair."""
+    """A connector to a kvstore. Control calls go over gRPC; the transports carry the pages."""
 
     def __init__(
         self,

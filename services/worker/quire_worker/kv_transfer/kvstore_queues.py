@@ -1,5 +1,5 @@
-"""LoadQueue and StoreQueue: a kvstore's loads and stores, one after another of each, and the ways of their pages into
-the ring and out of it."""
+"""LoadQueue and StoreQueue: the loads and stores of a kvstore, and the paths of their pages into and out of the
+ring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LoadQueue(JobQueue):
-    """Fills slots of its own and hands them to the engine; they come back by `return_slots`."""
+    """Fills its own slots of the ring and hands them to the engine, which returns them by `return_slots`."""
 
     def __init__(self, connector: KvConnector, ring: Ring, send: Send, slots: Iterable[int]) -> None:
         self._free = deque(slots)
@@ -59,8 +59,8 @@ class LoadQueue(JobQueue):
         self.flush(job)
 
     def flush(self, job: Job) -> None:
-        """Announce to the engine, by ARRIVED, the pages delivered so far. A job that was cancelled meanwhile needs no
-        check: the engine drops its pages and returns the slots."""
+        """Announce to the engine, by ARRIVED, the pages delivered so far. If the job was cancelled meanwhile, the
+        engine drops its pages and returns the slots to this queue, so no check is needed."""
         if self._waiting:
             self._send(Frame.of(AgentFrameKind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
@@ -73,7 +73,7 @@ class SlotSource(Protocol):
         """Take a free slot to fill, waiting for one; raises TransferCancelled."""
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """Hand the page that lies in a slot to the engine, which may be told of it later."""
+        """Hand the page in a slot to the engine. The engine may be told later."""
 
     def flush(self, job: Job) -> None:
         """Tell the engine now of all pages that were delivered."""
@@ -93,13 +93,15 @@ class RingPageSink:
         self.received_pages = 0
 
     def next_buffer(self) -> memoryview:
-        """The slot for the next page, the same until the page is committed; waits for one, raises TransferCancelled."""
+        """Return the slot for the next page: the same slot until the page is committed. Waits for a free slot; raises
+        TransferCancelled."""
         if self._slot is None:
             self._slot = self._lane.take_slot(self._job)
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
-        """Hand the slot that `next_buffer` gave to the engine, as the next page; raises RuntimeError without one."""
+        """Hand the slot that `next_buffer` returned to the engine, as the next page. Raises RuntimeError if there is
+        none."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -121,7 +123,8 @@ class RingPageSink:
 
 
 class StoreQueue(JobQueue):
-    """Asks for pages, gets slots that hold them by `filled`, and gives each back when its page was sent."""
+    """Asks the engine for pages, receives the slots that hold them by `filled`, and returns each slot once its page was
+    sent."""
 
     def __init__(self, connector: KvConnector, ring: Ring, send: Send) -> None:
         self._filled: dict[int, int] = {}
@@ -148,8 +151,8 @@ class StoreQueue(JobQueue):
         return index in self._filled
 
     def slot_of(self, job: Job, index: int) -> int:
-        """The slot in which a page lies; waits for it, raises TransferCancelled. Before it waits, emptied slots go back
-        to the engine, which may have no others."""
+        """Return the slot that holds a page; waits for the page, raises TransferCancelled. Before it waits, it returns
+        emptied slots to the engine, which may have no others."""
         with self._changed:
             self._wait(job, lambda: True)
             if index not in self._filled:

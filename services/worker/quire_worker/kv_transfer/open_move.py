@@ -1,5 +1,7 @@
-"""OpenMove: what the engine's side of the KV transfer agent knows of a move that has not ended. Copies nothing and says
-nothing."""
+"""OpenMove: the state, on the engine's side, of a move that has not ended.
+
+OpenMove copies no pages and sends no frames.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class OpenMove:
-    """`number` is the wire's name of it."""
+    """A move that has not ended. Frames name it by `number`."""
 
     move: PageMove
     number: int
@@ -45,7 +47,7 @@ class OpenMove:
 
     @property
     def fills_pool(self) -> bool:
-        """Whether it fills pages of the pool."""
+        """Whether the move fills pages of the pool."""
         return self.move.kind in POOL_FILLING
 
     def offer(self, pages: int) -> None:
@@ -57,20 +59,20 @@ class OpenMove:
         self.in_ring += 1
 
     def begin_copy(self) -> None:
-        """Count a copy of one of its pages, either way, as begun."""
+        """Count a copy of one of the move's pages, in either direction, as begun."""
         self.copies_in_flight += 1
 
     def finish_copy(self, *, to_ring: bool) -> None:
-        """Count a copy as ended; if it went into the pool, its page is there."""
+        """Count a copy as ended. If it went into the pool, its page is now in the pool."""
         self.copies_in_flight -= 1
         self.in_pool += not to_ring
 
     def begin_fetch(self, pages: int) -> None:
-        """Note that the device reads so many pages from the peer's memory."""
+        """Note that the device is reading `pages` pages from the peer's memory."""
         self.fetching = pages
 
     def finish_fetch(self, pages: int) -> None:
-        """Note that so many pages were read into the pool; they do not count yet."""
+        """Note that `pages` pages were read into the pool. They do not count yet."""
         self.fetching = 0
         self.fetched += pages
 
@@ -79,7 +81,7 @@ class OpenMove:
         self.fetching = 0
 
     def keep_fetched(self, pages: int) -> None:
-        """So many of the pages that were fetched count; the others are lost."""
+        """Count `pages` of the fetched pages; the others are lost."""
         self.fetched = 0
         self.in_ring += pages
         self.in_pool += pages
@@ -92,17 +94,17 @@ class OpenMove:
         self.in_ring -= dropped
 
     def end(self, pages: int) -> None:
-        """Note that the process is done with the move, of which so many pages are whole."""
+        """Note that the process has ended the move, and that `pages` of its pages are whole."""
         self.ended = max(0, min(pages, len(self.move.device_page)))
         self.wanted.clear()
 
     def lose_process(self) -> None:
-        """Note that the process is gone: only the pages that are in the pool count."""
+        """Note that the process is gone. Only the pages in the pool count."""
         self.ended = self.in_ring = self.in_pool
 
     def add_wanted(self, indices: Sequence[int]) -> None:
-        """Note pages that the process asks for. Those of an export are kept in order, since a peer that comes again
-        asks for pages again, and the next to be filled may be asked for last."""
+        """Note pages that the process asks for. The pages of an export are kept in order. A peer that connects again
+        asks for pages again, so the page that is filled next may be asked for last."""
         if self.move.kind == MoveKind.EXPORT:
             self.wanted = deque(sorted({*self.wanted, *indices}))
         else:
@@ -123,7 +125,8 @@ class OpenMove:
         )
 
     def result(self) -> MoveResult:
-        """The result of a finished move, which is ok if all its pages are whole and the scheduler did not end it."""
+        """Return the result of a finished move. It is ok if all its pages are whole and the scheduler did not end the
+        move."""
         pages = self.ended or 0
         if self.fills_pool:
             pages = self.in_pool if self.cut else min(pages, self.in_pool)

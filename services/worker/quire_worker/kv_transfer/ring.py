@@ -1,5 +1,7 @@
-"""Ring: memory that the engine and its KV transfer agent share, in slots of one page each, and a number. Knows nothing
-of who holds which slot."""
+"""Ring: memory that the engine and its KV transfer agent share. It has slots of one page each, and one counter.
+
+The ring does not know which side holds which slot.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ _COUNT_BYTES = 8
 
 
 class Ring:
-    """An anonymous file, mapped. The engine makes it, the KV transfer agent inherits its descriptor.
+    """An anonymous file, mapped. The engine makes the ring, and the KV transfer agent inherits its descriptor.
 
-    On a GPU the engine registers the map with the driver (pinned), once, so that copies run beside the steps.
+    On a GPU, the engine registers the mapping with the driver (pinned memory), once, so that copies run beside the
+    steps.
     """
 
     def __init__(self, fd: int, page_bytes: int, slots: int, flags: int = 0) -> None:
@@ -31,7 +34,7 @@ class Ring:
 
     @classmethod
     def create(cls, page_bytes: int, slots: int) -> Ring:
-        """Make a ring in a new anonymous file, whose size can then not be changed. Its memory is taken at once: a first
+        """Make a ring in a new anonymous file, whose size is then fixed. Its memory is allocated at once, since a first
         touch later would stall the model thread."""
         fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -46,13 +49,13 @@ class Ring:
 
     @property
     def memory(self) -> memoryview:
-        """All slots; let go of it before `close`."""
+        """The memory of all slots. Release the view before `close`."""
         return self._bytes
 
     @property
     def cancellations(self) -> int:
-        """How often the engine has made moves void since its present KV transfer agent began. Set by the engine alone:
-        what it says holds at once, where frames come a moment later."""
+        """How often the engine has cancelled moves since its present KV transfer agent began. Only the engine sets the
+        counter. The agent sees a new value at once, while frames come a moment later."""
         return int(self._cancellations[0])
 
     @cancellations.setter

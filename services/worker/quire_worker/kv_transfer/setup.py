@@ -1,5 +1,5 @@
 """AgentSetup: the settings that the engine sends to the KV transfer agent's process, as JSON over a socket that only
-these two share. So the page MAC keys, a secret, appear on no command line."""
+these two share. So the page MAC keys, which are secret, appear on no command line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ PEER_KINDS = frozenset({MoveKind.PULL, MoveKind.EXPORT})
 
 
 def slot_stride(page_bytes: int) -> int:
-    """Slots begin on pages of the machine: disks and devices ask for that."""
+    """Return the distance between slots. Slots begin on memory pages of the machine, as disks and devices require."""
     return -(-page_bytes // SLOT_ALIGN) * SLOT_ALIGN
 
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """The first half of the slots is for moves that the process fills the ring for, the second for those that the
-    engine does: a slow store holds up no load. A process of peers has pulls and exports in their stead."""
+    """The settings of one agent process. The first half of the slots is for loads, whose pages the process puts into
+    the ring. The second half is for stores, whose pages the engine puts in. So a slow store delays no load. A process
+    for peers has pulls instead of loads, and exports instead of stores."""
 
     kvstore: str
     namespace: str
@@ -48,7 +49,7 @@ class AgentSetup:
     otlp_sampling_ratio: float = 1.0
     kv_transport: str = "auto"
     peers: bool = False
-    """It moves pages from and to other workers, and none of the kvstore's."""
+    """Whether the process moves pages from and to other workers, rather than a kvstore."""
     peer_transport: str = "auto"
     peer_grpc: str = ""
     """Where the process serves peers over gRPC; empty: nowhere."""
@@ -73,8 +74,8 @@ class AgentSetup:
         peer_hosts: tuple[str, ...] = (),
         shares_memory: bool = False,
     ) -> AgentSetup:
-        """The setup for a loaded model's pages, of a kvstore's process or (`peers`) of one for other workers. Raises
-        ConfigError if the ring has fewer than two slots, or for bad page MAC keys."""
+        """Return the setup for a loaded model's pages: of a kvstore's process, or, with `peers`, of a process for other
+        workers. Raises ConfigError if the ring has fewer than two slots, or for bad page MAC keys."""
         PageMac.from_config(config.page_mac_key)  # bad keys must fail the start, not each page move
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
@@ -114,7 +115,7 @@ class AgentSetup:
 
     @property
     def kinds(self) -> frozenset[MoveKind]:
-        """Moves that the process carries out."""
+        """The kinds of moves that the process carries out."""
         return PEER_KINDS if self.peers else STORE_KINDS
 
     @property
@@ -132,7 +133,7 @@ class AgentSetup:
         return ServiceConfig(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
 
     def page_mac(self) -> PageMac | None:
-        """Make the MAC of pages that come and go over a network; None where there are no keys."""
+        """Make the MAC of pages that travel over a network; None if there are no keys."""
         return PageMac.from_config(self.page_mac_key, self.page_mac_key_file)
 
     def to_json(self) -> bytes:

@@ -1,8 +1,8 @@
-"""Frames between the engine and its KV transfer agent. Their number is the move's, which the engine gives to each move,
-and to no other.
+"""Frames between the engine and its KV transfer agent. A frame carries the number of its move. The engine gives each
+move a number of its own.
 
-The payload is an int32 column, but for SETUP (JSON) and MOVE (see `pack_move`). Bytes of pages never travel here: they
-lie in the ring. Knows nothing of what the frames bring about.
+The payload is an int32 column, except for SETUP (JSON) and MOVE (see `pack_move`). The bytes of pages never travel in
+frames: they lie in the ring. This module does not know the effects of the frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUBMITTED = struct.Struct("<q")
 
 
 class AgentFrameKind(enum.IntEnum):
-    """What a frame says. A slot belongs to one side at a time; the frames that name it hand it over."""
+    """The kind of a frame. Either the engine or the agent owns a slot; a frame that names the slot hands it over."""
 
     # from the engine
     SETUP = ProcessFrameKind.SETUP
@@ -70,7 +70,7 @@ def transport_code(name: str) -> int:
 
 
 def transport_name(code: int) -> str:
-    """The inverse; raises WireError."""
+    """Return the name of a transport's number; raises WireError."""
     if not 0 <= code < len(_TRANSPORTS):
         raise WireError(f"transport {code}")
     return _TRANSPORTS[code]

@@ -1,8 +1,9 @@
 """ReportBundle: Reports that follow closely and travel as one.
 
-A step names the Grant that was applied at its launch, so tokens keep their owners whatever is joined. What names no
-step is careful: prefill progress is joined only with steps of one Grant, and a Report with errors travels alone, since
-errors belong to whoever held the slot in the Grant that it says has retired.
+A step names the Grant that was applied at its launch, so each token is still assigned to the right request after a
+merge. The other contents name no step, so two rules apply to them. Prefill progress is merged only among steps of one
+Grant. A Report with errors travels by itself, since errors belong to whichever sequence held the slot under the Grant
+that this Report retires.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOVE_COLUMNS = ("moved_id", "moved_status", "moved_pages", "moved_us")
 
 
 class ReportBundle:
-    """Reports that will travel as one: ask `has_room_for`, then `add`; `take_report` merges them and empties the
+    """Reports that will travel as one: call `has_room_for`, then `add`. `take_report` merges them and empties the
     bundle."""
 
     def __init__(self) -> None:

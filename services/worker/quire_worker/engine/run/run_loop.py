@@ -1,8 +1,10 @@
-"""RunLoop: the model thread. Takes what came in, applies it at a step boundary, launches steps, hands Reports out.
+"""RunLoop: the model thread. It takes messages from its inbox, applies them between steps, launches steps, and hands
+Reports out.
 
-It waits for one thing only, its inbox: Grants, ends of steps and of moves, sessions that come and go. Reader threads
-and the writer reach it through queues alone, so that gRPC never waits for the model nor the model for gRPC. One
-scheduler is attached at a time and the newest wins: a scheduler that hangs must not lock its replacement out.
+The model thread waits only for its inbox, which receives Grants, ends of steps and moves, and sessions that attach and
+detach. The reader and writer threads reach it only through queues, so gRPC never waits for the model, nor the model for
+gRPC. One scheduler is attached at a time. A new scheduler replaces the old one: a scheduler that hangs must not lock
+its replacement out.
 """
 
 from __future__ import annotations
@@ -59,15 +61,16 @@ class _Stop:
 
 
 _Item = _Attach | _Granted | _Detach | _Wake | _Drain | _Stop
-# How long the end waits for the model thread; a device that hangs must not keep the process.
+# `close` waits so long for the model thread: a device that hangs must not keep the process alive.
 CLOSE_LIMIT_S = 5.0
-# So long must nothing have come in before the device is asked for what it has put off, which is then done without a
-# pause: between the requests of a client that asks one after the other there is less.
+# The inbox must be empty for so long before the device is asked to do its deferred work, which then runs without a
+# pause. The gaps between the requests of a client that sends one after the other are shorter.
 QUIET_S = 0.1
 
 
 class RunLoop:
-    """`attach`, `detach` and `wake` may be called from any thread and return at once."""
+    """Runs the engine on the model thread. `attach`, `detach` and `wake` may be called from any thread and return at
+    once."""
 
     def __init__(
         self, engine: Engine, hello: Callable[[Epoch], WorkerHello], on_fatal: Callable[[QuireError], None]
@@ -78,8 +81,7 @@ class RunLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
         self._newest: Session | None = None
-        # How long to wait for something to come in before the device is asked for what it has put off; None: it has
-        # put off nothing.
+        # How long to wait for an item before the device is asked to do its deferred work; None: it has none.
         self._send_timeout_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()
@@ -89,7 +91,7 @@ class RunLoop:
 
     @property
     def attached(self) -> bool:
-        """Whether a scheduler has this worker, or is just taking it over; from any thread."""
+        """Whether a scheduler is attached to this worker, or is about to be. May be called from any thread."""
         newest = self._newest
         return newest is not None and not newest.is_over
 
@@ -98,8 +100,9 @@ class RunLoop:
         self._thread.start()
 
     def attach(self) -> Session:
-        """Return a session for a new scheduler. The model thread tells the scheduler before that it was replaced, and
-        sends the hello as the session's first frame. After the loop's end the session is closed with WORKER_STOPPED."""
+        """Return a session for a new scheduler. The model thread first tells the former scheduler that it was replaced,
+        then sends the hello as the new session's first frame. After the loop has ended, the session is closed with
+        WORKER_STOPPED."""
         session = Session()
         with self._ending:
             if self._ended:
@@ -111,13 +114,13 @@ class RunLoop:
 
     def granted(self, session: Session, grant: Grant, arrival_us: int) -> None:
         """Queue a session's Grant for the model thread; ignored if the session is no longer attached. Blocks while too
-        many Grants are not applied yet."""
+        many Grants wait to be applied."""
         if session.wait_for_room():
             self._inbox.put(_Granted(session, grant, arrival_us))
 
     def detach(self, session: Session, error: QuireError | None = None) -> None:
-        """Close a session whose stream has ended, or which must end with `error`, at once, even while the model thread
-        waits for a device; the model thread then ends its run. Idempotent."""
+        """Close a session whose stream has ended, or, with `error`, one that must end. The session closes at once, even
+        while the model thread waits for a device; the model thread then ends its run. Idempotent."""
         session.close(error)
         self._inbox.put(_Detach(session, error))
 
@@ -134,8 +137,8 @@ class RunLoop:
         return self._vacant.wait(timeout_s)
 
     def close(self) -> None:
-        """Stop the model thread, which closes the session, and wait for the thread; after CLOSE_LIMIT_S the session is
-        closed from here."""
+        """Stop the model thread, which closes the session, and wait for the thread. If it has not ended after
+        CLOSE_LIMIT_S, this call closes the session itself."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join(CLOSE_LIMIT_S)
@@ -144,8 +147,8 @@ class RunLoop:
             session.close(_stopped())
 
     def _main(self) -> None:
-        """Run the engine and handle what comes in, on the model thread, until `close`; an exception is passed to
-        `on_fatal`. At the end the session is closed, and those that still wait are refused."""
+        """Run the engine and handle the inbox, on the model thread, until `close`. An exception is passed to
+        `on_fatal`. At the end, the session and all sessions still in the inbox are closed."""
         try:
             while self._drain_inbox(wait=self._run_once()):
                 pass
@@ -158,8 +161,9 @@ class RunLoop:
             self._refuse_remaining()
 
     def _run_once(self) -> bool:
-        """Launch the steps that may run, and queue at most one Report for the scheduler. Returns whether there is
-        nothing to do until something comes in. An engine error, or a scheduler that does not read, ends the session."""
+        """Launch the steps that may run, and queue at most one Report for the scheduler. Returns whether the engine has
+        nothing to do until the next item of the inbox. An engine error, or a scheduler that does not read, ends the
+        session."""
         session, engine = self._session, self._engine
         if session is None:
             return True
@@ -182,8 +186,8 @@ class RunLoop:
         return report is None
 
     def _drain_inbox(self, wait: bool) -> bool:
-        """Handle everything that has come in, waiting for a first item if `wait`; returns False once the loop is to
-        end. If nothing comes for a while, the device does some of the work that it has put off."""
+        """Handle all items in the inbox; if `wait`, first wait for one. Returns False once the loop is to end. If no
+        item comes for a while, the device does some of its deferred work."""
         block = wait
         try:
             while True:
@@ -199,8 +203,8 @@ class RunLoop:
             return True
 
     def _let_prepare(self) -> float | None:
-        """Let the device do some of the work that it has put off, unless steps are in flight. Returns how many seconds
-        to wait before the next time; None: no work is left."""
+        """Let the device do some of its deferred work, unless steps are in flight. Returns the seconds to wait before
+        the next call, or None if no work is left."""
         if self._engine.in_flight:
             return QUIET_S
         return 0.0 if self._engine.prepare() else None
@@ -265,7 +269,7 @@ def _stopped() -> QuireError:
 
 
 def _replaced() -> QuireError:
-    """For a session whose scheduler was replaced by another one."""
+    """Return the error for a session whose scheduler was replaced by another one."""
     return FailedPrecondition(
         "SCHEDULER_REPLACED",
         "Another scheduler attached to this worker; only the newest is served.",
@@ -274,7 +278,7 @@ def _replaced() -> QuireError:
 
 
 def _too_slow() -> QuireError:
-    """For a session whose scheduler left too many Reports unread."""
+    """Return the error for a session whose scheduler left too many Reports unread."""
     return Unavailable(
         "SCHEDULER_TOO_SLOW",
         "The scheduler left too many Reports unread; its run is over.",

@@ -1,8 +1,9 @@
 """Session: one attached scheduler, as the reader, the model thread and the writer see it.
 
-The model thread fills the outbox; the writer empties it, joins Reports that follow one another within a millisecond, so
-that short steps do not cost a message each, and gives signs of life while there is nothing to tell. Both directions are
-bounded: the reader waits while many Grants are not applied yet, and a scheduler that does not read loses its session.
+The model thread puts Reports into the outgoing queue, and the writer takes them out. The writer merges Reports that
+follow within a millisecond, so that short steps do not cost a message each. It sends heartbeats while the engine has
+nothing to report. Both directions are bounded: the reader waits while many Grants wait to be applied, and a scheduler
+that does not read loses its session.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session is over; with an error where it was not the scheduler's wish."""
+    """The session is over. It has an error, unless the scheduler itself ended the session."""
 
     error: QuireError | None = None
 
 
 class Session:
-    """Made by the servicer, given to the run loop, which answers with a hello and then Reports."""
+    """The servicer gets it from the run loop, which answers with a hello and then with Reports."""
 
     def __init__(self) -> None:
         self.outgoing: queue.SimpleQueue[WorkerHello | Report | Flush | Closed] = queue.SimpleQueue()
@@ -50,7 +51,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed."""
+        """Whether the session was closed."""
         return self._closed.is_set()
 
     @property
@@ -77,8 +78,8 @@ class Session:
         self._room.release()
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
-        """Yield the hello, then Reports, merged where they follow closely, and heartbeats while there is silence; waits
-        between them. Ends when the session is closed, or raises the QuireError that it was closed with."""
+        """Yield the hello, then Reports, merged if they follow closely, and heartbeats while there are none; waits
+        between them. Ends when the session is closed, or raises the QuireError with which it was closed."""
         bundle = ReportBundle()
         said: Report | None = None
         sent_s = clock() - REPORT_INTERVAL_S
