@@ -39,9 +39,9 @@ class WaitingSlots:
         self._order: NDArray[np.intp] | None = None
         self._seen_setbacks = 0
         # The two noted pages of each slot, with the positions that the slot needs of them; 0 positions: the slot must
-        # be judged. `first` is the first short page of the cached range. `last` is the last page that must come before the
-        # verdict can change, as long as no page loses the slot or move that was to fill it. So slots that wait for a
-        # shared prefix, which is filled page by page, are not judged at each page.
+        # be judged. `first` is the first short page of the cached range. `last` is the last page that must come before
+        # the verdict can change, as long as no page loses the slot or move that was to fill it. So slots that wait for
+        # a shared prefix, which is filled page by page, are not judged at each page.
         self._first = _Gates(table.num_slots)
         self._last = _Gates(table.num_slots)
 
