@@ -1,4 +1,5 @@
-"""How much work may be inside: bounded by sequences, refused early beyond that. Knows nothing of what the work is."""
+"""Bounds the number of sequences that are in flight in this router process. A request beyond the bound is refused at
+once. Knows nothing of what the requests contain."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from quire_common.errors import InvalidArgument, Overloaded, Unavailable, spread
 from quire_router.limits.return_rate import ReturnRate
 
 _RETRY_AFTER_S = 1.0
-# A refused request should find room when this share of the places, beside its own, was given back.
+# A refused request is told to retry when its own places and this share of all places will have been given back.
 _PLACE_SHARE = 0.1
 
 
 class Admission:
-    """A counter with a limit and a way to close the door."""
+    """Counts the places that are taken, up to a limit. One place is one sequence. `inside` is the number of places that
+    are taken; while `open` is False, every request is refused."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,8 +26,8 @@ class Admission:
         self._returned = ReturnRate()
 
     def enter(self, weight: int) -> None:
-        """Take `weight` places. Raises Unavailable while closed, InvalidArgument where there are not so many at all,
-        and Overloaded where too few are free."""
+        """Take `weight` places. Raises Unavailable while closed, InvalidArgument if `weight` exceeds the limit, and
+        Overloaded if too few places are free."""
         if not self.open:
             raise Unavailable(
                 "DRAINING",
@@ -58,7 +60,7 @@ class Admission:
             self._idle.set()
 
     def pause(self) -> None:
-        """Stop admitting; those inside go on."""
+        """Stop admitting; sequences that were admitted go on."""
         self.open = False
 
     def resume(self) -> None:
@@ -66,7 +68,7 @@ class Admission:
         self.open = True
 
     async def close(self, timeout_s: float) -> None:
-        """Stop admitting; return when all have left, or after the timeout."""
+        """Stop admitting; return when all places are given back, or after the timeout."""
         self.pause()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

@@ -1,8 +1,9 @@
-"""Beam search, as vLLM has it: in the router, over logprobs. Each step is a job of one token for every beam.
+"""Beam search, with the algorithm of vLLM. The router runs it over logprobs: for each step of the search, it starts a
+job that generates one token for every beam.
 
-The engine sees ordinary short requests whose prompts begin alike, so that its prefix cache has all but the last page of
-them, and they move to another replica like any others. Knows nothing of formats; what comes out is a Generation that
-has ended, and one delta for each beam of the answer.
+The engine sees ordinary short requests whose prompts begin alike. So its prefix cache has all pages of these prompts
+but the last ones, and the requests can migrate to another replica like all others. The result is a Generation that has
+ended, and one delta for each beam of the answer. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -56,14 +57,15 @@ class _Costs:
 
 
 class SearchedGeneration(Generation):
-    """A search as one request: what formats ask of a generation, and what is counted of it when it ends."""
+    """A whole search as one generation, for the formats and for the metrics at its end. `searches` has, for each
+    prompt, its token ids and its best beams. `first_ns` is the time of the first token."""
 
     searches: Sequence[tuple[NDArray[np.int32], Sequence[Beam]]] = ()
     costs: _Costs
     first_ns = 0
 
     def usage(self) -> Usage:
-        """Return the tokens used: each prompt once, and of answers those that the client gets."""
+        """Return the tokens used. Each prompt counts once, and only the answers that the client gets count."""
         return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
@@ -73,13 +75,13 @@ class SearchedGeneration(Generation):
         return self.first_ns
 
     def _reasons(self) -> list[str]:
-        """Return the finish reason of each answer; `abort` for all where the search has not ended."""
+        """Return the finish reason of each answer; `abort` for all answers if the search has not ended."""
         reasons = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
         return reasons or ["abort"] * self.answer_count
 
 
 class BeamSearch:
-    """`run` is all."""
+    """Runs beam searches; `run` is the only public method."""
 
     def __init__(self, pipeline: Pipeline, encoder: Encoder, token_bytes: TokenBytes) -> None:
         self._pipeline = pipeline
@@ -88,19 +90,20 @@ class BeamSearch:
 
     async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
         """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, best
-        first. Takes places meanwhile and charges tokens. Raises QuireError, also at the caller's timeout."""
+        first. The search takes places until it ends, and charges tokens. Raises QuireError, also at the caller's
+        timeout."""
         check_beams(job)
         async with within_deadline(caller, arrived_ns), self._pipeline.admitted(caller, job.weight):
             rendering = await self._pipeline.render(job, caller, arrived_ns)
             return await self._run(rendering, caller, arrived_ns)
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        """Search with places taken, within a span of its own. The generation is closed in the end, which charges the
-        answers' tokens."""
+        """Search, within a span of its own. The caller has taken the places. At the end, the generation is closed,
+        which charges the answers' tokens."""
         job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
         metrics.of_model(rendering.served.model.name).prompt_tokens.inc(costs.prompt_tokens)
         span = start_span("router.beams", job, caller, rendering.served)
-        timeless = replace(caller, timeout_s=0.0)  # the time is kept outside
+        timeless = replace(caller, timeout_s=0.0)  # `run` applies the timeout
         generation = SearchedGeneration(
             job,
             timeless,
@@ -126,8 +129,8 @@ class BeamSearch:
     async def _search(
         self, generation: SearchedGeneration, rendering: Rendering, caller: Caller, arrived_ns: int
     ) -> list[Delta]:
-        """Step the searches until none has a live beam. Stores the result in `generation`, and returns a delta for each
-        of the best beams."""
+        """Step the searches until no search has a live beam. Stores the result in `generation`, and returns a delta for
+        each of the best beams."""
         job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         end_ids = np.array((*job.stop_token_ids, *eos), np.int32)
@@ -138,7 +141,7 @@ class BeamSearch:
             await self._step(job, caller, arrived_ns, live, end_ids, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
             best = [search.best(job) for search in searches]
-            # As of an answer that is cut off, what it has come to: it may end here.
+            # The tokens so far are counted after each step, because an error may end the search at any step.
             costs.completion_tokens = sum(len(beam.ids) for beams in best for beam in beams)
         generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, best, strict=True)]
         if job.wants.echo:
@@ -158,9 +161,9 @@ class BeamSearch:
         end_ids: NDArray[np.int32],
         costs: _Costs,
     ) -> None:
-        """Run one job that generates the next token of every live beam, by which the searches grow. The job has the
-        time that the whole request has left. Changes `searches` and `costs`."""
-        await asyncio.sleep(0)  # a step of many beams is made in a turn of its own
+        """Run one job that generates the next token of every live beam, and grow the searches by these tokens. The job
+        may take the time that the whole request has left. Changes `searches` and `costs`."""
+        await asyncio.sleep(0)  # a step of many beams is built in its own turn of the event loop
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(
             model=job.model,
@@ -172,7 +175,7 @@ class BeamSearch:
             text=TextOptions(),
             cache_salt=job.cache_salt,
             session=job.session,
-            wants=Wants(logprobs=False),  # they are for the search: nobody needs the bytes of their tokens
+            wants=Wants(logprobs=False),  # only the search reads the logprobs, and it needs no bytes of tokens
         )
         generation = await self._pipeline.generate(step, caller, arrived_ns, admitted=True)
         try:
@@ -186,12 +189,12 @@ class BeamSearch:
             generation.close()
         following = iter(entries[i] for i in range(len(beams)))
         for search in searches:
-            await asyncio.sleep(0)  # with many prompts, others have their turn between
+            await asyncio.sleep(0)  # between the prompts, the event loop runs other tasks
             search.grow([next(following) for _ in search.live], job, end_ids)
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam, tenant: str) -> Delta:
-        """Make the delta of a beam: its text, decoded by a tokenizer, its ids and its finish reason; logprobs as asked
-        for."""
+        """Make the delta of a beam, with its text (decoded by a tokenizer), its ids and its finish reason. The delta
+        has logprobs if the job asks for them."""
         stop_id = int(beam.ids[-1]) if beam.stopped else None
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
         text = ""
@@ -203,8 +206,8 @@ class BeamSearch:
         return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
     async def _logprobs(self, beam: Beam, characters: int, tenant: str) -> tuple[list[LogprobEntry], list[int]]:
-        """Return a beam's entries, with the bytes of their tokens fetched, and its offsets. Of a long beam, a thread
-        makes them."""
+        """Return a beam's logprob entries and its character offsets; fetch the bytes of all tokens in the entries. If
+        the beam is long, a thread does the work."""
         heavy = sum(map(len, beam.entries)) > MOST_VALUES * _VALUE_BYTES
         aside = partial(off_loop, heavy=heavy, tenant=tenant)
         entries = await aside(lambda: list(map(unpack_entry, beam.entries)))
@@ -215,8 +218,8 @@ class BeamSearch:
 
 
 def character_offsets(pieces: Iterable[bytes], most: int) -> list[int]:
-    """Return the number of whole characters after each piece of a text in UTF-8, `most` at most. Bytes that are not
-    UTF-8 are no characters."""
+    """Return, for each piece of a UTF-8 text, the number of whole characters up to the end of the piece, `most` at
+    most. Bytes that are not UTF-8 do not count."""
     decoder, found, count = getincrementaldecoder("utf-8")("ignore"), list[int](), 0
     for piece in pieces:
         count += len(decoder.decode(piece))
@@ -247,7 +250,7 @@ def check_beams(job: GenerateJob) -> None:
 
 
 def _controls_of(job: GenerateJob) -> dict[str, bool]:
-    """Return, for each of the penalties, biases and allowed tokens by name, whether the job asks for it."""
+    """Return, for each logit control (penalties, biases, allowed tokens) by its name, whether the job uses it."""
     controls = job.sampling.controls or NEUTRAL
     return {each.name: getattr(controls, each.name) != getattr(NEUTRAL, each.name) for each in fields(controls)}
 

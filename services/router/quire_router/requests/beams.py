@@ -1,7 +1,8 @@
-"""The beams of one prompt, and how they grow by a token: arithmetic over logprobs. Knows no engine and no format.
+"""The beams of one prompt, and the arithmetic over logprobs by which they grow by a token. Knows no engine and no
+format.
 
-A client decides how many beams there are and how long they get. So a beam is an array of 4 bytes a token, and all
-candidates of a step are compared as columns.
+The client decides how many beams there are and how long they get, so both must be cheap. A beam is an array with 4
+bytes per token, and the candidates of a step are compared as NumPy columns.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _no_ids() -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A candidate answer so far. `entries` has one packed entry per token where the client asks for logprobs, else
-    none; `stopped`: its last token ended it."""
+    """A candidate answer so far. `entries` has one packed logprob entry per token if the client asks for logprobs, and
+    is empty otherwise. `stopped`: the beam ended with an end token, which is its last token."""
 
     ids: NDArray[np.int32] = field(default_factory=_no_ids)
     logprob: float = 0.0
@@ -46,7 +47,8 @@ class Beam:
 
 @dataclass(slots=True)
 class Search:
-    """The beams of one prompt. `left`: tokens that a beam may still get. `ended` has at most the n best."""
+    """The beams of one prompt. `left` is the number of tokens that a live beam may still get. `ended` has the n best
+    beams that have ended, or fewer."""
 
     prompt_ids: NDArray[np.int32]
     left: int
@@ -54,13 +56,13 @@ class Search:
     ended: list[Beam] = field(default_factory=list)
 
     def best(self, job: GenerateJob) -> list[Beam]:
-        """Return the n beams, ended or live, that score best, best first."""
+        """Return the n beams with the best scores, best first; both ended and live beams count."""
         return nlargest(job.n, [*self.ended, *self.live], key=self._scorer(job))
 
     def grow(self, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: NDArray[np.int32]) -> None:
-        """Grow the live beams by one token. `entries` has each one's alternatives. The `job.n` likeliest longer ones
-        are live then, and those that end in one of `end_ids` move to `ended`. No beam stays live after the last token,
-        or when none could win any more."""
+        """Grow the live beams by one token. `entries` has, for each live beam, the alternatives of its next token. The
+        `job.n` likeliest continuations become the live beams. Continuations that end in one of `end_ids` move to
+        `ended` instead. No beam stays live after the last token, or when no live beam can become one of the n best."""
         self.left -= 1
         candidates = _Candidates(self.live, entries, job.sampling.logprobs)
         stops = np.isin(candidates.ids, end_ids)
@@ -77,8 +79,8 @@ class Search:
         return lambda beam: beam.score(prompt_tokens, penalty)
 
     def _settled(self, job: GenerateJob) -> bool:
-        """Whether no live beam can come among the n best any more, at the best score that it could reach: logprobs only
-        sink, and with a positive penalty the longest answer scores best."""
+        """Whether no live beam can become one of the n best. A live beam is judged by the best score that it could
+        still reach: its sum of logprobs can only sink, and with a positive penalty the longest answer scores best."""
         if len(self.ended) < job.n:
             return False
         prompt_tokens, penalty = len(self.prompt_ids), job.length_penalty
@@ -91,10 +93,11 @@ class Search:
 
 
 class _Candidates:
-    """All tokens that may follow the live beams, as columns, in the order of the beams and of each one's ranks."""
+    """All tokens that may follow the live beams, as columns. They are in the order of the beams, and for each beam in
+    the order of the tokens' ranks."""
 
     def __init__(self, live: Sequence[Beam], entries: Sequence[LogprobEntry], top_logprobs: int) -> None:
-        """`top_logprobs`: the alternatives that a longer beam's entry keeps; -1: it has no entry."""
+        """`top_logprobs`: the number of alternatives in the entry of each new token; -1: beams have no entries."""
         counts = [len(entry.top_ids) for entry in entries]
         self._live, self._entries, self._top_logprobs = live, entries, top_logprobs
         self._firsts = np.cumsum([0, *counts])
@@ -104,8 +107,9 @@ class _Candidates:
         self._totals = self._logprobs + np.repeat([beam.logprob for beam in live], counts)
 
     def likeliest(self, among: NDArray[np.bool_], count: int, *, stopped: bool) -> list[Beam]:
-        """Return the `count` likeliest beams that end in one of the candidates `among`, likeliest first. All are as
-        long as each other, so that these also score best. Of equals, the first counts."""
+        """Return the `count` likeliest beams that end in one of the candidates `among`, likeliest first. All these
+        beams have the same length, so the likeliest beams also have the best scores. Between equally likely beams, the
+        earlier candidate comes first."""
         places = np.flatnonzero(among)
         order = np.argsort(-self._totals[places], kind="stable")[:count]
         return [self._longer(place, stopped=stopped) for place in places[order].tolist()]
@@ -118,7 +122,7 @@ class _Candidates:
         return Beam(ids, float(self._totals[place]), entries, stopped)
 
     def _packed(self, place: int, number: int) -> bytes:
-        """Pack the entry of a longer beam's last token, with as many alternatives as the client asks for."""
+        """Pack the logprob entry of a beam's new token, with as many alternatives as the client asks for."""
         entry, rank = self._entries[number], place - int(self._firsts[number]) + 1
         ids = np.asarray(entry.top_ids[: self._top_logprobs], np.int32).tobytes()
         logprobs = np.asarray(entry.top_logprobs[: self._top_logprobs], np.float32).tobytes()

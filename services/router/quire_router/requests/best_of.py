@@ -1,5 +1,5 @@
-"""Whole answers of a job; and the n likeliest of each prompt's siblings, by their mean logprob per token, as OpenAI has
-it."""
+"""Collects the whole answers of a job, and chooses the n best of each prompt's siblings. The best answers are those
+with the highest mean logprob per token, as in OpenAI's API. Siblings are the sequences of one prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def whole_answers(generation: Generation) -> list[Delta]:
-    """Await the end of a job that is not streamed; return one delta per answer, the n best of each prompt's siblings.
+    """Wait for the end of a job that is not streamed. Returns one delta for each of the n best answers of each prompt.
     Raises the QuireError that ended the job."""
     deltas: dict[int, Delta] = {}
     while generation.running:
@@ -26,7 +26,8 @@ async def whole_answers(generation: Generation) -> list[Delta]:
 
 def best_of(job: GenerateJob, deltas: Sequence[Delta]) -> list[Delta]:
     """Return the n answers of each prompt with the highest mean logprob per token, best first and numbered anew.
-    `deltas` are whole answers in the order of their indices; they stay as they are where each prompt has n."""
+    `deltas` are whole answers in the order of their indices. If each prompt has just n answers, they are returned
+    unchanged."""
     if job.siblings == job.n:
         return list(deltas)
     found = []

@@ -1,4 +1,4 @@
-"""Names that clients may ask for, and the models that they stand for."""
+"""The model names that clients may use, and the model behind each name."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ class ServedModel:
 
 
 class Catalog:
-    """With names from the flag, all of them mean the first model; without, models go by their own names."""
+    """The models that this router serves. If `names` (from the command line) is not empty, each of these names means
+    the first model. Otherwise each model has its own name."""
 
     def __init__(self, names: Sequence[str], models: Callable[[], Sequence[ModelInfo]]) -> None:
         self._names = tuple(names)
         self._models = models
 
     def served(self, limits: KeyLimits) -> list[ServedModel]:
-        """Return all models that a key with these limits may ask for, under their names; none while no engine has
-        reported a model."""
+        """Return all models that a key with these limits may use, one entry per name. The list is empty until an engine
+        has reported a model."""
         return [served for served in self._all() if limits.allow_model(served.name)]
 
     def public_name(self, model: str) -> str:
-        """Return the first name under which clients ask for the model of this own name; the own name where no client
-        can ask for it."""
+        """Return the first name under which clients can use the model whose own name is `model`. Returns `model` itself
+        if clients cannot use this model."""
         return next((served.name for served in self._all() if served.model.name == model), model)
 
     def sampling_defaults(self, name: str, limits: KeyLimits) -> SamplingDefaults:
-        """Return the sampling defaults of the model of this name, as `resolve` finds it; none where there is no such
+        """Return the sampling defaults of the model that `resolve` finds for this name; empty if there is no such
         model."""
         found = (each.model for each in self.served(limits) if not name or each.name == name)
         model = next(found, None)
         return model.sampling_defaults if model is not None else ()
 
     def resolve(self, name: str, limits: KeyLimits) -> ServedModel:
-        """Return the model of this name; '' means the first one that a key with these limits may ask for. Raises
-        NotFound, PermissionDenied for a model that the key may not ask for, or Unavailable while no model is known."""
+        """Return the model with this name; '' means the first model that a key with these limits may use. Raises
+        NotFound for an unknown name, PermissionDenied for a model that the key may not use, and Unavailable while no
+        model is known."""
         everything = self._all()
         if not everything:
             raise no_replica()

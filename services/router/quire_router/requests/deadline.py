@@ -1,4 +1,5 @@
-"""The deadline of a request: what stands before its generation's own timer waits no longer either."""
+"""The deadline of a request. A Generation has a timer of its own; `within_deadline` bounds the work before that timer
+starts, such as tokenizing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def time_left_s(caller: Caller, arrived_ns: int) -> float | None:
-    """Return the time that a request of this arrival has left, below 0 where it is over; None where it has no bound."""
+    """Return how many seconds a request that arrived at `arrived_ns` has left. The result is negative after the
+    deadline, and None if the caller has no timeout."""
     return caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s > 0 else None
 
 
@@ -31,7 +33,7 @@ def request_timeout(timeout_s: float) -> DeadlineExceeded:
 
 @contextlib.asynccontextmanager
 async def within_deadline(caller: Caller, arrived_ns: int) -> AsyncIterator[None]:
-    """Cancel what the `with` block awaits when the request's time is over. Raises DeadlineExceeded then."""
+    """Cancel the `with` block at the request's deadline. Raises DeadlineExceeded then."""
     timer = asyncio.timeout(time_left_s(caller, arrived_ns))
     try:
         async with timer:

@@ -1,4 +1,5 @@
-"""Prompts to token ids, by the tokenizers. Knows nothing of engines; lengths are checked where the limit is known."""
+"""Turns prompts into token ids by calls to the tokenizers. Knows nothing of engines. The pipeline checks the lengths,
+because it knows the model's limit."""
 
 from __future__ import annotations
 
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompts:
-    """int32 ids of each prompt, in order, and what it cost at the tokenizer."""
+    """The int32 ids of each prompt, in order, and the time that the tokenizer took."""
 
     ids: list[NDArray[np.int32]]
     timing: HopTiming
     prompt_end: int = 0
-    """The conversation's quire.v1.PromptEnd, where one of the prompts is a conversation."""
+    """The conversation's quire.v1.PromptEnd if a prompt is a conversation; otherwise 0."""
 
 
 class Encoder:
-    """All texts of a job go in one call."""
+    """Encodes prompts and decodes token ids. All texts of a job are encoded by one call to a tokenizer."""
 
     def __init__(self, client: TokenizerClient) -> None:
         self._client = client
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
-        """Tokenize all prompts of a job. Raises QuireError; PROMPT_TOO_LONG for more than `max_tokens`, unless the job
-        has its prompts truncated."""
+        """Tokenize all prompts of a job. Raises QuireError. Raises PROMPT_TOO_LONG if a prompt has more than
+        `max_tokens` tokens, unless the job wants its prompts truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -63,8 +64,9 @@ class Encoder:
         return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)), prompt_end)
 
     async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
-        """Return the token sequences that spell the words. As in vLLM, a word counts as it begins a text; and as it
-        follows a space, if that has as many tokens and another first one."""
+        """Return the token sequences that spell the words. As in vLLM, a word yields the tokens that it has at the
+        beginning of a text. It also yields the tokens that it has after a space, if they are as many and their first
+        token differs."""
         bare = [word.lstrip() for word in words]
         texts = [*bare, *(f" {word}" for word in bare)]
         encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
@@ -77,8 +79,8 @@ class Encoder:
         return found
 
     async def thinking(self, max_tokens: int) -> ThinkingBudget:
-        """Return the budget together with the tokens that mark the model's thinking. Raises InvalidArgument where it
-        has no such tokens."""
+        """Return the budget together with the tokens that mark the model's thinking. Raises InvalidArgument if the
+        tokenizer knows no such tokens."""
         start, end = await self._client.thinking_marks()
         if not start or not end:
             raise InvalidArgument(
@@ -90,9 +92,9 @@ class Encoder:
         return ThinkingBudget(start, end, max_tokens)
 
     async def constrained(self, job: GenerateJob, context: RequestContext, prompt_end: int) -> GenerateJob:
-        """Return the job with the grammar of what its answer must match, if it says that. Of a chat's answer, the
-        constraint begins behind the reasoning, also where the chat comes as token ids that an earlier call rendered.
-        Raises QuireError that names the client's field."""
+        """Return the job with the compiled grammar that its answer must match; a job without a structure is returned
+        unchanged. In an answer to a chat, the constraint begins after the reasoning. This holds also for a chat that
+        comes as token ids, which an earlier call rendered. Raises QuireError that names the client's field."""
         structure = job.structure
         if structure is None:
             return job
@@ -112,7 +114,7 @@ class Encoder:
         return replace(job, constraint=constraint, warnings=warnings)
 
     async def check_tool_parser(self) -> None:
-        """Raise InvalidArgument where tool calls are not found in answers."""
+        """Raise InvalidArgument if the tokenizer has no parser that finds tool calls in answers."""
         if not await self._client.tool_parser():
             raise InvalidArgument(
                 "NO_TOOL_PARSER",
@@ -122,8 +124,8 @@ class Encoder:
             )
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
-        """Return a prompt's text, for echo. Token ids are decoded, and so is a text that was `cut`; a chat has no
-        text."""
+        """Return a prompt's text, for echo. Token ids are decoded; so are the ids of a text that was truncated (`cut`).
+        Returns '' for a chat."""
         if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
         return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)

@@ -1,4 +1,4 @@
-"""A job in flight, as its one consumer sees it: deltas, usage, timings, and an end that is always tidy."""
+"""A job in flight, for its one consumer: deltas, token usage, timings, and a `close` that releases everything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """Made by the pipeline when all sequences are submitted. `close` must be called, on every path."""
+    """A job whose sequences are submitted. The pipeline makes it, and its consumer must call `close` on every path."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Generation:
         counted: bool = True,
         prompt_texts: Sequence[str] = (),
     ) -> None:
-        """Without `counted` it is a part of a request, which is counted as a whole."""
+        """Without `counted`, the generation is a part of a larger request, for which the metrics are recorded once."""
         self.job = job
         self.caller = caller
         self.served = served
@@ -68,7 +68,8 @@ class Generation:
         self._span = span
         self._counted = counted
         self._wants_logprobs = job.sampling.logprobs >= 0 and job.wants.logprobs
-        # Of all sequences, in what a stream is told at once: a slow reader finds much of it together.
+        # With streamed logprobs, one call returns at most so many tokens of all sequences together, because much output
+        # can wait for a slow client.
         many = job.wants.stream and self._wants_logprobs
         self._most_tokens = MOST_VALUES // (2 + job.sampling.logprobs) if many else None
         self._deadline: asyncio.TimerHandle | None = None
@@ -78,8 +79,9 @@ class Generation:
             self._deadline = loop.call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """Wait for new output and return it, with the bytes of its tokens fetched; nothing where the client left
-        meanwhile. Call while `running`. Raises the QuireError that ended the job, after the last deltas."""
+        """Wait for new output and return it. The bytes of all tokens in its logprobs are in `token_bytes` then. Returns
+        nothing if the client has left meanwhile. Call only while `running`. Raises the QuireError that ended the job,
+        after the last deltas."""
         await self._delta_queue.wait()
         if self._most_tokens is not None:
             tokens = min(self._most_tokens, sum(sequence.client.waiting_tokens for sequence in self.sequences))
@@ -96,22 +98,23 @@ class Generation:
                 heavy=len(packed) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
                 tenant=self.caller.tenant,
             )
-            # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
+            # A prompt's first token has no entry. No prompt token has one if the engine does not score prompts.
             for sequence in self.sequences[:: self.job.siblings]:
                 ids.update(np.unique(sequence.spec.prompt_ids).tolist())
-            # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
+            # Ask again for all tokens of this answer, because other requests may have pushed some out of the cache.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
         return deltas
 
     @property
     def listens(self) -> bool:
-        """Whether `call_when_ready` and `take_deltas` may be used: making its deltas needs nothing from a tokenizer."""
+        """Whether `call_when_ready` and `take_deltas` may be used. They may be used if the deltas have no logprobs,
+        because only logprobs need a call to a tokenizer."""
         return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
-        """Call `listener` once, when there are deltas or an error, which `take_deltas` then has. Replaces
-        `next_deltas`; only if `listens`."""
+        """Call `listener` once, when there are deltas or an error, which `take_deltas` then returns or raises. May be
+        used instead of `next_deltas` if `listens` is True."""
         self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
@@ -123,8 +126,8 @@ class Generation:
         return deltas
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
-        """Take a delta from each sequence, and count down `running` for those that end. Where logprobs are streamed, a
-        delta is bounded, and a sequence with more is queued again."""
+        """Take a delta from each sequence, and subtract the sequences that end from `running`. If logprobs are
+        streamed, the size of a delta is bounded, and a sequence that has more output is queued again."""
         most = None if self._most_tokens is None or not sequences else max(1, self._most_tokens // len(sequences))
         deltas = [sequence.client.take_delta(most) for sequence in sequences]
         for sequence, delta in zip(sequences, deltas, strict=True):
@@ -136,8 +139,8 @@ class Generation:
 
     @property
     def is_large(self) -> bool:
-        """Whether the whole answer has so many values that a thread should write it. Call when all sequences have
-        ended."""
+        """Whether the whole answer has so many values that it should be written by a thread and not in the event loop.
+        Call when all sequences have ended."""
         sampling, wants = self.job.sampling, self.job.wants
         listed = sampling.logprobs >= 0 or wants.token_ids
         answers = self.usage().completion_tokens if listed else 0
@@ -148,12 +151,13 @@ class Generation:
 
     @property
     def answer_count(self) -> int:
-        """Sequences whose answers the client gets: all but those that `best_of` leaves out."""
+        """The number of answers that the client gets, without the sequences that `best_of` leaves out."""
         return len(self.job.prompts) * self.job.n
 
     @property
     def kv_offer(self) -> KvOffer | None:
-        """How the client can have the pages that are kept, if it asked for that. Read when all sequences have ended."""
+        """The offer of KV pages that are kept for the client, if the client asked to keep them. Read when all sequences
+        have ended."""
         return self.sequences[0].kv.offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
@@ -167,7 +171,7 @@ class Generation:
         return PromptEntries(sequence.engine.prompt_entries, len(sequence.spec.prompt_ids))
 
     def set_prompt_texts(self, texts: Sequence[str]) -> None:
-        """Set the texts of the prompts, for echo, where they become known only at the end."""
+        """Set the texts of the prompts, for echo, if they were not known when the generation was made."""
         self.prompt_texts = texts
 
     def add_timings(self, *timings: HopTiming) -> None:
@@ -180,7 +184,7 @@ class Generation:
         self._abort()
 
     def abandon(self, error: QuireError) -> None:
-        """Do as `cancel`, for a client that has left: output that waits is dropped."""
+        """Abort all sequences because the client has left. Differs from `cancel` in that waiting output is dropped."""
         self._delta_queue.drop()
         self.cancel(error)
 
@@ -243,11 +247,12 @@ class Generation:
             sequence.abort()
 
     def _first_ns(self) -> int:
-        """Return when the first token of all came; 0 while none has."""
+        """Return the time of the earliest first token of all sequences, from `time.monotonic_ns()`; 0 if no token has
+        come."""
         return min((c.engine.first_token_ns for c in self.sequences if c.engine.first_token_ns), default=0)
 
     def _reasons(self) -> list[str]:
-        """Return the finish reason of each sequence; `abort` where it has none."""
+        """Return the finish reason of each sequence; `abort` for a sequence that has none."""
         return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
     def _record_end(self) -> None:
@@ -294,6 +299,6 @@ class Generation:
 
 
 def _emptied(delta: Delta) -> Delta:
-    """Return the delta without its text and tokens, for a job that wants the prompt alone; an end counts as
-    `length`."""
+    """Return the delta without its text and tokens, for a job that generates nothing (`prompt_only`). The finish reason
+    becomes `length`."""
     return Delta(delta.index, "", 0, b"", [], [], LENGTH if delta.finish else 0, None)

@@ -1,4 +1,4 @@
-"""How long prompt and answer may be for a model. Pure arithmetic and its errors."""
+"""Checks and computes the lengths of prompts and answers for a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire_router.sequences.job import GenerateJob, Resume
 
-# Of one token; more is no text of the tokens that come with it.
+# The most characters that one token can have. A client that claims more text than this sends a wrong `resume`.
 _MOST_CHARACTERS = 1024
 
 
@@ -68,8 +68,8 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
 
 
 def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
-    """Return the last tokens of a prompt, as many as `job.truncate_to`; -1: as many as leave room for the answer; None:
-    all."""
+    """Return the last `job.truncate_to` tokens of a prompt. -1 keeps as many tokens as leave room for the answer; None
+    keeps all tokens."""
     kept = job.truncate_to
     if kept is None:
         return ids
@@ -79,8 +79,8 @@ def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> N
 
 
 def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
-    """Return the most tokens that one answer may have. Raises InvalidArgument where max_tokens is more than the context
-    has left, or min_tokens more than the result."""
+    """Return the most tokens that one answer may have. Raises InvalidArgument if max_tokens is more than the context
+    has left after the prompt, or if min_tokens is more than the result."""
     room = max_model_len - prompt_tokens
     if job.max_tokens is None:
         length = room if job.default_max_tokens is None else min(room, job.default_max_tokens)

@@ -1,6 +1,6 @@
-"""The requests that run, and those that ended while somebody watched: what an operator sees of them.
+"""The operator's view of the requests that run, and of the last requests that ended while an operator watched.
 
-Knows their lengths, times and places, and never what they say: no prompt, no text and no token leaves this module.
+The view has lengths, times and replicas, but no content: no prompt, no text and no token leaves this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from quire_router.sequences.sequence_state import SequenceState
 
 _MOST_RECENT = 24
-# Sums are kept for so many replicas; where more were seen, those that were seen first are forgotten.
+# Sums are kept for so many replicas. If a request ends at a further replica, the sums that changed longest ago are
+# dropped.
 _MOST_INSTANCES = 512
 # States, those nearest to trouble first: a request of several sequences is shown in the first of their states.
 WAITING, QUEUED, PREFILL, DECODING, FINISHING, ENDED = STATES = (
@@ -39,9 +40,9 @@ WAITING, QUEUED, PREFILL, DECODING, FINISHING, ENDED = STATES = (
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """A request at one moment. `number` names it in this process. Times are in milliseconds since its arrival;
-    `first_token_ms` is 0 until there is a token. `attempts` is the highest of its sequences. `runs` and `hops` are
-    those of its first sequence, and of all."""
+    """A request at one moment. `number` identifies it in this process. Times are in milliseconds since the request's
+    arrival; `first_token_ms` is 0 until there is a token. `attempts` is the largest number of attempts that one of its
+    sequences had. `runs` are those of the first sequence, and `hops` cover all sequences."""
 
     number: int
     request_id: str
@@ -78,21 +79,23 @@ class InstanceSums:
 
 
 class LiveGenerations:
-    """One per process; all methods run in the event loop. `sums` are by instance."""
+    """The requests of this process; all methods run in the event loop. `sums` has the sums of ended requests, by
+    replica."""
 
     def __init__(self) -> None:
         self.sums: dict[str, InstanceSums] = {}
         self.recent: deque[LiveRequest] = deque(maxlen=_MOST_RECENT)
         self._watched = False
         self._numbers = itertools.count(1)
-        # Numbers of generations, in the order of their start.
+        # The number of each running generation, in the order in which they started.
         self._running: dict[Generation, int] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
     def watch(self, *, watched: bool) -> None:
-        """Keep the last requests that end from now on in `recent`, or forget them."""
+        """With `watched`, keep the last requests that end from now on in `recent`. Without it, keep no ended requests,
+        and empty `recent`."""
         self._watched = watched
         if not watched:
             self.recent.clear()
@@ -118,7 +121,7 @@ class LiveGenerations:
             self.recent.append(_seen(number, generation, time.monotonic_ns(), running=False))
 
     def oldest(self, most: int) -> list[LiveRequest]:
-        """Return the requests that have run longest, at most so many."""
+        """Return the requests that have run longest, `most` at most."""
         now_ns = time.monotonic_ns()
         running = itertools.islice(self._running.items(), most)
         return [_seen(number, generation, now_ns, running=True) for generation, number in running]
@@ -128,8 +131,8 @@ class LiveGenerations:
         return Counter(generation.caller.tenant for generation in self._running)
 
     def cancel(self, number: int, request_id: str) -> None:
-        """End a request: its client gets what there is, and an error. Raises NotFound unless a request with this number
-        and this id runs."""
+        """End a request; its client gets the output so far, and an error. Raises NotFound if no request with this
+        number and this id runs."""
         generation = next((one for one, its_number in self._running.items() if its_number == number), None)
         if generation is None or generation.caller.request_id != request_id:
             raise NotFound(
@@ -173,7 +176,7 @@ def _seen(number: int, generation: Generation, now_ns: int, *, running: bool) ->
 
 
 def _state(sequences: Iterable[SequenceState]) -> str:
-    """Return the state of the sequence that is nearest to trouble."""
+    """Return the state of a request: of its sequences' states, the one that comes first in STATES."""
     return min(map(_state_of, sequences), key=STATES.index)
 
 

@@ -1,4 +1,5 @@
-"""From a job to its sequences at schedulers: admit, resolve, encode, check, place, submit. HTTP and gRPC share it."""
+"""Starts jobs, for both HTTP and gRPC. The pipeline admits a job, finds its model, encodes its prompts, checks the
+lengths, places its sequences on replicas, and submits them to schedulers."""
 
 from __future__ import annotations
 
@@ -53,13 +54,14 @@ if TYPE_CHECKING:
     from quire_router.text.token_bytes import TokenBytes
 
 
-# Of prompts that are placed at a stretch: some 10 ms.
+# The tokens of prompts that are placed in one turn of the event loop, in some 10 ms.
 _TURN_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A job as an engine would be asked: for each prompt its int32 ids and the length of its answer."""
+    """A job in the form in which it would go to an engine. `prompts` has, for each prompt, its int32 token ids and the
+    most tokens of its answer."""
 
     job: GenerateJob
     served: ServedModel
@@ -92,24 +94,25 @@ class Pipeline:
         self._token_bytes = token_bytes
         self.loop_budget = LoopBudget()
         self.live = LiveGenerations()
-        # Counts tokens of a tenant.
+        # Called with a tenant and the number of tokens to charge.
         self.charge = charge
         self._ticket_manager = ticket_manager
         self._share = share_prefix_across_keys
 
     def sampling_defaults(self, model: str, limits: KeyLimits) -> SamplingDefaults:
-        """Return the sampling defaults of the model of this name; none where a key with these limits has no such
+        """Return the sampling defaults of the model with this name; empty if a key with these limits cannot use such a
         model."""
         return self._catalog.sampling_defaults(model, limits)
 
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
     ) -> Generation:
-        """Start a job: take its places, tokenize its prompts, submit its sequences. Raises QuireError where that fails;
-        later errors come from the generation's deltas.
+        """Start a job: take its places, tokenize its prompts, submit its sequences. Raises QuireError if a step fails.
+        The generation raises later errors when its deltas are read.
 
-        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: the job is a part of a request that
-        has its places already, and that the caller counts and charges as a whole.
+        `arrived_ns` is the request's arrival, from `time.monotonic_ns()`. `admitted`: the job is a part of a larger
+        request, such as a beam search. The caller has taken the places of this request already, charges its tokens, and
+        records its metrics.
         """
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
@@ -129,8 +132,8 @@ class Pipeline:
 
     @contextlib.asynccontextmanager
     async def admitted(self, caller: Caller, weight: int) -> AsyncIterator[None]:
-        """Hold `weight` places while the `with` block lasts, for jobs one after the other. Raises Overloaded,
-        Unavailable, InvalidArgument."""
+        """Hold `weight` places while the `with` block lasts. The block may start several jobs, one after the other.
+        Raises Overloaded, Unavailable, InvalidArgument."""
         await self._enter(caller, weight)
         try:
             yield
@@ -148,7 +151,8 @@ class Pipeline:
         *,
         admitted: bool = False,
     ) -> Generation:
-        """Start a job within a span of this name, which the generation ends; here it ends where the start fails."""
+        """Start a job within a trace span of this name. The generation ends the span later; if the start fails, this
+        method ends the span."""
         span = start_span(name, job, caller, served)
         try:
             return await self._start(job, caller, served, arrived_ns, parsed_ns, span, admitted=admitted)
@@ -168,8 +172,8 @@ class Pipeline:
         *,
         admitted: bool,
     ) -> Generation:
-        """Encode the prompts and place the sequences of a job; `generate` has resolved its model and admitted it.
-        `admitted`: the job is a part of a larger request, which pays for the tokens and gives the places back."""
+        """Encode the prompts of a job, and place its sequences. `generate` has found the model and taken the places.
+        `admitted`: the job is a part of a larger request, which charges the tokens and gives the places back."""
         context = _context(caller, tracing.inject_headers(span), arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
@@ -212,7 +216,7 @@ class Pipeline:
         return generation
 
     async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
-        """Submit all sequences, prompt by prompt. Between many long prompts, the event loop gets a turn."""
+        """Submit all sequences, prompt by prompt. After each _TURN_TOKENS tokens, the event loop runs other tasks."""
         siblings, tokens = generation.job.siblings, 0
         for number, ids in enumerate(prompts):
             tokens += len(ids)
@@ -225,7 +229,7 @@ class Pipeline:
             forget_pages(sequences)
 
     async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
-        """Check the job, find its model, tokenize its prompts and charge them as `generate` does; nothing is sent to a
+        """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but send nothing to a
         replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
         check_sampling(job.sampling)
         check_request(job)
@@ -238,8 +242,9 @@ class Pipeline:
     async def _encode(
         self, job: GenerateJob, served: ServedModel, context: RequestContext, charge: Charge
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
-        """Tokenize the job's bad words, thinking marks and prompts; charge the prompts, then truncate them; check all
-        lengths. Returns the job completed, each prompt's ids, and the tokenizer's time. Raises QuireError."""
+        """Tokenize the job's bad words and prompts, and look up the thinking marks. Charge the prompts, truncate them,
+        and check all lengths. Then compile the job's grammar. Returns the completed job, each prompt's ids, and the
+        tokenizer's time. Raises QuireError."""
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.structure is not None:
@@ -263,7 +268,7 @@ class Pipeline:
             check_prompt(ids, served.model.vocab_size, limit)
         lengths = [len(ids) for ids in prompts]
         check_encoded(job, lengths, [answer_length(job, length, limit) for length in lengths])
-        # Compiling may take seconds, so what is refused anyway is refused before.
+        # Compiling may take seconds, so all other checks come first.
         job = await self._encoder.constrained(job, context, encoded.prompt_end)
         if job.structure is not None:
             check_structured(served.model.capabilities, job.structure, job.constraint)
@@ -271,14 +276,15 @@ class Pipeline:
         return job, prompts, encoded.timing
 
     async def _prompt_texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
-        """Return the text of each prompt, for echo; of a truncated prompt, the text of the tokens that are left."""
+        """Return the text of each prompt, for echo. For a truncated prompt, return the text of the tokens that are
+        left."""
         cut = job.truncate_to is not None
         return [
             await self._encoder.text_of(prompt, ids, cut=cut) for prompt, ids in zip(job.prompts, prompts, strict=True)
         ]
 
     async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
-        """Return the job with its bad words as token ids among its logit controls. Raises QuireError."""
+        """Return the job with the token ids of its bad words added to its logit controls. Raises QuireError."""
         if not job.bad_words:
             return job
         controls = job.sampling.controls or NEUTRAL
@@ -296,8 +302,8 @@ class Pipeline:
         prompts: list[NDArray[np.int32]],
         delta_queue: DeltaQueue[SequenceState],
     ) -> list[SequenceState]:
-        """Make the sequence states of all prompts and siblings, with handles and a seed. Only a prompt's first sibling
-        is asked for the prompt's logprobs. Raises InvalidArgument for lengths that do not fit."""
+        """Make a sequence state for each sibling of each prompt, with a handle and the seed. Only a prompt's first
+        sibling computes the prompt's logprobs. Raises InvalidArgument for lengths that do not fit."""
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
         sampling, asked = job.sampling, job.sampling.prompt_logprobs
@@ -308,7 +314,7 @@ class Pipeline:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
             stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
             for sample in range(job.first_sample, job.first_sample + job.siblings):
-                # What is said of a prompt is the same for all its sequences, and needs its whole computation.
+                # Prompt logprobs are the same for all siblings, and the engine must compute the whole prompt for them.
                 scores = asked if sample == job.first_sample else -1
                 spec = Sequence(
                     prompt_ids=prompt_ids,
@@ -330,8 +336,8 @@ class Pipeline:
         return sequences
 
     def _release(self, generation: Generation, *, admitted: bool) -> None:
-        """Give the places of a closed generation back, and charge its new tokens to the tenant. `admitted`: the request
-        that it is a part of does that."""
+        """Give back the places of a closed generation, and charge its new tokens to the tenant. With `admitted`, do
+        neither, because the larger request does both."""
         self.live.leave(generation)
         if admitted:
             return
@@ -341,8 +347,8 @@ class Pipeline:
         self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
 
     async def _enter(self, caller: Caller, weight: int) -> None:
-        """Take `weight` places of the caller's key, then of this router. Raises Overloaded, Unavailable,
-        InvalidArgument."""
+        """Take `weight` places of the limit of the caller's key, and then of this router's own limit. Raises
+        Overloaded, Unavailable, InvalidArgument."""
         limit = caller.limits.max_concurrent
         try:
             await self._concurrency.enter(caller.tenant, limit, weight)
@@ -363,8 +369,8 @@ class Pipeline:
 
 
 def _context(caller: Caller, trace: Mapping[str, str], arrived_ns: int) -> RequestContext:
-    """Make the context that accompanies a job's sequences to other services: ids, deadline, priority and trace (the
-    caller's, where there is no other)."""
+    """Make the context that goes to other services with a job's sequences: ids, deadline, priority and trace. If
+    `trace` is empty, the context has the trace headers of the caller."""
     return RequestContext(
         request_id=caller.request_id,
         tenant=caller.tenant,
@@ -377,11 +383,11 @@ def _context(caller: Caller, trace: Mapping[str, str], arrived_ns: int) -> Reque
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: of a part of a request, the whole request gives the places back and pays for the tokens."""
+    """Do nothing. Used as the charge of a job that is a part of a larger request, which charges the tokens itself."""
 
 
 def check_logprobs(logprobs: int, most: int, param: str) -> None:
-    """Raise Unsupported where more alternatives are asked for than this router gives."""
+    """Raise Unsupported if `logprobs` is more than the number of alternatives that this router returns."""
     if logprobs > most:
         raise Unsupported(
             "TOO_MANY_LOGPROBS",
@@ -394,8 +400,8 @@ def check_logprobs(logprobs: int, most: int, param: str) -> None:
 def check_structured(
     capabilities: Iterable[str], structure: AnswerStructure, constraint: Constraint | None = None
 ) -> None:
-    """Raise Unsupported, naming the client's field, where no engine of the model can apply a grammar, or the one that
-    was compiled."""
+    """Raise Unsupported, naming the client's field, if no engine of the model can apply grammars. With `constraint`,
+    check whether an engine can apply this compiled grammar."""
     try:
         check_capable(capabilities, constraint)
     except Unsupported as error:

@@ -1,8 +1,8 @@
-"""Bounds on products of a request's fields: each field may be at its own bound, not all of them at once.
+"""Bounds on products of a request's fields. Each field may be as large as its own bound, but not all fields at once.
 
-A field that every sequence repeats counts once a sequence. `check_request` needs the request alone and runs before any
-work; `check_encoded` needs the lengths of its prompts and `check_compiled` its grammar, before an engine is asked.
-Knows no protocol.
+If every sequence of a request repeats a field, the field counts once per sequence. `check_request` needs only the
+request, and runs before any work. `check_encoded` needs the lengths of the prompts, and `check_compiled` the compiled
+grammar; both run before a request goes to an engine. Knows no protocol.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 # Every open at a tokenizer repeats the stop strings and stop token ids.
 MAX_STOP_BYTES = 1 << 20
-# Every submit to a scheduler repeats biases, allowed tokens and bad words: all tokens that a list may have, n = 128.
+# Every Submit to a scheduler repeats biases, allowed tokens and bad words. The bound allows the longest list with
+# n = 128.
 MAX_CONTROL_VALUES = 2 << 20
-# Every submit repeats its prompt: n = 128 of 131,072 tokens.
+# Every Submit repeats its prompt. The bound allows n = 128 with a prompt of 131,072 tokens.
 MAX_PROMPT_TOKENS = 16 << 20
-# An answer repeats the prompt for each of its choices, where the client wants it back.
+# If the client wants its prompt back, an answer repeats the prompt for each of its choices.
 MAX_TOLD_PROMPT_TOKENS = 2 << 20
-# A token's own logprob is one alternative. Those of a prompt come at once: 131,072 tokens with 7 others each.
+# A token's own logprob counts as one alternative. All alternatives of a prompt come at once. The bound allows 131,072
+# tokens with 7 other alternatives each.
 MAX_PROMPT_ALTERNATIVES = 1 << 20
-# Those of an answer come with its tokens, and are kept until it has ended: n = 128, 4,096 tokens, one other each.
+# The alternatives of an answer come with its tokens, and are kept until the answer has ended. The bound allows n = 128
+# with 4,096 tokens and one other alternative each.
 MAX_ALTERNATIVES = 1 << 20
-# Each step of a beam search asks for the prompt and the answer so far, once a beam: n = 8 of 131,072 tokens.
+# Each step of a beam search sends the prompt and the answer so far, once per beam. The bound allows n = 8 with 131,072
+# tokens.
 MAX_BEAM_TOKENS = 1 << 20
-# Every submit repeats the compiled grammar: n = 32 of the largest, or n = 128 of 128 KiB.
+# Every Submit repeats the compiled grammar. The bound allows n = 32 with the largest grammar, or n = 128 with 128 KiB.
 MAX_GRAMMARS_BYTES = 16 << 20
-# What an answer without a max_tokens counts: few come to the end of a long context.
+# An answer without max_tokens counts as this many tokens at most, because few answers fill a long context.
 UNSAID_ANSWER_TOKENS = 32_768
 _ID_BYTES = 4
 

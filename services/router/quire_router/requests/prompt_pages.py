@@ -1,5 +1,5 @@
-"""The names of a long prompt's pages, ahead of its placement, in turns: to hash a million tokens at once would hold up
-the event loop for 50 ms."""
+"""Computes the page hashes of a long prompt before the prompt is placed. The work is split over several turns of the
+event loop, because hashing a million tokens at once would block the loop for 50 ms."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from quire_router.sequences.sequence_state import SequenceState
 
-# Tokens that are hashed at a stretch: 2 to 4 ms.
+# The number of tokens that are hashed in one turn of the event loop, in 2 to 4 ms.
 TURN_TOKENS = 65_536
 
 
 async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None:
-    """Hash the full pages of a long prompt, for all siblings, with turns of the event loop between. Does nothing for a
-    short prompt, which placement hashes itself."""
+    """Hash the full pages of a long prompt, and store the hashes in all siblings. The event loop runs other tasks in
+    between. Does nothing for a short prompt, because placement hashes short prompts itself."""
     spec = siblings[0].spec
     prompt, turn = spec.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
     if not turn or len(prompt) <= TURN_TOKENS:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Charge = Callable[[str, int], None]
 
-# English text has so many; other languages and code have fewer.
+# English text has about so many characters per token; other languages and code have fewer.
 _CHARS_PER_TOKEN = 4
 
 
@@ -27,9 +27,10 @@ def charged(
     charge: Charge, tenant: str, prompts: Iterable[Prompt], *, most: int = 0
 ) -> Iterator[Callable[[Iterable[int]], None]]:
     """Charge an estimate of the prompts' tokens at once. The `with` block calls the yielded function with the real
-    lengths, which replace the estimates. Where no tokenizer is available, nothing is charged in the end.
+    lengths, which replace the estimates. If no tokenizer is available, the charge is taken back.
 
-    `most`: a prompt with more tokens is refused once so many are encoded, so that no more are charged; 0: no bound.
+    `most` is the most tokens that are charged for one prompt, because a longer prompt is refused as soon as so many of
+    its tokens are encoded; 0: no bound.
     """
     paid = 0
 
@@ -49,7 +50,7 @@ def charged(
 
 
 def _estimate(prompt: Prompt) -> int:
-    """Return about how many tokens a prompt has; exactly, where it is token ids."""
+    """Estimate the number of a prompt's tokens. The result is exact if the prompt consists of token ids."""
     if isinstance(prompt, TokenPrompt):
         return len(prompt.ids)
     if isinstance(prompt, ChatPrompt):

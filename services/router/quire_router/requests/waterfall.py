@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire_router.sequences.delta import HopTiming
 
-# These follow on one another.
+# Each of these phases begins when the one before it ends.
 _FIRST = (("router", "parse"), ("router", "tokenize"), ("router", "place"))
 # Phases that begin with the first token. All others begin when the request has been placed.
 _AFTER_FIRST_TOKEN = (("worker", "decode"), ("tokenizer", "detokenize"), ("router", "migrate"))
@@ -28,7 +28,7 @@ _ENCODE, _QUEUE, _PREFILL, _TOTAL = (
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One bar of the waterfall. `instance` is empty where it is not known."""
+    """One bar of the waterfall. `instance` is empty if the instance is not known."""
 
     service: str
     phase: str
@@ -39,8 +39,8 @@ class Hop:
 
 
 def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: float) -> list[Hop]:
-    """Return a bar for each timing, in the order of their begin. `first_token_ms`: 0 if there was none. No bar ends
-    after `total_ms`."""
+    """Return a bar for each timing, in the order in which the bars begin. `first_token_ms` is 0 if there was no token.
+    No bar ends after `total_ms`."""
     starts: dict[tuple[str, str], float] = {}
     placed_ms = 0.0
     for key in _FIRST:
@@ -61,8 +61,8 @@ def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: flo
 
 
 def unfinished(timings: Sequence[HopTiming], first_token_ms: float, now_ms: float, instance: str) -> list[Hop]:
-    """Return the bars of a request that runs: the router's own phases, the wait for the first token, and decoding until
-    now. The replica `instance` reports its own timings only at the end."""
+    """Return the bars of a request that still runs: the router's own phases, the wait for the first token, and the
+    decoding until now. The replica `instance` has reported no timings yet, because it reports them at the end."""
     hops = waterfall(timings, first_token_ms, now_ms)
     placed_ms = min(now_ms, sum(_sum_ms(timings, key) for key in _FIRST))
     hops.append(Hop("scheduler", "to first token", instance, placed_ms, (first_token_ms or now_ms) - placed_ms, 1))
