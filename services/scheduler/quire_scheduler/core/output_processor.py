@@ -1,7 +1,10 @@
-"""Reads a Report into the replica: tokens to their requests, finished sequences out, finished moves settled.
+"""OutputProcessor: applies the worker's Reports to the replica. New tokens go to their requests, finished sequences
+end, and finished page moves are settled.
 
-Steps whose rows are all of their slots' present holders are array work, with no object per row, whether a row brings
-one token, several or, if it was held, none.
+A row of a Report is the result of one slot in one step: one token, several, or none if the worker held the row back. A
+row normally belongs to the slot's present holder, the request that has the slot now. A late row belongs to a former
+holder: its step was launched before the request left the slot. Rows of present holders are processed as arrays, with no
+Python object per row, whatever their number of tokens; only late rows are processed one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class OutputProcessor:
-    """One Report at a time, of the replica's epoch."""
+    """Applies one Report at a time. Each Report is of the replica's epoch."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica
@@ -40,15 +43,15 @@ class OutputProcessor:
         self._completed = -1
 
     def update_from_report(self, report: Report, now: float) -> None:
-        """Apply the Report: moves that ended, prefill progress, new tokens, sequences that ended, and statistics. Late
-        rows go by the Grant that their step had applied, so stops are retired last."""
+        """Apply the Report: ended moves, prefill progress, new tokens, ended sequences and statistics. Stops are
+        retired last, because the Grant that a step had applied decides to which request a late row belongs."""
         replica, steps = self._replica, report.steps
         if steps:
             self._completed = max(self._completed, report.first_step + steps - 1)
         fence = Fence(step=self._completed + report.in_flight)
         if len(report.moved_id):
             self._settle_moves(report, now)
-        # Before rows end sequences: the pages of one that no step uses any more are free at once.
+        # This comes before rows end sequences: pages that no step uses any more are then free at once.
         replica.pools.advance(report.retired, self._completed)
         self._update_prefill(report)
         if report.prompt_logprobs:
@@ -77,21 +80,21 @@ class OutputProcessor:
             self._replica.pulls.measured(carried, now)
 
     def _update_prefill(self, report: Report) -> None:
-        """Note how far each slot's prefill has come, and give full pages their names. Entries that may be of a slot's
-        former sequence are skipped."""
+        """Record how far the prefill of each slot has come, and name the pages that are now full. An entry that may
+        belong to the slot's former sequence is skipped."""
         slots = self._replica.slots
         first = int(report.step_applied[0]) if report.steps else 0
         for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
             if request is None or (slots.in_doubt(slot) and slots.start_seq[slot] > first):
-                # Maybe of the slot's former sequence: a later Report tells of the present one.
+                # The entry may belong to the slot's former sequence; a later Report tells of the present one.
                 continue
             slots.computed[slot] = position
             self._replica.cache.computed(request, position)
 
     def _name_full_pages(self) -> None:
-        """Name the full pages of the one sequence that has most unnamed ones, if they are worth a move, and offer them
-        to the kvstore. One sequence per Report, so that each move carries more."""
+        """Name the full pages of the sequence with the most unnamed ones, and offer them to the kvstore, if there are
+        enough for a move. One sequence per Report is handled, so that each move carries more pages."""
         slots, cache = self._replica.slots, self._replica.cache
         slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
         if slot is None:
@@ -104,8 +107,8 @@ class OutputProcessor:
         self._replica.kv.offload.filled(request)
 
     def _prompt_logprobs(self, report: Report) -> None:
-        """Give each chunk of prompt logprobs to the request that held its slot when it was computed. A Report tells of
-        prefills under one Grant alone. Raises Internal for a slot that does not exist."""
+        """Give each chunk of prompt logprobs to the request that held its slot when the chunk was computed. All
+        prefills of a Report ran under one Grant. Raises Internal for a slot that does not exist."""
         slots = self._replica.slots
         for chunk in report.prompt_logprobs:
             if not 0 <= chunk.owner < slots.num_slots:
@@ -116,7 +119,8 @@ class OutputProcessor:
 
     def _update_rows(self, report: Report, fence: Fence, now: float) -> None:
         """Give the Report's tokens to their requests, end the sequences that finished or failed, and pass the rows to
-        the sessions, without those of requests that had ended. Raises Internal for a slot that does not exist."""
+        the sessions. Rows of requests that had ended already are left out. Raises Internal for a slot that does not
+        exist."""
         slots = self._replica.slots
         slot, finish = report.slot, report.finish
         if int(slot.view(np.uint32).max()) >= slots.num_slots:
@@ -124,7 +128,7 @@ class OutputProcessor:
         applied = report.step_applied.repeat(report.step_rows)
         present = slots.held_since(slot, applied)
         with_tokens = int(np.count_nonzero(report.count))
-        # Counts add up to the tokens: where none is 0, all are 1.
+        # The counts add up to the number of tokens: if no count is 0, all are 1.
         single = len(slot) == len(report.token) == with_tokens
         mine = len(slot) == np.count_nonzero(present)
         ends = bool(np.count_nonzero(finish))
@@ -148,15 +152,15 @@ class OutputProcessor:
         if heads or owners:
             self._end_prefilled(heads, owners.values(), now)
         if drop or with_tokens < len(slot):
-            # A held row says nothing: neither a token nor an end.
+            # A row that was held back brings neither a token nor an end.
             keep = (report.count != 0) | (finish != 0)
             keep[drop] = False
             rows = rows.select(keep)
         self._replica.outputs.add_rows(rows)
 
     def _append(self, report: Report) -> None:
-        """Append the tokens in the usual case, where each row is one token of the slot's present holder; at once where
-        all steps have the same slots."""
+        """Append the tokens in the usual case: each row is one token of its slot's present holder. Where all steps have
+        the same slots, the tokens are appended in one call."""
         slots, steps, rows, at = self._replica.slots, report.steps, int(report.step_rows[0]), 0
         if 1 < steps <= slots.tokens.most and rows * steps == len(report.slot):
             grid = report.slot.reshape(steps, rows)
@@ -168,7 +172,7 @@ class OutputProcessor:
             at += rows
 
     def _first_rows(self, report: Report, present: NDArray[np.bool_]) -> list[int]:
-        """Return the slots whose `present` holders have drawn their first tokens since their starts."""
+        """Return the slots whose `present` holders have sampled their first token since they were started."""
         first = self._replica.slots.prefilling[report.slot]
         if not np.count_nonzero(first):
             return []
@@ -176,8 +180,8 @@ class OutputProcessor:
         return heads
 
     def _append_rows(self, report: Report, present: NDArray[np.bool_]) -> None:
-        """Append the tokens of the rows that are of their slots' `present` holders, step by step, whatever their
-        counts."""
+        """Append, step by step, the tokens of the rows that belong to their slots' `present` holders. A row may have
+        any number of tokens."""
         slots, ends, at, first = self._replica.slots, report.count.cumsum(), 0, 0
         every = bool(present.all())
         for rows in report.step_rows.tolist():
@@ -194,8 +198,8 @@ class OutputProcessor:
             at, first = at + rows, last
 
     def _append_late(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
-        """Give the tokens of rows of slots' former holders (`owners`, by row) to these, and the rows in `rows` their
-        sessions and handles."""
+        """Append the tokens of late rows to the outputs of their requests (`owners`, by row index), and write the
+        sessions and handles of these requests into `rows`."""
         ends = report.count.cumsum()
         for index, request in owners.items():
             count, end = int(report.count[index]), int(ends[index])
@@ -205,8 +209,8 @@ class OutputProcessor:
                 rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:
-        """Handle the first token since the start of these slots: note the time, name the pages of the prompt, count the
-        prompt by source, and offer full pages to the kvstore."""
+        """Handle the first token of each of these slots since its request was started: record the time, name the
+        prompt's pages, count the prompt's tokens by the source of their KV, and offer full pages to the kvstore."""
         replica = self._replica
         for slot in first:
             request = replica.slots.holder[slot]
@@ -217,12 +221,12 @@ class OutputProcessor:
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             replica.cache.computed(request, before)
             replica.stats.served_prompt(request, pulled=replica.pulls.was_delivered(request))
-            # Not before: what ends in no token may have pages that are not sound.
+            # Not earlier: the pages of a prefill that fails before its first token may be damaged.
             replica.kv.offload.filled(request, least=1)
 
     def _end_prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
-        """End the requests that were to be prefilled alone and have drawn their token, in their slot (`heads`) or after
-        they had lost it (`late`)."""
+        """End the prefill-only requests that have sampled their token. The requests in slots `heads` still held their
+        slots when they did; those in `late` had lost theirs."""
         holder = self._replica.slots.holder
         drawn = [request for slot in heads if (request := holder[slot])]
         drawn += [request for request in late if request and request.known_len > request.sequence.known_len]
@@ -233,15 +237,16 @@ class OutputProcessor:
     def _end_finished(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float
     ) -> list[int]:
-        """End the requests whose rows carry a finish reason or an error, then handle errors of slots without a row.
-        Returns the indices of rows that no session is to see."""
+        """End the requests whose rows carry a finish reason or an error, then handle the errors of slots without a row.
+        Returns the indices of the rows that no session may see."""
         errors, drop = list(report.error), []
         ends = report.count.cumsum()
         ended = report.finish.nonzero()[0]
         columns = (ended.tolist(), report.slot[ended].tolist(), rows.finish[ended].tolist())
         for index, slot, code in zip(*columns, strict=True):
             reason = FinishReason(code)
-            # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
+            # The error belongs to this row's sequence. By now another request may hold the slot, and the error must not
+            # hit it.
             error = _take_error(errors, slot) if reason is FinishReason.ERROR else None
             late = index in owners
             request = owners[index] if late else self._replica.slots.holder[slot]
@@ -252,7 +257,8 @@ class OutputProcessor:
             if request is None or request.state is State.FINISHED:
                 drop.append(index)
                 continue
-            # A late row of a slot that a Grant stopped: the slot is settled, the request may still end by it.
+            # If the row is late, a Grant has stopped its slot and the slot is settled, but the row may still end the
+            # request.
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
             self._lifecycle.finish(request, reason, now, fence, stop_token)
@@ -260,13 +266,13 @@ class OutputProcessor:
         return drop
 
     def _handle_errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
-        """Handle errors of slots without a row: a refused start, or pages that a waiting sequence will not get. Where
-        the error may be of the slot's former sequence, the present one is tried again."""
+        """Handle errors of slots without a row: the worker refused a start, or a waiting sequence will not get its
+        pages. If the error may belong to the slot's former sequence, the present one is preempted and tried again."""
         slots = self._replica.slots
         for slot, error in errors:
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
             if request is None:
-                # Of a sequence that was stopped meanwhile: if it was preempted, it is tried again anyway.
+                # The sequence was stopped meanwhile. If it was preempted, it is tried again anyway.
                 continue
             if slots.in_doubt(slot):
                 self._lifecycle.in_doubt(request, error, now)
@@ -276,8 +282,8 @@ class OutputProcessor:
     def _handle_error(
         self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
     ) -> None:
-        """Fail the request by the worker's error; where the worker lost its pages, start it again instead. `late`: the
-        error is of a step that was launched before the request left its slot."""
+        """Fail the request by the worker's error, or start it again if the worker lost its pages. `late`: the step that
+        failed was launched before the request left its slot."""
         lifecycle, finished = self._lifecycle, request.state is State.FINISHED
         error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
         if error.code == PAGES_LOST:

@@ -1,1 +1,2 @@
-"""Prefill at one replica, decode at another: hand-overs, pulls, and pages that are kept for others."""
+"""Disaggregated serving, where one replica prefills a request and another decodes it: handovers, pulls, and pages that
+are kept for other engines."""

@@ -1,4 +1,5 @@
-"""What a router asks of a request's pages where prefill and decode are apart. Knows nothing of how it is done."""
+"""The router's instructions for a request that is prefilled at one replica and decoded at another. This module does not
+know how they are carried out."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PREFILL_ONLY = KvTransfer(prefill_only=True)
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The domain form of quire.v1.Handover. `refusal`: there was a ticket, which is of no use."""
+    """The domain form of quire.v1.Handover. `refusal`: the message had a ticket that cannot be used, and this is
+    why."""
 
     ticket: Ticket | None = None
     tokens: tuple[int, ...] = ()

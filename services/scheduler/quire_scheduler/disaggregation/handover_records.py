@@ -1,6 +1,7 @@
-"""What each request still awaits of its handover, by uid: a ticket for its pages, tokens, or neither.
+"""HandoverRecords: what each request of this core still awaits from the replica that prefills it: a ticket for its
+pages, tokens, or nothing.
 
-Knows nothing of queues, pages and pulls.
+Records are kept by the request's uid. This module knows nothing of queues, pages and pulls.
 """
 
 from __future__ import annotations
@@ -16,47 +17,49 @@ if TYPE_CHECKING:
 
 
 class HandoverRecords:
-    """The requests of one core that still await a ticket or a token of a hand-over."""
+    """The requests of one core that still await a ticket or a token of a handover."""
 
     def __init__(self) -> None:
         self._lack_ticket: set[int] = set()
         self._lack_token: set[int] = set()
-        # A ticket came for these, of use or not, or none will.
+        # Requests whose ticket has come, whether it can be used or not, or for which none will come.
         self._ticketed: set[int] = set()
 
     def expect(self, request: Request) -> None:
-        """A ticket and a token are to come for the request."""
+        """Note that the request awaits a ticket and a token."""
         self._lack_ticket.add(request.uid)
         self._lack_token.add(request.uid)
 
     def lacks_ticket(self, request: Request) -> bool:
-        """Whether a ticket is to come."""
+        """Whether the request still awaits its ticket."""
         return request.uid in self._lack_ticket
 
     def lacks_token(self, request: Request) -> bool:
-        """Whether the token that another engine draws is to come."""
+        """Whether the request still awaits the token that another engine samples."""
         return request.uid in self._lack_token
 
     def is_awaited(self, request: Request) -> bool:
-        """Whether a ticket or tokens are to come from another engine."""
+        """Whether the request still awaits a ticket or a token from another engine."""
         return request.uid in self._lack_token or request.uid in self._lack_ticket
 
     def awaited(self) -> set[int]:
-        """Uids of the requests for which a ticket or tokens are to come."""
+        """Return the uids of the requests that still await a ticket or a token."""
         return self._lack_token | self._lack_ticket
 
     def had_ticket(self, request: Request) -> bool:
-        """Whether a ticket came, of use or not, or none will come any more."""
+        """Whether the request's ticket has come, usable or not, or no ticket will come any more."""
         return request.uid in self._ticketed
 
     def take_ticket(self, request: Request) -> None:
-        """The request's ticket came. `had_ticket` was False: the first one counts."""
+        """Note that the request's ticket came. Only the first one counts: the caller has checked that `had_ticket` is
+        False."""
         require(request.uid not in self._ticketed, "a request takes a second ticket")
         self._ticketed.add(request.uid)
         self._lack_ticket.discard(request.uid)
 
     def take_tokens(self, request: Request, tokens: Iterable[int]) -> None:
-        """Tokens that another engine drew go on the request's output. `lacks_token` was True."""
+        """Append to the request's output the tokens that another engine sampled. The caller has checked
+        `lacks_token`."""
         require(request.uid in self._lack_token, "a request takes tokens that it does not lack")
         request.output.extend(tokens)
         self._lack_token.discard(request.uid)
@@ -68,12 +71,12 @@ class HandoverRecords:
         self._ticketed.add(request.uid)
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop the records of a request that has ended."""
         for records in (self._lack_ticket, self._lack_token, self._ticketed):
             records.discard(request.uid)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Every record is of a request that lives."""
+        """Raise AssertionError unless every record belongs to a request that has not ended."""
         living = {request.uid for request in requests}
         require(self._lack_ticket | self._lack_token | self._ticketed <= living, "a handover is of no request")
         require(self._lack_ticket.isdisjoint(self._ticketed), "a request awaits the ticket that it had")

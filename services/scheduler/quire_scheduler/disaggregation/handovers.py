@@ -1,4 +1,5 @@
-"""The decode side's part of a handover: who waits for a ticket or tokens, and goes on when they have come."""
+"""Handovers: the decode side of a handover. A request waits for a ticket or tokens from the replica that prefills it,
+and goes on when they have come."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Handovers:
-    """Handovers of one core. A request is in the queue once its pages may be pulled, or nothing more will come of
-    them."""
+    """The handovers of one core. A request enters the queue when its pages may be pulled, or when nothing more will
+    come for it."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica
@@ -25,8 +26,9 @@ class Handovers:
         self._lifecycle = lifecycle
 
     def submitted(self, request: Request) -> bool:
-        """Note which ticket or tokens a new request awaits, and take the ticket that came with it. Returns whether it
-        is to be parked, so that nobody waits for it: something must come from another engine before it can go on."""
+        """Note which ticket or tokens a new request awaits, and take the ticket that came with it. Returns whether the
+        request must be parked, because something must come from another engine before the request can go on. No
+        other request waits for a parked one."""
         asked = request.transfer
         if asked.await_handover:
             self._records.expect(request)
@@ -34,12 +36,12 @@ class Handovers:
         return self._records.is_awaited(request) and not self._replica.pulls.has_pull(request)
 
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
-        """Take the tokens, the ticket or the end of waiting that a handover brings, and let the request go on. Ignored
-        where the request does not await it or runs by now. Tokens that it could not go on after make the request
-        fail."""
+        """Apply a handover, which brings tokens, a ticket or the end of waiting, and let the request go on. A handover
+        is ignored if the request awaits none, or no longer waits. If the request could not go on after the tokens,
+        it fails."""
         if not request.transfer.await_handover or not request.waits:
             return
-        # Later ones are of an attempt that this side did not wait for.
+        # Later tokens belong to a prefill attempt that this side did not wait for.
         if handover.tokens and self._records.lacks_token(request):
             try:
                 self._replica.admission.check_tokens(request, handover.tokens)
@@ -54,8 +56,8 @@ class Handovers:
         self._go_on(request)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """Take the request's first ticket, or its refusal; later ones, and those after a give-up, are ignored. The
-        session is told of a ticket that is of no use."""
+        """Take the request's first ticket or the refusal of it; later tickets, and those after a give-up, are ignored.
+        If the ticket cannot be used, the session is told."""
         if ticket is None and refusal is None:
             return
         if self._records.had_ticket(request):
@@ -69,7 +71,7 @@ class Handovers:
             self._replica.pulls.accept_ticket(request, ticket)
 
     def _go_on(self, request: Request) -> None:
-        """Let the request go on if what it waited for has come: settle its pull, or return it to the queue."""
+        """Let the request go on if it has what it waited for: settle its pull, or return the request to the queue."""
         waiting = self._replica.waiting
         if request.state is State.PULLING:
             self._replica.pulls.settle_pull(request)

@@ -1,9 +1,12 @@
-"""Pages that are pulled from another engine: taken for a request before it has a slot, filled by moves, and handed to
-its start, or given back.
+"""Pulls: requests whose pages are pulled from another engine, where another replica has prefilled them.
 
-What arrives is named at once, so that others find it. Every request that had a ticket is told of once, when it has
-what it will get. No failure is the request's: what has not come is looked for in the kvstore, if there is one, or
-computed. Decides nothing of whose turn it is.
+A ticket names the pages and the workers that serve them. A request with a ticket takes device pages before it has a
+slot, and moves (copies that the worker carries out) fill them. Then the request either starts on these pages or gives
+them back. Pages that arrive are named at once, so that other requests find them. The session of each request hears once
+how the pull went, unless the request ends before. A failed pull does not fail its request: missing pages are looked up
+in the kvstore, if there is one, or computed.
+
+This module does not decide which request is next.
 """
 
 from __future__ import annotations
@@ -36,13 +39,14 @@ if TYPE_CHECKING:
     from quire_scheduler.kv.page_pools import PagePools
     from quire_scheduler.kv.prefix_cache import Hit, PrefixCache
 
-# Of all pages, the part that requests may hold before they have a slot; one of them may always.
+# Requests without a slot may hold 1/_SHARE of all pages. A single request may always hold its pages.
 _SHARE = 4
 
 
 @dataclass(slots=True)
 class Pull:
-    """What a request gets by its ticket, from page `first` on: the pages before were here."""
+    """The pages that a request gets by its ticket: those from index `first` on. The pages before `first` were on the
+    device already."""
 
     ticket: Ticket
     first: int = 0
@@ -57,7 +61,7 @@ class Pull:
         return max(self.ticket.pages - self.first, 0)
 
     def tokens(self) -> int:
-        """Positions whose KV is there when all moves have ended."""
+        """Return the number of positions whose KV is on the device when all moves have ended."""
         if self.wanted and self.arrived == self.wanted:
             return self.ticket.tokens()
         return (self.first + self.arrived) * self.ticket.geometry.page_size
@@ -90,23 +94,25 @@ class Pulls:
         self._outputs = outputs
         self._handovers = handovers
         self._stats = stats
-        # Whether what does not come may be found in a kvstore.
+        # Whether missing pages may be found in a kvstore.
         self._elsewhere = elsewhere
         self._host = host
-        # Of pulls from other hosts, and from this one.
+        # The speeds of pulls from other hosts, and of pulls from this host.
         self._lanes = Lane(), Lane()
-        # By uid of the request that has a ticket, from its acceptance to the start or the end of the pull.
+        # Pulls by the uid of their request, from the acceptance of its ticket until the request starts or the pull
+        # ends.
         self._pulls: dict[int, Pull] = {}
-        # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
+        # `_holding`: requests that hold pages without a slot, by uid. `_dropped`: how many pages each cancelled move
+        # still writes, by move id; nobody wants these pages any more.
         self._holding: dict[int, Request] = {}
         self._dropped: dict[int, int] = {}
-        # Requests that have started on what they pulled, by uid.
+        # Uids of the requests that have started on pulled pages.
         self._delivered: set[int] = set()
         moves.owners[MoveKind.PULL] = self._pulled
 
     @property
     def returning(self) -> int:
-        """Pages that are free as soon as cancelled moves are reported."""
+        """Pages per KV group that become free when the cancelled moves are reported."""
         return sum(self._dropped.values()) // self._pools.groups
 
     @property
@@ -120,14 +126,14 @@ class Pulls:
         return self._lanes[True].rate.per_s()
 
     def measured(self, carried: Carried, now: float) -> None:
-        """Measure how fast pulled pages came, by moves that have ended."""
+        """Update the measured speed of pulls by moves that have ended."""
         if carried.kind is MoveKind.PULL:
             self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
             self._stats.pulled(carried.amount)
 
     def ticket_refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
-        """Return the error that says why the ticket's pages are of no use to the request (other layout, no source,
-        other tokens), or None."""
+        """Return the error that says why the request cannot use the ticket's pages (another layout, no source, other
+        tokens), or None if it can."""
         try:
             check_compatible(ticket.geometry, self._geometry)
         except FailedPrecondition as error:
@@ -151,33 +157,36 @@ class Pulls:
         )
 
     def accept_ticket(self, request: Request, ticket: Ticket) -> None:
-        """The request may pull these pages when it is its turn."""
+        """Record the ticket; the request may pull its pages when it is the request's turn."""
         self._pulls[request.uid] = Pull(ticket)
 
     def pulling(self) -> set[int]:
-        """Uids of the requests that wait for pages that another engine has, or hold such pages without a slot."""
+        """Return the uids of the requests that have a pull: they wait for pages that another engine has, or hold such
+        pages without a slot."""
         return set(self._pulls)
 
     def has_pull(self, request: Request) -> bool:
-        """Whether the request waits for pages that another engine has, or holds such pages without a slot."""
+        """Whether the request has a pull: it waits for pages that another engine has, or holds such pages without a
+        slot."""
         return request.uid in self._pulls
 
     def ticket_refused(self, request: Request, error: QuireError | None) -> None:
-        """The request's ticket is of no use."""
+        """Tell the session that the request cannot use its ticket."""
         self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, error))
 
     def has_share(self, pages: int) -> bool:
-        """Whether so many more pages may be held without a slot."""
+        """Whether requests without a slot may hold `pages` more pages."""
         held = sum(len(request.tables[0]) for request in self._holding.values())
         return not held or held + pages <= self._pools.capacity // _SHARE
 
     def pages_needed(self, request: Request) -> int:
-        """Pages that the request takes before it starts: for all that is known, and the token that follows."""
+        """Return the number of pages that the request takes before it starts: enough for its known tokens, and for the
+        token that it still awaits from the prefill engine."""
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
-        """Give the queue's head its pages and begin to pull: it shares the whole pages of `hit`, and one move per KV
-        group fills new ones. The caller has checked that enough pages are free."""
+        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`; one move
+        per KV group fills its new ones. The caller has checked that enough pages are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
@@ -196,20 +205,20 @@ class Pulls:
         self.settle_pull(request)
 
     def settle_pull(self, request: Request) -> None:
-        """Go on with a request that holds pages, after a move has ended or tokens have come. When all moves have ended,
-        its session is told; when its tokens are there too, it waits for a slot, or is looked up in the kvstore for
-        missing pages."""
+        """Let a request that holds pages go on, after a move has ended or tokens have come. Once all moves have ended,
+        its session is told. Once its tokens are there too, the request waits for a slot; if pages are missing and
+        there is a kvstore, it gives its pages back and is looked up there first."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return
-        # The page of the last known token is its own to write, until another follows.
+        # The request still writes the page of its last known token, until another token follows.
         self._cache.computed(request, min(pull.tokens(), request.known_len - 1))
         if not pull.told:
             self._tell(request, pull)
         if self._handovers.lacks_token(request):
             return
         if self._elsewhere and pull.arrived < pull.wanted:
-            # With what came, which is found by its name.
+            # The pages that arrived are found again by their names.
             self._let_go(request, pull)
             self._waiting.set_aside(request)
             del self._pulls[request.uid]
@@ -219,8 +228,8 @@ class Pulls:
             self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
-        """End the pull of a request that waits, if it has one: cancel its moves or, before it holds pages, drop its
-        ticket and tell its session."""
+        """End the pull of a waiting request, if it has one. If the request holds pages, its moves are cancelled; else
+        its ticket is dropped and its session is told."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return
@@ -230,21 +239,22 @@ class Pulls:
         self._forget(request, pull)
 
     def hand_over(self, request: Request) -> tuple[int, int]:
-        """End the pull of a request that starts on its pages. Returns how many of its pages were here before, and the
-        KV of how many of its positions is there."""
+        """End the pull of a request that now starts on the pulled pages. Returns how many of its pages were on the
+        device before the pull, and how many of its positions have their KV on the device now."""
         pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
         self._delivered.add(request.uid)
         return pull.first, min(pull.tokens(), request.known_len - 1)
 
     def newest_holder(self, sparing: Request | None = None) -> Request | None:
-        """The request with the largest order key among those that hold pages."""
+        """Return the request with the largest order key among those that hold pages, other than `sparing`; None if
+        there is none."""
         held = [request for request in self._holding.values() if request is not sparing]
         return max(held, key=lambda request: request.order_key, default=None)
 
     def give_back(self, request: Request) -> int:
-        """Take back the pages of a request that holds some without a slot, and set it aside. It pulls again later,
-        unless its session was told already how its pull went. Returns how many pages that frees."""
+        """Take back the pages of a request that holds some without a slot, and set the request aside. It pulls again
+        later, unless its session was told already how the pull went. Returns the number of pages that become free."""
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
@@ -256,26 +266,26 @@ class Pulls:
         return freed
 
     def abandon_pull(self, request: Request) -> None:
-        """End the pull of a request that leaves, and drop the pages that it holds for it."""
+        """End the pull of a request that leaves the replica, and drop the pages that it holds."""
         pull = self._pulls.pop(request.uid, None)
         if pull is not None and request.uid in self._holding:
             self._let_go(request, pull)
 
     def was_delivered(self, request: Request) -> bool:
-        """Whether the request has started on pages that were pulled, rather than loaded."""
+        """Whether the request has started on pulled pages, rather than on loaded ones."""
         return request.uid in self._delivered
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop the records of a request that has ended."""
         self._delivered.discard(request.uid)
 
     def lost(self) -> None:
-        """The worker is gone: no move will be reported."""
+        """Forget the cancelled moves: the worker is gone and reports none."""
         self._dropped.clear()
 
     def recall_set_aside(self) -> None:
-        """Make requests that were set aside READY again, as far as they may hold pages and their cancelled moves were
-        reported."""
+        """Return requests that were set aside to READY, if they may hold pages again and their cancelled moves have
+        been reported."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages_needed(request)):
@@ -302,8 +312,8 @@ class Pulls:
             require(pull.told == (not pull.flying), "a pull is over and nobody was told")
 
     def _pulled(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Take the end of a pull's move: note how many pages arrived, and settle the request's pull. A move that its
-        request no longer waits for is only dropped."""
+        """Handle the end of a pull's move: record how many pages arrived, and let the request go on. If the request no
+        longer waits for the move, only its record is dropped."""
         self._dropped.pop(moved.id, None)
         request = move.request
         pull = None if request is None else self._pulls.get(request.uid)
@@ -314,8 +324,8 @@ class Pulls:
         self.settle_pull(request)
 
     def _let_go(self, request: Request, pull: Pull) -> None:
-        """Cancel the request's moves and drop its pages. Pages that these moves still write are free once they are
-        reported."""
+        """Cancel the request's moves and drop its pages. Pages that these moves still write become free when the moves
+        are reported."""
         self._dropped |= dict.fromkeys(pull.flying, pull.wanted)
         self._moves.cancel_moves(pull.flying)
         self._pools.take_back(request, NO_FENCE)
@@ -323,13 +333,13 @@ class Pulls:
         del self._holding[request.uid]
 
     def _forget(self, request: Request, pull: Pull) -> None:
-        """Drop a ticket by which nothing was pulled, and tell the session if it was not told."""
+        """Drop a ticket by which nothing was pulled, and tell the session unless it was told before."""
         del self._pulls[request.uid]
         if not pull.told:
             self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
 
     def _tell(self, request: Request, pull: Pull) -> None:
-        """Tell the session how many pages the request got, and why not all."""
+        """Tell the session how many pages the request got and, if some are missing, why."""
         pull.told = True
         error = None if pull.arrived == pull.wanted else _partly(pull)
         near = self._is_near(pull.ticket)

@@ -1,9 +1,13 @@
-"""Pages that are held here for others to pull: who may, under which ticket, and until when.
+"""Transfers: pages of this replica that other engines may pull, the tickets by which they pull them, and the leases for
+which the pages are kept.
 
-The one owner of each transfer, from the start of its request to its one end: the puller has all, it was released, its
-lease ended, or its pages will never be whole. Its pages are lent to export moves meanwhile; after its end these are
-cancelled, and the pages are of use again once the worker has reported them. A request that loses its slot is exported
-anew when it starts again, under the same ticket. Knows nothing of sessions beyond their numbers.
+A transfer begins when its request starts, and ends once: the other engine has pulled all pages, the transfer was
+released, its lease ended, or its pages will never be complete. Meanwhile its pages are lent to export moves, by which
+the worker serves them. When the transfer ends, its exports are cancelled, and the pages can be used again once the
+worker has reported these. If the request loses its slot and starts again, its pages are exported anew under the same
+ticket.
+
+This module knows sessions only by their numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from quire_scheduler.kv.page_moves import MoveEnd, PageMoves
 
 _ID_BYTES, _KEY_BYTES = 16, 32
-# The longest lease without renewal that a client is given.
+# The longest lease without renewal that a client may ask for.
 _MOST_LEASE_S = 600.0
 
 
@@ -45,17 +49,18 @@ class End(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A transfer that has not ended. `detached`: it ends by its lease alone, not with its session."""
+    """A transfer that has not ended. A `detached` one, whose lease a client asked for, does not end with its
+    session."""
 
     ticket: Ticket
     session: int
     lease_s: float
     detached: bool
-    # While its request has a token to draw.
+    # The request, until it has sampled its token; then None.
     request: Request | None
     expires_s: float = 0.0
-    # Moves that export its pages, which are in `tables` by group; `suspended`: they were cancelled, since its request
-    # lost its slot.
+    # `exports`: ids of the moves that export the pages. `tables`: the pages by KV group. `suspended`: the exports were
+    # cancelled, since the request lost its slot.
     exports: set[int] = field(default_factory=set)
     tables: tuple[list[int], ...] = ()
     suspended: bool = False
@@ -71,7 +76,7 @@ class Transfers:
         self._instance = instance
         self._lease_s = lease_s
         self._open: dict[bytes, Transfer] = {}
-        # By the uid of the request, and by export.
+        # Open transfers by the uid of their request, while it computes, and by the id of each export.
         self._computing: dict[int, Transfer] = {}
         self._by_export: dict[int, Transfer] = {}
         self._next_expiry_s = 0.0
@@ -81,9 +86,9 @@ class Transfers:
         return len(self._open)
 
     def begin_transfer(self, request: Request, now: float) -> Ticket | None:
-        """Export the pages of a request that starts, under a new ticket or, at a later start, its own. Returns the
-        ticket; None where the worker serves no pages, or the transfer is over. It fails where its last export has not
-        ended yet."""
+        """Export the pages of a request that starts: under a new ticket at its first start, under the same one later.
+        Returns the ticket, or None if the worker serves no pages or the transfer is over. If an earlier export has
+        not ended yet, the transfer fails."""
         transfer = self._computing.get(request.uid)
         if transfer is None:
             if request.admitted or not self._hello.data_address:
@@ -102,15 +107,15 @@ class Transfers:
         return ticket
 
     def prefilled(self, request: Request, now: float) -> None:
-        """The request has drawn its token and is about to leave; its pages stay, and its lease begins."""
+        """Note that the request has sampled its token and is about to leave. Its pages stay, and the lease begins."""
         if transfer := self._computing.pop(request.uid, None):
             transfer.request = None
             transfer.expires_s = now + transfer.lease_s
             self._next_expiry_s = min(self._next_expiry_s, transfer.expires_s)
 
     def finished(self, request: Request, now: float) -> None:
-        """Handle a request that ended by its first token, so that nobody will decode it: its pages stay only if a
-        client asked for a lease on them."""
+        """Handle a request that finished with its first token, so that no replica will decode it. Its pages stay only
+        if a client asked for a lease on them."""
         if transfer := self._computing.get(request.uid):
             if transfer.detached:
                 self.prefilled(request, now)
@@ -118,7 +123,7 @@ class Transfers:
                 self._end(transfer, End.RELEASED)
 
     def suspend_transfer(self, request: Request) -> None:
-        """Cancel the exports of a request that loses its slot and pages, and will start again."""
+        """Cancel the exports of a request that loses its slot and pages and will start again."""
         if transfer := self._computing.get(request.uid):
             transfer.suspended = True
             self._moves.cancel_moves(transfer.exports)
@@ -129,12 +134,12 @@ class Transfers:
             self._end(transfer, End.FAILED)
 
     def find_ticket(self, transfer_id: bytes) -> Ticket | None:
-        """The ticket of a transfer that is open; None for others."""
+        """Return the ticket of an open transfer; None if no such transfer is open."""
         transfer = self._open.get(transfer_id)
         return None if transfer is None else transfer.ticket
 
     def renew_leases(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Renew the leases of these transfers, which somebody still waits to pull."""
+        """Renew the leases of these transfers, which an engine still waits to pull."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 transfer.expires_s = max(transfer.expires_s, now + transfer.lease_s)
@@ -146,24 +151,24 @@ class Transfers:
                 self._end(transfer, End.RELEASED)
 
     def end_session(self, session: int) -> None:
-        """End the session's transfers, whose leases nobody renews now, but not the detached ones."""
+        """End the session's transfers except the detached ones, since nobody renews their leases any more."""
         for transfer in [t for t in self._open.values() if t.session == session and not t.detached]:
             self._end(transfer, End.RELEASED)
 
     def finished_prefills(self) -> list[Transfer]:
-        """Transfers whose request is gone, the earliest first."""
+        """Return the transfers whose request has left, the earliest first."""
         return [transfer for transfer in self._open.values() if transfer.request is None]
 
     def newest_prefill(self) -> Transfer | None:
-        """The latest transfer whose request is gone; None if there is none."""
+        """Return the latest transfer whose request has left; None if there is none."""
         return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
 
     def give_back(self, transfer: Transfer) -> None:
-        """End a transfer whose pages are needed here."""
+        """End a transfer because its pages are needed here."""
         self._end(transfer, End.FAILED)
 
     def expire_leases(self, now: float) -> None:
-        """End the transfers whose lease is over, but not those whose request still computes."""
+        """End the transfers whose lease is over, except those whose request still computes."""
         if now < self._next_expiry_s:
             return
         waiting = self.finished_prefills()
@@ -178,7 +183,8 @@ class Transfers:
             self._end(transfer, End.FAILED)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every transfer has exports, or a request that will be exported again."""
+        """Raise AssertionError unless every transfer has exports, or a request that will start again and be exported
+        anew."""
         exports = {export for transfer in self._open.values() for export in transfer.exports}
         require(exports == self._by_export.keys(), "an export is of no transfer")
         flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.EXPORT}
@@ -200,8 +206,8 @@ class Transfers:
         return transfer
 
     def _ticket(self, request: Request, lease_s: float) -> Ticket:
-        """Make a ticket for the request's pages: their names, that of a last page that is not full, the worker's
-        address, a new key and the lease."""
+        """Make a ticket for the request's pages: the names of the full pages, that of a last page that is not full, the
+        worker's address, a new key and the lease."""
         geometry, known = self._hello.model.pages, request.known_len
         identify(request, geometry.page_size)
         whole = known // geometry.page_size
@@ -222,8 +228,8 @@ class Transfers:
         )
 
     def _exported(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Take the end of an export: the transfer fails if the move did, and counts as pulled when its last export has
-        ended. A suspended one goes on."""
+        """Handle the end of an export. If it failed, the transfer fails; if it was the last one, the transfer counts as
+        pulled. A suspended transfer stays open."""
         transfer = self._by_export.pop(moved.id, None)
         if transfer is None:
             return

@@ -1,1 +1,1 @@
-"""Device pages and the kvstore: who has them, what they hold, and where they go."""
+"""Device pages and their traffic with the kvstore: who holds them, what they contain, and where they are copied."""

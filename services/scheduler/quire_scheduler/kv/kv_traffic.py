@@ -1,8 +1,9 @@
-"""Pages from the kvstore and back: what to look up and load, which leases are held, and what a preempted request does.
+"""KvTraffic: the core's lookups in the kvstore, loads from it, and the leases on the pages that were found.
 
-Pure: lookups and releases are left in `effects` for the service to carry out, moves go into the next Grant. A lease is
-released exactly once: when its load was reported, when its request leaves before starting, or when the worker is gone.
-Every failure is a miss, and a kvstore that does not answer is left alone. What is stored is `offload`'s affair.
+The core does no I/O. Lookups and releases are collected in `effects`, and the service carries them out; moves (copies
+of pages by the worker) go into the next Grant. Each lease is released exactly once: when its load has been reported,
+when its request leaves before it starts, or when the worker is gone. Every failure counts as a miss, and a circuit
+breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are decided by `Offload`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
 
 
 class Lookup(NamedTuple):
-    """Ask the kvstore how many of these pages it has in a row, in every group; answer with `Scheduler.on_lookup`.
-
-    `compute_s`: how long it would take to compute them all; None where nobody knows yet.
-    """
+    """Asks the kvstore how many of these pages, counted from the first without a gap, it has in every KV group. The
+    service answers by `Scheduler.on_lookup`. `compute_s`: how long the worker would take to compute all these pages;
+    None until that was measured."""
 
     uid: int
     context: RequestContext
@@ -46,8 +46,9 @@ class Lookup(NamedTuple):
 
 
 class LookupResult(NamedTuple):
-    """Pages found in every group, one lease per group (none where nothing was found), when the leases end, and the
-    slowest medium that the pages are on. `failed`: there was no answer, which says nothing of the pages."""
+    """The kvstore's answer: the number of pages found in every KV group, one lease per group (none if nothing was
+    found), the time when the leases end, and the slowest medium that holds a page. `failed`: there was no answer, so
+    the result says nothing about the pages."""
 
     pages: int
     leases: tuple[bytes, ...]
@@ -63,7 +64,7 @@ class LookupResult(NamedTuple):
 
 @dataclass(slots=True)
 class Effects:
-    """What the service must do outside the core."""
+    """The calls to the kvstore that the service must make for the core."""
 
     lookups: list[Lookup] = field(default_factory=list)
     releases: list[bytes] = field(default_factory=list)
@@ -74,30 +75,31 @@ class Effects:
 
 @dataclass(slots=True)
 class _Search:
-    """How the pages of one request were looked for in the kvstore."""
+    """The lookups of one request."""
 
-    # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
+    # The number of lookups since the last start, and the index of the first page that the last one asked for.
     lookups: int = 0
     first_page: int = 0
-    # It did not answer: the request waits for it no more.
+    # The kvstore did not answer, so no further lookup is made for the request.
     failed: bool = False
-    # The pages are to be looked for before the next start: the request was swapped, or they were not pulled.
+    # A lookup must be made before the next start: the request was swapped, or its pages were not pulled.
     due: bool = False
 
 
-# Of a request that was never looked up.
+# The record of a request that was never looked up.
 _NO_SEARCH = _Search()
-# Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
+# The most lookups for one start. A request is looked up again if its lease ends or its local pages change while it
+# waits.
 _MOST_LOOKUPS = 8
-# For so long after a request came it holds what its router knew then. Pages are stored meanwhile, and who waits longer
-# loses nothing by a lookup.
+# For this long after a request's arrival, the router's knowledge about it is trusted. Later it may be outdated, since
+# pages are stored meanwhile, and a request that waits longer loses nothing by a lookup.
 _BELIEVED_S = 1.0
-# Pages of one lookup: a kvstore does not take more in one call.
+# The most pages of one lookup; a kvstore accepts no more in one call.
 _MOST_ASKED = 8192
 
 
 class KvTraffic:
-    """One core's traffic with the kvstore; without one (`enabled` False) it does nothing."""
+    """The traffic of one core with the kvstore. Without a kvstore (`enabled` is False) all methods do nothing."""
 
     def __init__(
         self,
@@ -126,25 +128,25 @@ class KvTraffic:
         self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_lookup")
         self._now = 0.0
         self._effects = Effects()
-        # By uid, of requests that have not ended.
+        # Records of requests that have not ended, by uid.
         self._searches: dict[int, _Search] = {}
         # Answers to lookups whose requests have not started.
         self._found: dict[int, LookupResult] = {}
 
     @property
     def cost(self) -> ResumeCost:
-        """What bringing pages back takes, as measured."""
+        """The measured cost of bringing pages back."""
         return self._cost
 
     def tick(self, now: float) -> None:
-        """Time passes; before pages are handed out."""
+        """Set the time, and store pages that are about to be evicted. Called before pages are allocated."""
         self._now = now
         self.offload.look_ahead(now)
 
     def wants_lookup(self, request: Request, local: int) -> bool:
-        """Whether to ask the kvstore, before a start, for the pages after the `local` ones that the device has. Not
-        where only the page of the last token follows, after too many lookups or a failed one, nor for pages that may be
-        damaged there."""
+        """Whether to look up, before a start, the request's pages after the `local` ones that the device has. No lookup
+        is made if only the page of the last token follows, after too many lookups or a failed one, or if the
+        kvstore's copies may be damaged."""
         search = self._search_of(request)
         return (
             self.enabled
@@ -158,9 +160,9 @@ class KvTraffic:
         )
 
     def is_spared(self, request: Request, local: int) -> bool:
-        """Whether a new request's lookup would find nothing: its router follows the kvstore, and a moment ago knew of
-        nobody with more than the local pages. False where this scheduler itself has stored the next page, as the router
-        may not know yet."""
+        """Whether the lookup of a new request would find nothing: its router follows the kvstore, and a moment ago knew
+        of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
+        the router may not know that yet."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
@@ -170,7 +172,7 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Ask the kvstore, by way of `effects`, for the request's pages after the first `local`."""
+        """Add to `effects` a lookup of the request's pages after the first `local`."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
@@ -179,8 +181,8 @@ class KvTraffic:
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
-        """Record the kvstore's answer to a lookup, or its failure. Found pages are kept until the request starts, which
-        loads them. Their leases are released at once if the request has left or nothing was found."""
+        """Record the kvstore's answer to a lookup, or its failure. Found pages stay pinned until the request starts and
+        loads them. The leases are released at once if the request has left or nothing was found."""
         if result.failed:
             self._breaker.failed()
             self._stats.lookup_failed()
@@ -203,9 +205,9 @@ class KvTraffic:
                 self.offload.forget(asked[result.pages :])
 
     def must_ask(self, request: Request, local: int) -> bool:
-        """Whether to look up a READY request before it starts: after a swap or an incomplete pull, or where the last
-        answer is of no use. Drops an answer whose lease ends too soon, or whose pages no longer follow the local
-        ones."""
+        """Whether a READY request must be looked up before it starts: after a swap or an incomplete pull, or if the
+        last answer can no longer be used. An answer is dropped if its lease ends too soon, or if its pages no longer
+        follow the local ones."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
@@ -215,18 +217,18 @@ class KvTraffic:
         return local < search.first_page + found.pages and self.wants_lookup(request, local)
 
     def search_again(self, request: Request) -> None:
-        """The request asks the kvstore once more before it starts."""
+        """Have the request looked up once more before it starts."""
         self._searches.setdefault(request.uid, _Search()).due = True
 
     def forget(self, request: Request) -> None:
-        """The request has ended: it loads nothing of what was found for it."""
+        """Drop the records of a request that has ended, and release the leases on pages that were found for it."""
         self._abandon(request)
         self._searches.pop(request.uid, None)
         self.offload.forget_request(request)
 
     def load_pages(self, request: Request, local: int) -> int:
-        """Begin to load what the kvstore was found to have after the `local` pages, as the request takes its slot.
-        Returns how many leading pages it need not compute."""
+        """Begin to load the pages after the first `local` that the kvstore was found to have. Called when the request
+        takes its slot. Returns how many leading pages the request need not compute."""
         if search := self._searches.get(request.uid):
             search.lookups, search.due = 0, False
         self.offload.skip(request, 0)
@@ -242,8 +244,8 @@ class KvTraffic:
         return end
 
     def swap_pages(self, request: Request) -> bool:
-        """Decide whether a preempted request's pages are loaded when it resumes, rather than computed. If so, returns
-        True, stores those that the kvstore lacks and has the request looked up before its next start."""
+        """Decide whether to load a preempted request's pages when it resumes, rather than compute them. If so, store
+        the pages that the kvstore lacks, have the request looked up before its next start, and return True."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False
@@ -257,7 +259,7 @@ class KvTraffic:
         return True
 
     def lost(self) -> None:
-        """Release all leases, since the worker is gone: no move will be reported, no request will start."""
+        """Release all leases, since the worker is gone: it reports no move, and no request starts."""
         for found in self._found.values():
             self._effects.releases += found.leases
         self._found.clear()
@@ -268,18 +270,18 @@ class KvTraffic:
                 self._cache.loaded(move.request, move.group, move.first, move.pages, arrived=0)
 
     def take_effects(self) -> Effects:
-        """What to do outside, once."""
+        """Return the collected calls to the kvstore, and clear them."""
         effects, self._effects = self._effects, Effects()
         return effects
 
     @property
     def idle(self) -> bool:
-        """No lease is held of what was found."""
+        """Whether no lease is held on pages that a lookup found."""
         return not self._found
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless answers are of READY requests, records are of requests that live, and every lease
-        is held once."""
+        """Raise AssertionError unless each answer belongs to a READY request, each record to a request that has not
+        ended, and each lease is held once."""
         requests = list(requests)
         ready = {request.uid for request in requests if request.state is State.READY}
         require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")
@@ -291,23 +293,23 @@ class KvTraffic:
         require(not set(leases) & set(self._effects.releases), "a lease is held and released")
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
-        """The hashes of the pages that the request's last lookup asked for."""
+        """Return the hashes of the pages that the request's last lookup asked for."""
         first = self._search_of(request).first_page
         most = min(most_hits(request, self._page_size), first + _MOST_ASKED)
         return tuple(request.hashes[first:most])
 
     def _search_of(self, request: Request) -> _Search:
-        """The request's record, to be read only."""
+        """Return the request's record. The caller must not change it."""
         return self._searches.get(request.uid, _NO_SEARCH)
 
     def _abandon(self, request: Request) -> None:
-        """The request will not load what was found for it."""
+        """Release the leases on pages that were found for the request; it will not load them."""
         if found := self._found.pop(request.uid, None):
             self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Take the end of a load: release its lease, name the pages that arrived, and note that the kvstore lacks the
-        others. If the request still has these pages, it computes what did not arrive."""
+        """Handle the end of a load: release its lease, name the pages that arrived, and note that the kvstore lacks the
+        others. If the request still holds these pages, it computes those that did not arrive."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])
@@ -316,7 +318,7 @@ class KvTraffic:
         if not move.group:
             self._stats.loaded(move.medium, arrived * self._page_size)
         self._cache.loaded(request, move.group, move.first, move.pages, arrived)
-        # It may have left since, or run again on other pages.
+        # The request may have lost its pages since, or run again on other pages.
         if request.tables and request.tables[move.group][move.first : end] == move.pages:
             request.lost_pages((move.first + arrived) * self._page_size)
             request.timing.loaded(moved.us, arrived)

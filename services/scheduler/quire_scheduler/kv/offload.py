@@ -1,11 +1,14 @@
-"""Which device pages are given to the kvstore, and when, so that they are found when they have left the device.
+"""Offload: stores device pages in the kvstore, so that they can be loaded after they have left the device.
 
-write-through  when they are full, many of a chain at once, and what was missed when it is about to be evicted
-on-evict       when they are about to be evicted
-selective      when a second request has use of them
-off            never
+The policy (--kvstore-offload) decides when pages are stored:
 
-It happens beside the work: bounded in flight, and what is too much is dropped and counted. Knows nothing of lookups.
+  write-through  once they are full, several of a sequence at once; pages missed then are stored before eviction
+  on-evict       when they are about to be evicted
+  selective      when a second request uses them
+  off            never
+
+Stores never delay steps: the number of pages on their way is bounded, and pages beyond the bound are dropped and
+counted. This module knows nothing of lookups.
 """
 
 from __future__ import annotations
@@ -31,34 +34,36 @@ if TYPE_CHECKING:
     from quire_scheduler.kv.page_pools import PagePools
     from quire_scheduler.kv.prefix_cache import PrefixCache
 
-# Full pages of a request that wait for more before they are stored.
+# A request's full pages are stored when there are this many new ones.
 BATCH_PAGES = 8
-# A chain longer than this is stored by several moves, so that others come in between.
+# A longer chain is stored by several moves, so that other moves run in between.
 _MOVE_PAGES = 256
-# Of all pages, the part that stores may hold, in the background and when requests are preempted for pages.
+# Stores may hold 1/_SHARE of all pages in the background, and 1/_SWAP_SHARE when requests are preempted for lack of
+# pages.
 _SHARE, _SWAP_SHARE = 8, 2
 _LEAST_SHARE = 2 * BATCH_PAGES
-# Hashes whose pages in the kvstore may be damaged.
+# The most hashes that are remembered because their pages in the kvstore may be damaged.
 _MOST_DOUBTED = 65536
-# Pages that are looked at before they are evicted, as a share of all, within bounds; again when a quarter is used up.
+# The window: pages that are examined before they are evicted. It is 1/_WINDOW of all pages, within the bounds, and it
+# is examined anew each time a quarter of it was allocated.
 _WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
 _NO_REQUEST = RequestContext("offload")
 
 
 class _Chain(NamedTuple):
-    """Pages by group, each hash the parent of the next."""
+    """Consecutive pages of a sequence: each hash is the parent of the next. `tables` has the pages by KV group."""
 
     tables: tuple[list[int], ...]
     hashes: tuple[bytes, ...]
 
     def tail(self, pages: int) -> _Chain:
-        """The chain's last so many pages."""
+        """Return the last `pages` pages of the chain."""
         first = max(len(self.hashes) - pages, 0)
         return _Chain(tuple(table[first:] for table in self.tables), self.hashes[first:])
 
 
 class Offload:
-    """One core's stores; without a kvstore (`enabled` False) none."""
+    """The stores of one core. Without a kvstore (`enabled` is False) nothing is stored."""
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class Offload:
         enabled: bool,
     ) -> None:
         self.enabled = enabled and config.kvstore_offload != OFF
-        # Whether running requests' pages are of interest before they leave.
+        # Whether pages of running requests may be stored before they are evicted.
         self.early = self.enabled and config.kvstore_offload != ON_EVICT
         self._selective = config.kvstore_offload == SELECTIVE
         self._min_tokens = config.kvstore_min_tokens
@@ -85,22 +90,22 @@ class Offload:
         self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_store")
         self._stats = stats
         self._now = 0.0
-        # By uid: leading pages of a request's run that the kvstore was offered, where there are any.
+        # By uid: how many leading pages of a request's present run have been offered to the kvstore. Absent: none.
         self._offered: dict[int, int] = {}
-        # Hashes that the kvstore has, or is being given; least recently used first.
+        # Hashes of pages that the kvstore has or is being given; the least recently used come first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        # Hashes of pages that ended in an error and were not stored anew since; the oldest first.
+        # Hashes of pages whose sequence ended by an error and that were not stored anew since; the oldest come first.
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._boot_id = 0
         self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
-        # By group: pages that had been allocated when the window was looked through last.
+        # By group: the pool's count of allocated pages when the window was last examined.
         self._looked_at = [-self._window] * pools.groups
-        # What was seen there did not all go.
+        # Not all pages of the window could be stored.
         self._crowded = False
 
     def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
-        """Store the request's computed pages that the kvstore lacks, if at least `least` are new. Returns False where
-        there is no room to store all of them now; the rest is offered again later."""
+        """Store the request's computed pages that the kvstore lacks, if at least `least` pages are new since the last
+        offer. Returns False if there is no room to store all of them now; the rest is offered again later."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
@@ -120,40 +125,40 @@ class Offload:
         return span <= room
 
     def leaves(self, request: Request, *, stores: bool = True) -> None:
-        """Handle that the request gives its pages up: with `stores`, store now what was not, as far as there is room.
-        Pages that are not stored are counted as dropped."""
+        """Handle a request that is giving up its pages. With `stores`, the pages that were not stored are stored now,
+        as far as there is room. Pages that stay unstored are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.filled(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
             self._stats.store_dropped(len(self._lacking(request, first, end)))
 
     def skip(self, request: Request, pages: int) -> None:
-        """Note that a run of the request begins, of which the first `pages` pages need not be offered."""
+        """Note that a run of the request begins, and that its first `pages` pages need not be offered."""
         if pages:
             self._offered[request.uid] = pages
         else:
             self._offered.pop(request.uid, None)
 
     def forget_request(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop the record of a request that has ended."""
         self._offered.pop(request.uid, None)
 
     def unstored(self, request: Request) -> int:
-        """How many of the request's full pages the kvstore has not been given."""
+        """Return how many of the request's full pages the kvstore has not been given."""
         return len(self._lacking(request, 0, self._cache.ready_pages(request)))
 
     def may_save(self, pages: int) -> bool:
-        """Whether so many pages of a preempted request could be stored now."""
+        """Whether `pages` pages of a preempted request could be stored now."""
         return self.enabled and pages <= self._room(_SWAP_SHARE)
 
     def save(self, request: Request) -> None:
-        """The request is preempted, and its pages are to be loaded when it resumes: store those that are not."""
+        """Store the unstored pages of a preempted request, which will load its pages when it resumes."""
         if lacking := self._lacking(request, 0, self._cache.ready_pages(request)):
             self._store_pages(request, lacking[0], lacking[-1] + 1)
 
     def look_ahead(self, now: float) -> None:
-        """Store pages that will be evicted soon and that the kvstore lacks, as far as there is room. Called before
-        pages are handed out; costs nothing while pages are free."""
+        """Store the pages that will be evicted soon and that the kvstore lacks, as far as there is room. Called before
+        pages are allocated; costs nothing while pages are free."""
         self._now = now
         if not self.enabled or self._selective:
             return
@@ -163,23 +168,24 @@ class Offload:
                 for chain in self._chains(group, pool.next_evicted(self._window)):
                     room = self._room(_SHARE)
                     if room < len(chain.hashes):
-                        # Its tail goes first. The rest is looked at again when a store has ended.
+                        # The tail of a chain is evicted first. The rest is examined again when a store has ended.
                         self._crowded = True
                         chain = chain.tail(room)
                     if chain.hashes:
                         self._store(chain, None, 0)
 
     def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
-        """Count the pages with these names, which the device has lost, as far as the kvstore lacks them."""
+        """Count those of the evicted pages, given by their hashes, that the kvstore lacks."""
         if self.enabled and not self._selective and not group:
             self._stats.store_missed(sum(digest not in self._known for digest in hashes))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Take the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. The
+        """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. The
         result feeds the circuit breaker."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
-            # Not after one that had no room: it would be tried again and again while nothing else happens.
+            # Not after a store that brought too few pages: it would be tried again and again while nothing else
+            # happens.
             self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
         if arrived:
             self._breaker.succeeded()
@@ -189,8 +195,8 @@ class Offload:
         self.forget(move.hashes[arrived:])
 
     def remember(self, hashes: Sequence[bytes]) -> None:
-        """Note that the kvstore has the pages with these hashes; the least recently used hashes are dropped beyond the
-        bound."""
+        """Note that the kvstore has the pages with these hashes. If too many hashes are remembered, the least recently
+        used are dropped."""
         known = self._known
         for digest in hashes:
             known[digest] = None
@@ -199,8 +205,8 @@ class Offload:
             known.popitem(last=False)
 
     def met(self, boot_id: int) -> None:
-        """Note the boot id of the kvstore. Where it has changed, forget which pages the kvstore was given: it may have
-        lost them."""
+        """Note the kvstore's boot id. If it has changed, the kvstore has restarted and may have lost pages, so all that
+        is known of its content is forgotten."""
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
@@ -213,7 +219,7 @@ class Offload:
             self._known.pop(digest, None)
 
     def knows(self, digest: bytes) -> bool:
-        """Whether the kvstore has this, or is being given it, as far as is known here."""
+        """Whether the kvstore has the page with this hash or is being given it, as far as this scheduler knows."""
         return digest in self._known
 
     def distrust(self, hashes: Sequence[bytes]) -> None:
@@ -230,20 +236,20 @@ class Offload:
             doubted.popitem(last=False)
 
     def doubts(self, hashes: Sequence[bytes]) -> bool:
-        """Whether any of these may be damaged in the kvstore."""
+        """Whether the kvstore's copy of any of these pages may be damaged."""
         return bool(self._doubted) and not self._doubted.keys().isdisjoint(hashes)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Every record is of a request that lives."""
+        """Raise AssertionError unless every record belongs to a request that has not ended."""
         require(self._offered.keys() <= {request.uid for request in requests}, "pages were offered for nobody")
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:
-        """Which pages of the request the kvstore was not given."""
+        """Return the indices, from `first` to `end`, of the request's pages that the kvstore was not given."""
         hashes, known = request.hashes, self._known
         return [index for index in range(first, end) if hashes[index] not in known]
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
-        """Return up to which page, at most `end`, a second request has had use of the request's pages or has now."""
+        """Return the end, at most `end`, of the request's pages that a second request has used or uses now."""
         local = request.local_tokens // self._pools.page_size
         pool, table = self._pools.pools[0], request.tables[0]
         while end > max(first, local) and pool.references(table[end - 1]) < 2:
@@ -251,9 +257,9 @@ class Offload:
         return end
 
     def _room(self, share: int) -> int:
-        """Return how many more pages may be on their way to the kvstore: up to one `share`-th of all. 0 where too many
-        stores are in flight or stores fail; while it is tried whether they work again, no more than one move
-        carries."""
+        """Return how many more pages may be on their way to the kvstore, if stores may hold one `share`-th of all
+        pages. Returns 0 if too many stores are in flight or the circuit breaker is open. While the breaker tries
+        whether stores work again, a single move must hold all pages."""
         moves, pools = self._moves, self._pools
         if moves.stores + pools.groups > self._max_stores or not self._breaker.can_try():
             return 0
@@ -263,17 +269,17 @@ class Offload:
         return max(most - moves.storing_pages // pools.groups, 0)
 
     def _store_pages(self, request: Request, first: int, end: int) -> None:
-        """Store the request's pages from `first` to `end`, and with them the page before, since the kvstore tells
-        watchers each page's parent."""
-        # The kvstore tells watchers of each page's parent, the one before it in the same put: what it has it does not
-        # want again.
+        """Store the request's pages from `first` to `end` (exclusive), and the page before them. The kvstore tells
+        watchers the parent of each page, which it takes from the page before in the same store."""
+        # The kvstore learns a page's parent from the page before it in the same put; it does not copy a page again that
+        # it has.
         first = max(first - 1, 0)
         tables = tuple(table[first:end] for table in request.tables)
         self._store(_Chain(tables, tuple(request.hashes[first:end])), request, first)
 
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
-        """Begin the moves that store the chain, which begins at the request's page `first`, and note that the kvstore
-        has it."""
+        """Begin the moves that store the chain, and note that the kvstore has it. The chain begins at page `first` of
+        the request, if it belongs to one."""
         self._breaker.begin_try()
         context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -286,8 +292,8 @@ class Offload:
             self._doubted.pop(digest, None)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
-        """Return, as chains, the pages of these that the kvstore lacks, in the order of their eviction: a prefix's tail
-        goes first. Pages that are not on the device in every KV group are left out."""
+        """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a
+        prefix is evicted first). Pages that are not on the device in every KV group are left out."""
         names, known = self._names, self._known
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):
@@ -295,7 +301,8 @@ class Offload:
                 if chains and chains[-1][-1] == parent:
                     chains[-1].append(digest)
                 else:
-                    # With its parent, for watchers, where that is about to be evicted too.
+                    # The chain begins with the parent, which watchers are told, if the parent is about to be evicted
+                    # too.
                     chains.append([parent, digest] if parent and before == parent else [digest])
             before = digest
         found, groups = list[_Chain](), [names.pages(g) for g in range(self._pools.groups)]

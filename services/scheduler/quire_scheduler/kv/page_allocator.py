@@ -1,10 +1,19 @@
-"""Device pages of one KV group: who references them, and from when one without a reference may be used again.
+"""PageAllocator: reference counts and states of the device pages of one KV group.
 
-A released page is fenced: steps that are still in flight may read or write it. Once the fence has passed - the Grant
-that stopped its slot has retired, or the last step that could touch it has completed - it is free, unless it is to be
-kept for what it holds: then it is idle, and taken again (`share`) or, when no free page is left, evicted, the one that
-was released longest ago first. A page that is lent is read by a move: until it comes back it is not used anew either.
-Page 0 is the worker's dummy and never granted. Knows nothing of requests, slots or what a page holds.
+Somebody references a page in use. A page without a reference is in one of four states:
+
+  fenced   it was released, but steps in flight may still read or write it
+  free     it may be allocated
+  idle     its content is kept for reuse: `share` takes it again, or it is evicted when no free page is left
+  awaited  only a move that still reads it keeps it from being free or idle
+
+A fence names a Grant, a step, or both. It passes when the Grant, which stopped the page's slot, has retired, and the
+step, the last one that could touch the page, has completed. Then the page becomes idle if its content is kept, else
+free. The idle page that was released longest ago is evicted first. A move is a copy of pages that the worker carries
+out. A page is lent to a move that reads it, and is not allocated anew until the move has ended. Page 0 is the worker's
+dummy and is never granted.
+
+The allocator knows nothing of requests, slots or the content of pages.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Fence(NamedTuple):
-    """What must have passed before pages are reused: a Grant's retirement and a step's completion."""
+    """The condition for reusing pages: Grant `grant` must have retired, and step `step` must have completed."""
 
     grant: int = 0
     step: int = -1
@@ -40,7 +49,8 @@ NO_FENCE = Fence()
 
 
 class PageAllocator:
-    """Pages 1 .. num_pages - 1 with reference counts. `evicted` hears of kept pages that are about to be used anew."""
+    """Pages 1 .. num_pages - 1 with reference counts. The allocator calls `evicted` with the idle pages whose content
+    it is about to give up."""
 
     def __init__(self, num_pages: int, evicted: Callable[[list[int]], object] = lambda pages: None) -> None:
         self.capacity = max(num_pages - 1, 0)
@@ -53,13 +63,13 @@ class PageAllocator:
         self._evicted = evicted
         self._fence_grant: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._fence_step: NDArray[np.int64] = np.full(num_pages, -1, np.int64)
-        # The batch of released pages with which a page waits for its fence; 0: it does not wait.
+        # The number of the batch in which the page was released and waits for its fence; 0: the page does not wait.
         self._batch: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._fenced: list[_Fenced] = []
         self._batches = 0
         self._num_fenced = 0
-        # Moves that read the page; and the lent pages whose fence has passed without a reference, with whether they
-        # were about to be evicted when they were lent.
+        # `_lent`: how many moves read each lent page. `_awaited`: lent pages without a reference whose fence has
+        # passed; the value says whether the page was idle when it was lent, so that it is among the next to be evicted.
         self._lent: dict[int, int] = {}
         self._awaited: dict[int, bool] = {}
         self.allocated = 0
@@ -73,7 +83,7 @@ class PageAllocator:
 
     @property
     def idle(self) -> int:
-        """Free pages that still hold what they are kept for."""
+        """Free pages whose content is still kept."""
         return len(self._idle)
 
     @property
@@ -83,7 +93,7 @@ class PageAllocator:
 
     @property
     def awaited(self) -> int:
-        """Pages without a reference that wait for the end of a move alone."""
+        """Pages without a reference that wait only for the end of a move."""
         return len(self._awaited)
 
     @property
@@ -92,8 +102,8 @@ class PageAllocator:
         return self.capacity - self.free - self.fenced
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, each with one reference; idle pages are evicted where no free ones are left. The caller
-        has checked `free`."""
+        """Allocate `count` pages with one reference each. Free pages are used first, then idle ones are evicted. The
+        caller has checked `free`."""
         require(0 <= count <= self.free, "more pages than are free")
         if not count:
             return []
@@ -110,8 +120,8 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add one reference to each page. Pages without a reference must be kept ones; they stop being idle or
-        waiting."""
+        """Add one reference to each page. A page without a reference must be one whose content is kept; it stops being
+        idle, fenced or awaited."""
         if not len(pages):
             return
         references = self._references[pages]
@@ -128,8 +138,8 @@ class PageAllocator:
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """Drop one reference of each page. Once the fence has passed, pages without a reference are free or, if kept,
-        idle; of these the last in the list is evicted first."""
+        """Drop one reference to each page. When the fence has passed, pages without a reference become idle if their
+        content is kept, else free. Among the idle ones, the last page of the list is evicted first."""
         if not pages:
             return
         at = np.array(pages)
@@ -152,7 +162,7 @@ class PageAllocator:
                 self._num_fenced += len(gone)
 
     def lend(self, pages: Sequence[int]) -> None:
-        """Note that a move reads these pages, which are referenced or idle. They are not used anew until
+        """Lend these pages, which are referenced or idle, to a move that reads them. They are not allocated anew until
         `take_back`."""
         for page in pages:
             self._lent[page] = self._lent.get(page, 0) + 1
@@ -161,8 +171,9 @@ class PageAllocator:
                 self._awaited[page] = True
 
     def take_back(self, pages: Sequence[int]) -> None:
-        """End a move's loan of these pages. Those without a reference are free or, if kept, idle; pages that were idle
-        when they were lent are evicted next, the last of them first."""
+        """End the loan of these pages to one move. A page that is lent to no other move and has no reference becomes
+        idle if its content is kept, else free. Pages that were idle when they were lent are the next to be evicted,
+        the last of the list first."""
         front = list[int]()
         for page in reversed(pages):
             left = self._lent[page] - 1
@@ -184,15 +195,16 @@ class PageAllocator:
             self._idle.move_to_end(page, last=False)
 
     def next_evicted(self, most: int) -> list[int]:
-        """Return the idle pages that will be evicted when `most` more pages are allocated, in that order."""
+        """Return the idle pages that the allocator evicts if `most` more pages are allocated, in the order of
+        eviction."""
         return list(islice(self._idle, max(most - len(self._free), 0)))
 
     def keep(self, pages: Sequence[int]) -> None:
-        """When nobody references these any more, what they hold is kept while pages last."""
+        """Keep the content of these pages when nobody references them any more, until they are evicted."""
         self._kept[pages] = True
 
     def drop(self, pages: Sequence[int]) -> None:
-        """Keep these pages no longer; idle ones become free."""
+        """Stop keeping the content of these pages; idle ones become free."""
         self._kept[pages] = False
         for page in pages:
             if page in self._idle:
@@ -200,15 +212,16 @@ class PageAllocator:
                 self._free.append(page)
 
     def advance(self, retired: int, completed: int) -> None:
-        """Note that all steps before Grant `retired`, and all up to step `completed`, are done. Pages whose fence has
-        passed by that become free or, if kept, idle."""
+        """Note that Grant `retired` has retired and step `completed` has completed, with all before them. Pages whose
+        fence has passed become idle if their content is kept, else free."""
         self._retired = max(self._retired, retired)
         self._completed = max(self._completed, completed)
         if self._fenced:
             still = []
             for fenced in self._fenced:
                 if self._passed(fenced.fence):
-                    # Those that were shared meanwhile wait no longer, or again with another batch.
+                    # A page that was shared meanwhile waits no longer, or it was released again and waits with a later
+                    # batch.
                     waiting = fenced.pages[self._batch[fenced.pages] == fenced.batch]
                     self._batch[waiting] = 0
                     self._num_fenced -= len(waiting)
@@ -218,19 +231,19 @@ class PageAllocator:
             self._fenced = still
 
     def references(self, page: int) -> int:
-        """How many hold the page."""
+        """Return the number of references to the page."""
         return int(self._references[page])
 
     def is_lent(self, page: int) -> bool:
-        """Whether a move reads it."""
+        """Whether a move reads the page."""
         return page in self._lent
 
     def idle_among(self, pages: Iterable[int]) -> int:
-        """How many of the pages are idle: to share them leaves so many fewer to allocate."""
+        """Return how many of the pages are idle. Sharing the pages leaves that many fewer to allocate."""
         return sum(map(self._idle.__contains__, pages))
 
     def kept(self) -> set[int]:
-        """Pages that are kept, referenced ones included."""
+        """Return the pages whose content is kept, referenced ones included."""
         return set(np.flatnonzero(self._kept).tolist())
 
     def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
@@ -259,8 +272,8 @@ class PageAllocator:
         require(bool(self._kept[list(self._idle)].all()), "a page is idle for nothing")
 
     def _settle(self, pages: NDArray[np.intp]) -> None:
-        """Make these pages, whose fence has passed, free or, if kept, idle. Pages that a move reads wait for its
-        end."""
+        """Make these pages, whose fence has passed, idle if their content is kept, else free. A page that a move still
+        reads waits for the end of the move."""
         last_first = pages[::-1]
         for page, kept in zip(last_first.tolist(), self._kept[last_first].tolist(), strict=True):
             if page in self._lent:

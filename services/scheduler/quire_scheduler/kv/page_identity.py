@@ -1,4 +1,5 @@
-"""Names of a sequence's full pages: a hash chain over its tokens, salted where its tenant does not share."""
+"""Names of a sequence's full pages: a chain of hashes over its tokens. The chain is salted if the tenant's pages may
+not be shared with other tenants."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def identify(request: Request, page_size: int) -> None:
-    """Extend the hashes of the request's full pages to all of its tokens; no token is hashed twice."""
+    """Extend the request's page hashes to all of its full pages. No token is hashed twice."""
     hashes = request.hashes
     first, end = len(hashes) * page_size, request.known_len // page_size * page_size
     if first < end:
@@ -22,5 +23,5 @@ def identify(request: Request, page_size: int) -> None:
 
 
 def most_hits(request: Request, page_size: int) -> int:
-    """The most pages of the request that need not be computed: the last token always is."""
+    """Return the most pages of the request that need not be computed. The last token is always computed."""
     return min((request.known_len - 1) // page_size, len(request.hashes))

@@ -1,8 +1,9 @@
-"""Page moves in flight, from the Grant that carries them to the Report of their end.
+"""PageMoves: moves in flight. A move is a copy of pages to or from the device that the worker carries out; a Grant
+carries it to the worker, and a Report tells of its end.
 
-Pages that a move writes have a reference of the move's own, whatever happens to the request; pages that it reads are
-lent to it. Whoever begins moves of a kind hears of their ends by `owners`. Knows nothing of leases' ends or of why
-pages move.
+A move holds a reference of its own to the pages that it writes, whatever happens to its request. Pages that it reads
+are lent to it. For each kind of move, `owners` has a function that is called when such a move ends. This module does
+not know why pages are moved or when leases end.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _WRITES = (MoveKind.LOAD, MoveKind.PULL)
 
 
 class Move(NamedTuple):
-    """Pages of a chain, from the request's page `first` on. A store may belong to no request."""
+    """A move of pages of one KV group that follow each other in a sequence; the first one is page `first` of the
+    request. A store may have no request."""
 
     kind: MoveKind
     group: int
@@ -38,14 +40,14 @@ class Move(NamedTuple):
     first: int = 0
     lease: bytes = b""
     medium: str = ""
-    # Of an export or a pull.
+    # The ticket of an export or a pull.
     ticket: Ticket | None = None
-    # Of a pull: from a worker of the same host.
+    # Whether a pull reads from a worker on the same host.
     near: bool = False
 
 
 class MoveEnd(NamedTuple):
-    """What the worker says of a move. Of one that failed, `pages` from its first arrived."""
+    """The worker's report of a move's end. If the move failed, only its first `pages` pages arrived."""
 
     id: int
     failed: bool
@@ -54,8 +56,8 @@ class MoveEnd(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What moves of a kind brought that were reported together: bytes, and how long the longest took. `near`: pulls
-    from the same host; they go by a way of their own."""
+    """The total of the moves of one kind that one Report tells of: their bytes, and the time of the longest. `near`:
+    pulls from the same host, which have a transport of their own and are measured apart."""
 
     kind: MoveKind
     amount: int
@@ -64,13 +66,14 @@ class Carried(NamedTuple):
 
 
 class PageMoves:
-    """All moves of one core. `page_bytes` by group."""
+    """All moves of one core. `page_bytes` is the size of a page by KV group."""
 
     def __init__(self, pools: PagePools, page_bytes: Sequence[int]) -> None:
         self.storing_pages = 0
-        # Called with a move that has ended and has its pages still, its end with the pages that arrived, and the time.
+        # By kind, a function that is called when a move has ended, before its pages are released: with the move, its
+        # end (including the number of pages that arrived) and the time.
         self.owners: dict[MoveKind, Callable[[Move, MoveEnd, float], object]] = {}
-        # Stores, oldest first, by when they began.
+        # The time when each store began, by move id; the oldest comes first.
         self._began_s: dict[int, float] = {}
         self._pools = pools
         self._page_bytes = page_bytes
@@ -84,7 +87,7 @@ class PageMoves:
 
     @property
     def outgoing(self) -> bool:
-        """Whether a Grant has moves to carry, or their cancellations."""
+        """Whether the next Grant has moves, or cancellations of moves, to carry."""
         return bool(self._outgoing or self._cancelled)
 
     @property
@@ -93,12 +96,12 @@ class PageMoves:
         return len(self._began_s)
 
     def are_late(self, now: float) -> bool:
-        """Whether a store takes so long that nobody should wait for its pages."""
+        """Whether the oldest store has taken so long that nobody should wait for its pages."""
         return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
 
     def begin_move(self, move: Move, context: RequestContext, now: float) -> int:
-        """Queue the move for the next Grant, and keep its pages from being freed until it ends: those that it writes by
-        a reference, those that it reads by a loan. Returns the move's new id."""
+        """Queue the move for the next Grant. Until it ends, its pages cannot be freed: pages that it writes get a
+        reference, pages that it reads are lent. Returns the new move's id."""
         move_id, self._next = self._next, self._next + 1
         if move.kind in _WRITES:
             self._pools.retain(move.group, move.pages)
@@ -112,22 +115,23 @@ class PageMoves:
         return move_id
 
     def take_moves(self) -> list[PageMove]:
-        """Moves for the next Grant."""
+        """Return the moves for the next Grant, and clear them."""
         moves, self._outgoing = self._outgoing, []
         return moves
 
     def cancel_moves(self, move_ids: Iterable[int]) -> None:
-        """End these early: with the next Grant, and still to be reported."""
+        """Have the next Grant cancel these moves. The worker still reports the end of each."""
         self._cancelled += [move_id for move_id in move_ids if move_id in self._moves]
 
     def take_cancelled(self) -> list[int]:
-        """Moves for the next Grant to cancel; those that have ended meanwhile are of no concern to the worker."""
+        """Return the ids of the moves that the next Grant must cancel, and clear them. The worker ignores moves that
+        have ended meanwhile."""
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
-        """Settle the moves that the worker reported: tell their owners, then let go of their pages. Unknown ones are
-        ignored. Returns the bytes and the longest time of each kind."""
+        """Settle the moves whose end the worker has reported: call their owners, then release their pages. Unknown ids
+        are ignored. Returns the bytes and the longest time for each kind of move."""
         carried = dict[tuple[MoveKind, bool], Carried]()
         for end in ends:
             move = self._moves.pop(end.id, None)
@@ -142,7 +146,8 @@ class PageMoves:
         return list(carried.values())
 
     def lost(self) -> list[Move]:
-        """Forget all moves, since the worker is gone, and let go of their pages. Returns those that were in flight."""
+        """Forget all moves, since the worker is gone, and release their pages. Returns the moves that were in
+        flight."""
         moves, self._moves = self._moves, {}
         for move_id, move in moves.items():
             self._release(move_id, move)
@@ -151,15 +156,15 @@ class PageMoves:
         return list(moves.values())
 
     def items(self) -> list[tuple[int, Move]]:
-        """The moves in flight, with their ids."""
+        """Return the moves in flight with their ids."""
         return list(self._moves.items())
 
     def all(self) -> list[Move]:
-        """The moves in flight."""
+        """Return the moves in flight."""
         return list(self._moves.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where counts disagree with the moves in flight."""
+        """Raise AssertionError if counts disagree with the moves in flight."""
         stores = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.STORE}
         require(stores == self._began_s.keys(), "stores were miscounted")
         pages = sum(len(self._moves[move_id].pages) for move_id in stores)
@@ -167,11 +172,12 @@ class PageMoves:
         require({move.id for move in self._outgoing} <= self._moves.keys(), "a move goes out that has ended")
 
     def pages(self, *, written: bool) -> list[tuple[int, Sequence[int]]]:
-        """The pages, with their group, of the moves in flight that write them or, not `written`, read them."""
+        """Return the pages, as (group, pages), of the moves in flight that write them, or with `written` False, read
+        them."""
         return [(move.group, move.pages) for move in self._moves.values() if (move.kind in _WRITES) == written]
 
     def _release(self, move_id: int, move: Move) -> None:
-        """Let go of the pages of a move that has ended: drop its references, or end its loan."""
+        """Release the pages of a move that has ended: drop its references, or end its loan."""
         if move.kind in _WRITES:
             self._pools.release(move.group, move.pages)
         else:
@@ -181,8 +187,8 @@ class PageMoves:
 
 
 def _to_carry(move_id: int, move: Move, context: RequestContext) -> PageMove:
-    """Return the move as a Grant carries it: with the ticket's id and key for an export, and with its sources too for a
-    pull."""
+    """Return the move in the form in which a Grant carries it. An export has its ticket's id and key; a pull has the
+    ticket's sources too."""
     pages, ticket, pulls = np.array(move.pages, np.int32), move.ticket, move.kind is MoveKind.PULL
     if ticket is None:
         return PageMove(move_id, move.kind, move.group, pages, move.hashes, move.lease, context=context)

@@ -1,7 +1,8 @@
-"""Which device pages hold which named content, told to watchers as Stored and Removed events.
+"""PageNames: which device page holds which content. Watchers are told of changes by Stored and Removed events.
 
-A page is named when all of it is computed; it loses its name when it is evicted. One page per content is enough: a
-second one stays without a name. Knows nothing of requests or of who watches.
+A page's name is the hash of its content. A page gets its name when all of it is computed, and loses it when it is
+evicted. If a second page has the same content, only the first one has the name. This module knows nothing of requests
+or of the watchers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ DEVICE_TIER = "device"
 
 
 class Stored(NamedTuple):
-    """A chain of pages that are now held; `parent` is the hash before the first, `tokens` little-endian int32."""
+    """A chain of pages that the device now holds. `parent` is the hash before the first page, `tokens` are
+    little-endian int32."""
 
     group: int
     parent: bytes
@@ -28,14 +30,14 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Pages that are no longer held."""
+    """Pages that the device no longer holds."""
 
     group: int
     hashes: tuple[bytes, ...]
 
 
 class PageEvent(NamedTuple):
-    """One change; `sequence` grows by one."""
+    """One change of the names. `sequence` grows by one with each event."""
 
     sequence: int
     stored: tuple[Stored, ...]
@@ -48,7 +50,7 @@ class _Named(NamedTuple):
 
 
 class PageNames:
-    """Names of pages and the bounded tail of their events. `listeners` are called after each event."""
+    """The names of pages, and the last `tail` events. Each of the `listeners` is called after each event."""
 
     def __init__(self, groups: int, tail: int) -> None:
         self.sequence = 0
@@ -59,14 +61,14 @@ class PageNames:
         self._named: list[dict[bytes, _Named]] = [{} for _ in range(groups)]
 
     def pages(self, group: int) -> Mapping[bytes, int]:
-        """The page of each content, as a view."""
+        """Return the page of each hash, as a live view."""
         return self._page_of[group]
 
     def name(
         self, group: int, pages: Sequence[int], parent: bytes, hashes: Sequence[bytes], tokens: bytes
     ) -> list[int]:
-        """Name the pages by their hashes, the first being the child of `parent`, and tell listeners. A content that
-        another page holds already is not named twice. Returns the pages that got a name."""
+        """Name the pages by their hashes, and tell listeners. The first page is the child of `parent`. A hash that
+        another page has already is skipped. Returns the pages that got a name."""
         page_bytes = len(tokens) // max(len(pages), 1)
         page_of, new, stored = self._page_of[group], list[int](), list[Stored]()
         for index, (page, digest) in enumerate(zip(pages, hashes, strict=True)):
@@ -83,8 +85,8 @@ class PageNames:
         return new
 
     def forget(self, group: int, pages: Iterable[int]) -> list[int]:
-        """Remove the names of pages that will hold something else, and tell listeners. Returns the pages that had
-        one."""
+        """Remove the names of these pages, which will hold other content, and tell listeners. Returns the pages that
+        had a name."""
         had, removed = list[int](), list[bytes]()
         for page in pages:
             digest = self._hash_of[group].pop(page, None)
@@ -97,13 +99,13 @@ class PageNames:
         return had
 
     def of(self, group: int, pages: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Names of the pages that have one, each with its parent's."""
+        """Return the name of each page that has one, and the name of its parent."""
         digests = [self._hash_of[group].get(page) for page in pages]
         return [(digest, self._named[group][digest].parent) for digest in digests if digest is not None]
 
     def snapshot(self, piece: int = 1024) -> Iterator[list[Stored]]:
         """Yield all named pages as chains, `piece` pages at a time. Pages that change meanwhile may be missing or
-        outdated; the events after the `sequence` at the beginning correct that."""
+        outdated. The events after the value that `sequence` had at the beginning correct that."""
         for group, named in enumerate(self._named):
             digests = list(named)
             for start in range(0, len(digests), piece):
@@ -111,8 +113,8 @@ class PageNames:
                 yield join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in held if n is not None)
 
     def after(self, sequence: int) -> list[PageEvent]:
-        """Return the events later than `sequence`. Raises FailedPrecondition where the tail no longer reaches back to
-        it."""
+        """Return the events later than `sequence`. Raises FailedPrecondition if the oldest event that is still kept is
+        too recent."""
         if sequence == self.sequence:
             return []
         if sequence > self.sequence or not self._events or self._events[0].sequence > sequence + 1:
@@ -122,7 +124,7 @@ class PageNames:
         return list(islice(self._events, sequence + 1 - self._events[0].sequence, None))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where pages and names disagree."""
+        """Raise AssertionError if pages and names disagree."""
         for hash_of, page_of, named in zip(self._hash_of, self._page_of, self._named, strict=True):
             require({digest: page for page, digest in hash_of.items()} == page_of, "a page and its name disagree")
             require(page_of.keys() == named.keys(), "a name without content, or content without a name")
@@ -140,7 +142,7 @@ class PageNames:
 
 
 def join(stored: Iterable[Stored]) -> list[Stored]:
-    """Join single pages into chains: neighbours where one is the other's parent become one entry."""
+    """Join single pages into chains: neighbours of which one is the parent of the other become one entry."""
     chains: list[tuple[int, bytes, list[bytes], list[bytes]]] = []
     for one in stored:
         if chains and chains[-1][0] == one.group and one.parent and chains[-1][2][-1] == one.parent:

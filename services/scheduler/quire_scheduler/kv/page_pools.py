@@ -1,5 +1,5 @@
-"""Device pages of all KV groups together: a sequence takes the same number in each. `evicted` hears, by group, of kept
-pages that are about to be used anew."""
+"""PagePools: the page allocators of all KV groups. A sequence has the same number of pages in each group. Before kept
+pages are used anew, `evicted` is called with their group and their numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PagePools:
-    """One allocator per group."""
+    """One PageAllocator per KV group."""
 
     def __init__(
         self, page_size: int, num_pages: Sequence[int], evicted: Callable[[int, Sequence[int]], object]
@@ -25,35 +25,36 @@ class PagePools:
 
     @property
     def groups(self) -> int:
-        """KV groups."""
+        """The number of KV groups."""
         return len(self.pools)
 
     @property
     def capacity(self) -> int:
-        """Pages that one sequence could take at most."""
+        """The most pages per group that one sequence could have."""
         return min(pool.capacity for pool in self.pools)
 
     @property
     def free(self) -> int:
-        """Pages that may be taken in every group now."""
+        """Pages that may be allocated now in every group."""
         return min(pool.free for pool in self.pools)
 
     @property
     def coming(self) -> int:
-        """Pages that are free or will be once their fences pass and moves end."""
+        """Pages per group that are free, or will be when fences have passed and moves have ended."""
         return min(pool.free + pool.fenced for pool in self.pools)
 
     @property
     def coming_by_steps(self) -> int:
-        """The same without those that only the end of a move frees."""
+        """Pages per group that are free, or will be when fences have passed. Pages that wait for the end of a move are
+        left out."""
         return min(pool.free + pool.fenced - pool.awaited for pool in self.pools)
 
     def pages_for(self, positions: int) -> int:
-        """Pages that cover so many positions."""
+        """Return how many pages cover `positions` positions."""
         return -(-positions // self.page_size)
 
     def free_beside(self, tables: Sequence[Sequence[int]]) -> int:
-        """Pages that may be taken in every group once these are shared."""
+        """Return how many pages may be allocated in every group after the pages of these tables have been shared."""
         return min(pool.free - pool.idle_among(table) for pool, table in zip(self.pools, tables, strict=True))
 
     def share(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
@@ -63,13 +64,13 @@ class PagePools:
             pool.share(table)
 
     def give(self, request: Request, count: int) -> None:
-        """Append `count` pages per group to the request's tables. The caller checked `free`."""
+        """Append `count` pages per group to the request's tables. The caller has checked `free`."""
         for pool, table in zip(self.pools, request.tables, strict=True):
             table += pool.allocate(count)
 
     def give_each(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
-        """Allocate `counts` pages in every group and append them to the requests' tables. Returns the new pages by
-        group, in the requests' order."""
+        """Allocate `counts[i]` pages in every group for the i-th request, and append them to its tables. Returns the
+        new pages by group, in the order of the requests."""
         given = [pool.allocate(sum(counts)) for pool in self.pools]
         for group, pages in enumerate(given):
             at = 0
@@ -79,37 +80,37 @@ class PagePools:
         return given
 
     def take_back(self, request: Request, fence: Fence) -> None:
-        """Drop all of the request's references."""
+        """Drop all of the request's references to pages; the pages may be reused once `fence` has passed."""
         for pool, table in zip(self.pools, request.tables, strict=True):
             pool.release(table, fence)
         request.give_up_pages()
 
     def retain(self, group: int, pages: Sequence[int]) -> None:
-        """One more reference for pages that somebody holds."""
+        """Add one reference to each of these pages."""
         self.pools[group].share(pages)
 
     def release(self, group: int, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """One reference less."""
+        """Drop one reference to each of these pages."""
         self.pools[group].release(pages, fence)
 
     def lend(self, group: int, pages: Sequence[int]) -> None:
-        """A move reads these, which are named or held."""
+        """Lend these pages to a move that reads them."""
         self.pools[group].lend(pages)
 
     def returned(self, group: int, pages: Sequence[int]) -> None:
-        """That move has ended."""
+        """End the loan of these pages to a move."""
         self.pools[group].take_back(pages)
 
     def freed_by(self, request: Request, *, lent: bool = True) -> int:
-        """Return how many pages would be left without a reference in every group if the request gave up its own. Pages
-        that a move reads count only with `lent`."""
+        """Return how many pages in every group would have no reference if the request gave up its own. Pages that a
+        move reads are counted only with `lent`."""
         return min(
             sum(pool.references(page) == 1 and (lent or not pool.is_lent(page)) for page in table)
             for pool, table in zip(self.pools, request.tables, strict=True)
         )
 
     def unheld(self, tables: Sequence[Sequence[int]]) -> int:
-        """How many of these pages, which moves read, nobody references: they are free when the moves end."""
+        """Return how many of these pages, which moves read, have no reference and so become free when the moves end."""
         return max(
             sum(pool.references(page) == 0 for page in table) for pool, table in zip(self.pools, tables, strict=True)
         )
@@ -124,8 +125,8 @@ class PagePools:
         written: Iterable[tuple[int, Sequence[int]]],
         read: Iterable[tuple[int, Sequence[int]]],
     ) -> None:
-        """Check that all references are those of the requests' tables and of moves that write, and all loans those of
-        moves that read; both as (group, pages). Raises AssertionError."""
+        """Check that the references are exactly those of the requests' tables and of the moves that write (`written`),
+        and the loans exactly those of the moves that read (`read`); both as (group, pages). Raises AssertionError."""
         requests, written, read = list(requests), list(written), list(read)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]

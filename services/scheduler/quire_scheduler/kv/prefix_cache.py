@@ -1,9 +1,13 @@
-"""Which device pages hold, or will hold, how a sequence begins: so that no prefix is computed twice, nor twice at once.
+"""PrefixCache: finds device pages that hold, or will hold, the beginning of a sequence, so that no prefix is computed
+twice.
 
-A page has a name once all of it is there (`page_names`), and keeps it until it is evicted. Before that, from the start
-of the request that will fill it, it is promised: others may start on it, and the worker lets them wait until it is
-ready. A request that leaves takes its unkept promises with it; who waits for them is ended by the worker (PAGES_LOST)
-and starts again. Pages are shared whole: what a sequence writes is its own. Decides nothing of who starts when.
+A page has a name once all of it is computed or loaded (see `page_names`), and keeps the name until it is evicted.
+Before that, a page is promised: from the start of the request that will fill it, other requests may start on it, and
+the worker makes them wait until the page is ready. If the request leaves without filling the page, its promise is
+withdrawn, the worker ends the requests that wait for the page (PAGES_LOST), and these start again. Only pages that are
+full, or will be, are shared; a request never writes a page of another.
+
+This module does not decide which request starts when.
 """
 
 from __future__ import annotations
@@ -23,18 +27,19 @@ if TYPE_CHECKING:
 
 
 class Hit(NamedTuple):
-    """Pages by group, the first of the sequence's; the first `ready` of them hold their content already."""
+    """The pages, by KV group, that were found for the beginning of a sequence. The first `ready` of them hold their
+    content already; the others are promised."""
 
     tables: tuple[list[int], ...]
     ready: int
 
     @property
     def pages(self) -> int:
-        """How many, in each group."""
+        """The number of pages in each group."""
         return len(self.tables[0])
 
     def whole(self) -> Hit:
-        """Without those that are promised."""
+        """Return the hit without the promised pages."""
         return Hit(tuple(table[: self.ready] for table in self.tables), self.ready)
 
 
@@ -44,8 +49,8 @@ class _Promise(NamedTuple):
 
 
 class PrefixCache:
-    """The index of one core's pages by content. Without it (`enabled` False) nothing is found and nothing is named;
-    which of a request's pages are full is known still where somebody asks (`identifies`)."""
+    """The index of one core's pages by content. If it is not `enabled`, nothing is found and nothing is named. With
+    `identifies` it still tracks which pages of a request are full, for the kvstore."""
 
     def __init__(self, pools: PagePools, names: PageNames, *, enabled: bool, identifies: bool) -> None:
         self.enabled = enabled
@@ -53,20 +58,21 @@ class PrefixCache:
         self._pools = pools
         self._names = names
         self._promised: list[dict[bytes, _Promise]] = [{} for _ in range(pools.groups)]
-        # Pages that a move is filling: it outlives its request.
+        # Pages that a load is filling; the load may outlive its request.
         self._loading: list[set[int]] = [set() for _ in range(pools.groups)]
-        # By uid: leading pages of a request's run that are known to hold their content; kept until no step of the run
-        # can be reported any more.
+        # By uid: how many leading pages of the request's last run are known to hold their content. Kept until no step
+        # of the run can be reported any more.
         self._ready_pages: dict[int, int] = {}
-        # Started requests that count on promises.
+        # Started requests that wait for promised pages.
         self._awaiting: set[Request] = set()
         self._miss = Hit(tuple([] for _ in range(pools.groups)), 0)
-        # What was found last, and what it depends on: a head that waits for pages is looked at again and again.
+        # The last result of `match`, and the key that it depends on: a queue head that waits for pages is matched again
+        # and again.
         self._found, self._found_for = self._miss, (0, 0, 0, 0)
         self._changes = 0
 
     def match(self, request: Request) -> Hit:
-        """Return the longest prefix of the request whose pages are named, or promised by another request, in every
+        """Return the longest prefix of the request whose pages are named, or promised by another request, in every KV
         group."""
         if not self.enabled or not request.sequence.reads_cache:
             return self._miss
@@ -76,20 +82,20 @@ class PrefixCache:
         return self._found
 
     def ready_pages(self, request: Request) -> int:
-        """Leading pages of the request's last run that are known to hold their content."""
+        """Return how many leading pages of the request's last run are known to hold their content."""
         return self._ready_pages.get(request.uid, 0)
 
     def restart(self, request: Request, ready: int) -> None:
-        """The request's table begins anew, with so many pages that hold their content."""
+        """Note that the request's table begins anew, with `ready` pages that hold their content."""
         self._ready_pages[request.uid] = ready
 
     def forget(self, request: Request) -> None:
-        """The request has ended, and no step of it can be reported any more."""
+        """Drop the record of a request that has ended, when no step of it can be reported any more."""
         self._ready_pages.pop(request.uid, None)
 
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
-        """Note that the request starts on `hit` and pages of its own after it, of which those before page `loaded` are
-        loaded. Its own full pages are promised, so that others may start on them."""
+        """Note that the request starts on the pages of `hit`, followed by pages of its own; those before index `loaded`
+        are loaded. The request's own full pages are promised, so that other requests may start on them."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return
@@ -107,8 +113,8 @@ class PrefixCache:
         self._changes += 1
 
     def computed(self, request: Request, positions: int) -> None:
-        """Note that the KV of the request's first `positions` is in its pages; the full pages that are new get their
-        names."""
+        """Note that the request's pages hold the KV of its first `positions` positions. Pages that have become full get
+        their names."""
         end = min(positions // self._pools.page_size, len(request.hashes))
         first = self.ready_pages(request)
         if end <= first:
@@ -120,8 +126,9 @@ class PrefixCache:
                 self._name(request, group, first, table[first:end])
 
     def loaded(self, request: Request, group: int, first: int, pages: Sequence[int], arrived: int) -> None:
-        """Take the end of a load for the request, which may have left: name the first `arrived` pages. Of the others,
-        each is promised by the oldest request that holds it and so computes it, or no longer promised."""
+        """Handle the end of a load for the request, which may have left: name the first `arrived` pages. Each other
+        page is promised from now on by the oldest request that holds it, since that one computes it; if no request
+        holds the page, its promise is removed."""
         if not self.enabled:
             return
         self._loading[group].difference_update(pages)
@@ -133,7 +140,7 @@ class PrefixCache:
             promise = promised.get(digest)
             if promise is None or promise.page != page:
                 continue
-            # Of those who hold the page the oldest is left by the worker to compute it.
+            # Among the requests that hold the page, the worker lets the oldest compute it.
             holders = [other for other in (request, *self._awaiting) if _holds(other, group, index, page)]
             if holders:
                 promised[digest] = _Promise(page, min(holders, key=lambda holder: holder.order_key))
@@ -141,8 +148,8 @@ class PrefixCache:
                 del promised[digest]
 
     def leave(self, request: Request, positions: int) -> None:
-        """Name the request's pages that `positions` computed tokens fill, as it gives its pages up. Its unkept promises
-        are withdrawn, with those of requests that count on them."""
+        """Handle a request that is giving up its pages: name those that its `positions` computed tokens fill, and
+        withdraw its unkept promises, and those of requests that wait for these."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)
@@ -152,7 +159,7 @@ class PrefixCache:
         self._awaiting.discard(request)
         broken = self._withdraw(request)
         while broken:
-            # Who counts on them is lost too, and so is what it promised.
+            # A request that waits for a withdrawn page is lost too, and so are its own promises.
             doomed = [other for other in self._awaiting if not broken.isdisjoint(_held(other))]
             broken = {page for other in doomed for page in self._withdraw(other)}
 
@@ -162,21 +169,22 @@ class PrefixCache:
             self._pools.pools[group].drop(self._names.forget(group, table[first:]))
 
     def distrust_content(self, request: Request, first: int) -> None:
-        """Forget the names of whichever pages hold the content of the request's pages from `first` on; it has given its
-        own up."""
+        """Forget the names of the pages that hold the content of the request's pages from index `first` on, whichever
+        pages these are. The request has given up its own pages."""
         for group, pool in enumerate(self._pools.pools):
             named = self._names.pages(group)
             pages = [named[digest] for digest in request.hashes[first:] if digest in named]
             pool.drop(self._names.forget(group, pages))
 
     def awaits(self, request: Request) -> bool:
-        """Whether the request was started on pages of which not all have come, and has computed none of them."""
+        """Whether the request was started on pages that have not all been filled, and has computed no page itself
+        since."""
         ready = self.ready_pages(request) * self._pools.page_size
         return ready < request.expected_tokens and ready <= request.cached_tokens
 
     def check_integrity(self, requests: Iterable[Request], stopping: Iterable[Request]) -> None:
-        """Raise AssertionError where names, promises and tables disagree, or where a shared page is not whole for all
-        but its writer. `stopping`: requests of which a step may still be reported."""
+        """Raise AssertionError if names, promises and tables disagree, or if a request other than its writer shares a
+        page that is not full. `stopping`: requests of which a step may still be reported."""
         requests = list(requests)
         uids = {request.uid for request in (*requests, *stopping)}
         require(self._ready_pages.keys() <= uids, "pages are ready for nobody")
@@ -193,7 +201,7 @@ class PrefixCache:
         self._check_shared([request for request in requests if request.tables])
 
     def _check_shared(self, requests: Sequence[Request]) -> None:
-        """Raise AssertionError where a page has different places in two tables, or two requests that still write it."""
+        """Raise AssertionError if a page has different indices in two tables, or if two requests still write it."""
         size = self._pools.page_size
         for group in range(self._pools.groups):
             writers: dict[int, Request] = {}
@@ -205,8 +213,8 @@ class PrefixCache:
                         require(writers.setdefault(page, request) is request, f"page {page} has two writers")
 
     def _find(self, request: Request) -> Hit:
-        """Return the longest prefix whose pages are named or promised in every group; the page of the last token is
-        never in it."""
+        """Return the longest prefix whose pages are named or promised in every KV group. The page of the last token is
+        never part of it."""
         identify(request, self._pools.page_size)
         most = ready = most_hits(request, self._pools.page_size)
         tables = list[list[int]]()
@@ -225,8 +233,8 @@ class PrefixCache:
         return Hit(tuple(table[:most] for table in tables), min(ready, most))
 
     def _name(self, request: Request, group: int, first: int, pages: Sequence[int]) -> None:
-        """Name the pages, which begin at the request's page `first` and hold their content; keep those that got a name,
-        and remove their promises."""
+        """Name the pages, which hold their content; the first is page `first` of the request. Keep the content of those
+        that got a name, and remove their promises."""
         if not pages:
             return
         size, end = self._pools.page_size, first + len(pages)
@@ -240,7 +248,7 @@ class PrefixCache:
                 del promised[digest]
 
     def _withdraw(self, request: Request) -> set[tuple[int, int]]:
-        """Remove the promises that the request has not kept and no load will keep. Returns their pages as (group,
+        """Remove the promises that the request has not kept and that no load will keep. Returns their pages as (group,
         page)."""
         broken = set[tuple[int, int]]()
         for group, promised in enumerate(self._promised):

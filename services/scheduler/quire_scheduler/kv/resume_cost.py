@@ -1,7 +1,8 @@
-"""What it costs to bring a preempted request's pages back: to compute them again, or to store them and load them.
+"""ResumeCost: the time to bring back a preempted request's pages, either by computing them again, or by storing and
+loading them.
 
-Everything is measured: tokens per second of prefill, bytes per second of stores and loads, the time of a lookup. What
-was not measured yet is not counted on: then pages are computed again. Knows nothing of which pages are where.
+All figures are measured: prefill in tokens per second, stores and loads in bytes per second, and the time of a lookup.
+While a figure has not been measured, pages are computed again. This module does not know which pages are where.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from quire_common.credit import Report
     from quire_scheduler.kv.page_moves import Carried
 
-# Of what was measured before, as much counts with each new measurement.
+# The weight of all earlier measurements when a new one comes.
 _KEEP = 0.9
-# A step that prefills beside decoders is counted with this share of its time at least.
+# At least this share of a step's time is counted as prefill, if the step prefills beside decoders.
 _LEAST_SHARE = 0.1
-# One measurement may be this many times slower than expected; what is above that is a pause of the process or the host.
+# A measurement is cut to this many times the expected time; the rest is taken for a pause of the process or the host.
 _MAX_SURPRISE = 4.0
 
 
@@ -31,7 +32,7 @@ class Rate:
         self._seconds = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Add a measurement: `amount` took `seconds`, which are cut where they exceed the expected time far."""
+        """Add a measurement: `amount` took `seconds`. A time far above the expected one is cut."""
         expected_s = self.seconds(amount)
         if expected_s:
             seconds = min(seconds, _MAX_SURPRISE * expected_s)
@@ -39,23 +40,24 @@ class Rate:
         self._seconds = self._seconds * _KEEP + seconds
 
     def seconds(self, amount: float) -> float | None:
-        """How long so much would take; None where nobody knows."""
+        """Return the seconds that `amount` would take; None before the first measurement."""
         return amount * self._seconds / self._amount if self._amount and self._seconds else None
 
     def per_s(self) -> float:
-        """How much in a second; 0.0 where nobody knows."""
+        """Return the amount per second; 0.0 before the first measurement."""
         return self._amount / self._seconds if self._seconds else 0.0
 
 
 class Lane:
-    """Moves of one kind are carried one after the other: a batch of them took no longer than since the last ended."""
+    """Measures the rate of moves of one kind, which the worker carries out one after the other. A batch of them
+    therefore took no longer than the time since the last batch ended."""
 
     def __init__(self) -> None:
         self.rate = Rate()
         self._last_s = 0.0
 
     def ended(self, amount: int, longest_us: int, now: float) -> None:
-        """Add a batch of moves that were reported together. It took as long as its longest move, but no longer than
+        """Add a batch of moves that one Report told of. Its time is that of its longest move, but at most the time
         since the last batch."""
         seconds = longest_us / 1e6
         if self._last_s:
@@ -66,7 +68,7 @@ class Lane:
 
 
 class ResumeCost:
-    """Of one worker. `page_bytes`: of all KV groups together."""
+    """The measured costs of one worker. `page_bytes` is the size of a page in all KV groups together."""
 
     def __init__(self, page_size: int, page_bytes: int) -> None:
         self._page_size = page_size
@@ -77,8 +79,8 @@ class ResumeCost:
         self._lookup = Rate()
 
     def steps(self, report: Report) -> None:
-        """Learn the speed of prefill from steps that were reported with their times. What decoding alone takes is
-        subtracted from steps that do both."""
+        """Measure the speed of prefill by the steps of a Report that has their times. The time that decoding takes by
+        itself is subtracted from steps that do both."""
         if len(report.timing) != report.steps:
             return
         columns = (report.timing, report.step_prefill_tokens.tolist(), report.step_rows.tolist())
@@ -87,35 +89,35 @@ class ResumeCost:
             if not tokens:
                 self._decode_us = us if not self._decode_us else self._decode_us * _KEEP + us * (1 - _KEEP)
             elif us > 0:
-                # A prompt's end is a row too; with more rows, most are of decoders.
+                # A row may also be the end of a prompt; if there are more rows, most belong to decoders.
                 beside = self._decode_us if rows > 1 else 0.0
                 self._prefill.add(tokens, max(us - beside, _LEAST_SHARE * us) / 1e6)
 
     def moved(self, carried: Carried, now: float) -> None:
-        """Moves have ended. Those of other kinds than these cost nothing."""
+        """Measure stores and loads by the moves that have ended; other kinds are ignored."""
         if lane := self._lanes.get(carried.kind):
             lane.ended(carried.amount, carried.longest_us, now)
 
     def looked_up(self, us: int) -> None:
-        """The kvstore answered."""
+        """Add the time of a lookup that the kvstore answered."""
         self._lookup.add(1, us / 1e6)
 
     def prefill_s(self, tokens: float) -> float:
-        """How long it takes to compute so many tokens of prompts; 0.0 before anything was computed."""
+        """Return the seconds that computing `tokens` prompt tokens takes; 0.0 before anything was computed."""
         return self._prefill.seconds(tokens) or 0.0
 
     def compute_s(self, pages: int) -> float | None:
-        """How long it takes to compute so many pages of a prompt; None before anything was computed."""
+        """Return the seconds that computing `pages` pages of a prompt takes; None before anything was computed."""
         return self._prefill.seconds(pages * self._page_size)
 
     def swap_pays(self, pages: int, unstored: int) -> bool:
-        """Whether storing `unstored` pages and loading all `pages` is quicker than computing them; False where that was
-        not measured yet."""
+        """Whether storing `unstored` pages and loading all `pages` is quicker than computing `pages`; False while these
+        times are not measured."""
         computing = self.compute_s(pages)
         storing = self._lanes[MoveKind.STORE].rate.seconds(unstored * self._page_bytes)
         loading = self._lanes[MoveKind.LOAD].rate.seconds(pages * self._page_bytes)
         if loading is None:
-            # Until something was loaded: as fast as it was stored.
+            # Before the first load, loading counts as being as fast as storing.
             loading = self._lanes[MoveKind.STORE].rate.seconds(pages * self._page_bytes)
         if computing is None or loading is None or (unstored and storing is None):
             return False

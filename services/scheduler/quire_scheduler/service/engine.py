@@ -1,7 +1,8 @@
-"""The loop around the core: sessions on one side, the worker's link on the other, lookups and releases beside.
+"""Engine: the event loop around the core. It connects the core to the routers' sessions, the worker's link and the
+kvstore.
 
-Owns the core of the present epoch, or none while the worker is away. Everything here runs in one event loop; the core
-is called synchronously. Knows nothing of protobuf.
+The engine owns the core of the present epoch; while the worker is away it has none. All code of this module runs in one
+event loop and calls the core synchronously. It knows nothing of protobuf.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _TICK_S = 0.1
-# Looking for the oldest request takes a look at each.
+# Finding the oldest waiting request looks at every request, so it is done less often.
 _TICKS_PER_OLDEST_WAIT = 10
 _LAST_SESSION = 2**31 - 1
 _READY, _DRAINING = "ready", "draining"
 
 
 class KvStore(Protocol):
-    """What the engine needs of a kvstore. Never raises: failures are misses."""
+    """The calls of a kvstore that the engine needs. They never raise: a failed lookup counts as a miss."""
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
-        """Pin the longest stored prefix in every group."""
+        """Pin the longest stored prefix of the pages in every KV group."""
 
     async def release(self, leases: Sequence[bytes]) -> None:
-        """Give leases back."""
+        """Release leases."""
 
 
 class Engine:
-    """One replica, over all epochs of its worker."""
+    """The engine of one replica. It outlives the epochs of its worker."""
 
     def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None, instance: str = "") -> None:
         self.config = config
@@ -65,17 +66,17 @@ class Engine:
         self.roles = Roles(config.role)
         self.core: Scheduler | None = None
         self.draining = False
-        # How long a request has waited for a slot that has waited longest; looked for once a second.
+        # The longest time that a waiting request has waited for a slot; updated once a second.
         self.oldest_wait_s = 0.0
-        # It says that it drains, and still takes requests from routers that have not heard of it.
+        # The replica announces that it drains, but still takes requests from routers that have not heard of it.
         self._leaving = False
-        # The worker stops: it finishes what it holds, in this epoch.
+        # The worker is about to stop: it finishes the requests that it has, in this epoch.
         self._worker_drains = False
         self.progress = 0.0
         self.detail = "waiting for the worker"
-        # Rings when phase, progress or the model change.
+        # Set when the phase, the progress or the model changes.
         self.phase_changed = WakeEvent()
-        # Rings when pages were stored or removed, and at a new epoch.
+        # Set when pages were stored or removed, and when an epoch begins or ends.
         self.pages_changed = WakeEvent()
         self._kick: Callable[[], None] = lambda: None
         self._phase = "loading"
@@ -91,22 +92,22 @@ class Engine:
 
     @property
     def phase(self) -> str:
-        """loading, ready, draining or failed."""
+        """The replica's phase: loading, ready, draining or failed."""
         drains = self.draining or self._worker_drains or self._leaving
         return _DRAINING if drains and self._phase == _READY else self._phase
 
     def call_for_grants(self, kick: Callable[[], None]) -> None:
-        """The link's `kick` is called whenever there may be a Grant to send."""
+        """Have the engine call `kick`, a function of the worker's link, whenever there may be a Grant to send."""
         self._kick = kick
 
     def set_phase(self, phase: str, progress: float, detail: str) -> None:
-        """Tell watchers how far the worker is."""
+        """Set the phase and how far loading has come (`progress`, 0 to 1), and wake watchers if anything changed."""
         if (phase, progress, detail) != (self._phase, self.progress, self.detail):
             self._phase, self.progress, self.detail = phase, progress, detail
             self.phase_changed.set()
 
     def attach(self, hello: WorkerHello) -> None:
-        """Begin a new epoch with a new core for the worker that said hello. The phase becomes ready."""
+        """Begin a new epoch: make a new core for the worker that sent the hello, and set the phase to ready."""
         with_store = self._kvstore is not None
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.pages_changed.set)
@@ -119,8 +120,8 @@ class Engine:
         self.pages_changed.set()
 
     def detach(self, error: QuireError, phase: str, detail: str) -> None:
-        """End the epoch, since the worker is gone: its requests fail with the error, its leases are released, and
-        watchers see the new phase."""
+        """End the epoch, since the worker is gone. Its requests fail with the error, the leases in the kvstore are
+        released, and the phase changes."""
         core, self.core = self.core, None
         self.set_phase(phase, 0.0, detail)
         if core is not None:
@@ -155,9 +156,9 @@ class Engine:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> None:
-        """Give a request to the core, with a trace span of its own. `held_tokens`: leading tokens whose pages somebody
-        has, as the router believes; None: it did not say. Raises Unavailable if there is no worker, and the QuireError
-        of a role or core that refuses the request."""
+        """Give a request to the core, with a trace span of its own. `held_tokens`: the number of leading tokens whose
+        pages somebody has, as the router believes; None: the router did not say. Raises Unavailable if there is no
+        worker, and the QuireError by which the role or the core refuses the request."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
@@ -172,7 +173,7 @@ class Engine:
         self._changed()
 
     def hand_over(self, session: int, handle: int, handover: Handover) -> None:
-        """Pass a handover to the request that awaits it; others ignore it."""
+        """Pass a handover to the request that awaits it. A request that awaits none ignores it."""
         if self.core is not None:
             self.core.hand_over(session, handle, handover, now_s())
             self._changed()
@@ -186,7 +187,7 @@ class Engine:
             self._changed()
 
     def fail(self, session: int, handle: int, error: QuireError) -> bool:
-        """End a request by an error, which its session is told. Returns False where it has ended already."""
+        """End a request by an error and tell its session. Returns False if the request has ended already."""
         failed = self.core is not None and self.core.fail(session, handle, error, now_s())
         if failed:
             self._changed()
@@ -209,16 +210,17 @@ class Engine:
         return ticket
 
     def running(self, session: int) -> int:
-        """Requests of the session that have not ended."""
+        """Return the number of the session's requests that have not ended."""
         return self.core.count(session) if self.core is not None else 0
 
     @property
     def busy(self) -> bool:
-        """Slots are held: the worker has steps to report."""
+        """Whether requests hold slots, so that the worker has steps to report."""
         return self.core is not None and self.core.busy
 
     def model(self) -> ModelInfo:
-        """The model with the context that this replica can serve; raises Unavailable while the worker is away."""
+        """Return the model, with the context length that this replica can serve. Raises Unavailable while the worker is
+        away."""
         if self.core is None:
             raise self.not_ready()
         return replace(self.core.hello.model, max_model_len=self.core.max_len)
@@ -233,8 +235,8 @@ class Engine:
         )
 
     def on_report(self, report: Report) -> None:
-        """Apply a Report; what sessions must be told waits for `flush`. Where the worker drains, the core refuses new
-        requests from now on."""
+        """Apply a Report. The outputs for the sessions wait until `flush`. If the Report says that the worker drains,
+        the core refuses new requests from now on."""
         if self.core is not None:
             if report.draining and not self._worker_drains:
                 self._worker_drains = True
@@ -251,8 +253,8 @@ class Engine:
         return grant
 
     def flush(self) -> None:
-        """Deliver to sessions what they must be told; sessions that cannot keep up are ended. Wakes whoever waits for
-        the core to be idle."""
+        """Deliver the outputs to their sessions, and close sessions that cannot keep up. If the core is idle, wake the
+        tasks that wait for that."""
         if self.core is not None:
             self._outputs += self.core.take_outputs()
         outputs, self._outputs = self._outputs, []
@@ -265,14 +267,14 @@ class Engine:
             self._idle.set()
 
     async def tick(self) -> None:
-        """Run for ever: every 0.1 s sinks may send a heartbeat, a Grant is asked for, which fails requests past their
-        deadline, and metrics are updated."""
+        """Run for ever. Every 0.1 s, let the sinks send heartbeats, ask for a Grant (which also fails requests past
+        their deadline), and update the metrics."""
         for tick in itertools.count():
             await asyncio.sleep(_TICK_S)
             for sink in self._sinks.values():
                 sink.beat()
             if self.core is not None:
-                # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
+                # The link then asks for a Grant, and the core checks deadlines before it makes one.
                 self._kick()
                 metrics.show(self.core.load(), self.core.cached_pages, self.core.deferred)
                 self._meter.count(self.core.stats)
@@ -281,14 +283,14 @@ class Engine:
                 metrics.show_oldest_wait(self.oldest_wait_s)
 
     def leave(self) -> None:
-        """Say from now on that this replica drains, so that routers place nothing more here; what comes is still
-        taken."""
+        """Announce from now on that this replica drains, so that routers place no more requests here. Requests that
+        still come are accepted."""
         self._leaving = True
         self.phase_changed.set()
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Refuse new requests, and return when none is left. After `timeout_s` (None: never) those that still run are
-        failed. Returns how many were."""
+        """Refuse new requests, and return when no request is left. Requests that still run after `timeout_s` are
+        failed; None: wait without limit. Returns the number of failed requests."""
         self.draining = True
         self.phase_changed.set()
         if self.core is not None:
@@ -296,9 +298,10 @@ class Engine:
         return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
 
     async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
-        """Refuse requests that the role does not take, wait until those that are here have ended, then change the role.
-        After `timeout_s` (None: never) they are failed. Returns the former role and how many were failed; raises as
-        Roles.change."""
+        """Change the replica's role. From now on, requests that the new role does not take are refused. The engine
+        waits until the requests and transfers that do not fit the new role have ended, then changes the role. Those
+        that remain after `timeout_s` are ended first (None: wait without limit). Returns the former role and the
+        number of requests that were failed. Raises the errors of Roles.change."""
         former = self.roles.role
         with self.roles.change(role):
             ended = await self._until(
@@ -309,7 +312,7 @@ class Engine:
         return former, ended
 
     async def close(self) -> None:
-        """Cancel lookups, end the core, and return when all its leases were given back."""
+        """Cancel lookups, end the core, and return when all its leases have been released."""
         for task in list(self._lookups):
             task.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
@@ -322,8 +325,8 @@ class Engine:
     async def _until(
         self, done: Callable[[Scheduler], bool], end: Callable[[Scheduler], int], timeout_s: float | None
     ) -> int:
-        """Wait until the core is done, or there is none, and return 0. When the time is over, call `end` and return its
-        result."""
+        """Wait until `done` is true of the core or there is no core, and return 0. After `timeout_s`, call `end` and
+        return its result."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while self.core is not None and not done(self.core):
@@ -337,7 +340,7 @@ class Engine:
         return 0
 
     def _changed(self) -> None:
-        """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""
+        """Start the core's lookups and releases and kick the link, after a change that no Report made."""
         if self.core is not None:
             self._carry_out(self.core)
         self._kick()
@@ -353,13 +356,13 @@ class Engine:
             _spawn(self._kvstore.release(effects.releases), self._releases)
 
     async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
-        """Ask the kvstore and give its answer to the core; a call that raises or is cancelled counts as failed. Where
-        the core's epoch is over, only the leases found are released."""
+        """Ask the kvstore and give its answer to the core. A call that raises or is cancelled counts as failed. If the
+        core's epoch has ended, the core only releases the leases of the answer."""
         result = LookupResult(0, (), 0, 0.0, failed=True)
         try:
             result = await kvstore.look_up(lookup, core.hello)
         finally:
-            # Also of an epoch that is over: then all that is left to do is to release what was pinned.
+            # This is done even if the epoch has ended: the core must still release the pinned pages.
             core.on_lookup(lookup.uid, result)
             self._carry_out(core)
             self._kick()
@@ -370,7 +373,7 @@ class Engine:
 
 
 def _after(session: int) -> int:
-    """The next session number: columns of int32 carry them."""
+    """Return the session number after this one. Session numbers must fit int32 columns."""
     return session + 1 if session < _LAST_SESSION else 1
 
 
