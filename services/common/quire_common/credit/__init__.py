@@ -1,7 +1,8 @@
-"""The credit protocol's one codec: Grants and Reports as dataclasses of numpy columns, and their way onto the wire.
+"""The only codec of the credit protocol: Grants and Reports as dataclasses of numpy columns, and their protobuf form.
 
-Shared by the scheduler, the worker, the paced worker and tests. A decoder ignores columns that it does not know and
-refuses unequal lengths. Holds no policy: what to grant is the scheduler's, what to run the worker's.
+The scheduler, the worker, the paced worker and tests share it. A decoder ignores columns that it does not know, and
+refuses columns of unequal lengths. It holds no policy: the scheduler decides about Grants, and the worker about its
+steps.
 """
 
 from quire_common.credit.grant import (

@@ -1,4 +1,4 @@
-"""A Grant: what the scheduler lets the worker do. Applied in field order at a step boundary."""
+"""Grant: what the scheduler allows the worker to do. The worker applies its fields in order, between two steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def empty_i64() -> NDArray[np.int64]:
 
 
 class MoveKind(enum.IntEnum):
-    """Where pages go; values of the contract."""
+    """The kinds of page moves, with their numbers in the contract."""
 
     STORE = 1
     LOAD = 2
@@ -55,7 +55,8 @@ class MoveKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bounds of one step. step_limit: steps that one Grant allows, 0 without limit, 1 lockstep."""
+    """The limits of one step. `step_limit` is the number of steps that one Grant allows: 0 is no limit, 1 is
+    lockstep."""
 
     tokens_per_step: int
     prefill_tokens_beside_decoders: int
@@ -66,7 +67,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A sequence takes a slot. `pages` is one int32 table per KV group; `limit` an absolute position."""
+    """The start of a sequence in a slot. `pages` has one int32 page table per KV group; `limit` is an absolute
+    position."""
 
     slot: int
     order_key: int
@@ -80,10 +82,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """Pages to store, load, pull, copy or export; hashes are 32 bytes each, one per device page.
+    """Pages to store, load, pull, copy or export. There is one hash of 32 bytes for each device page.
 
-    Of an export or a pull, `tail_tokens` are in the last page where it is partial, and its hash is the ticket's tail
-    handle; `lease` and `lease_key` are the ticket's. Of a pull, `first_index` is the first page's place in the export.
+    In an export or a pull, a last page that is partial holds `tail_tokens` tokens, and its hash is the ticket's tail
+    handle. `lease` and `lease_key` are the ticket's. In a pull, `first_index` is the place of the first page in the
+    export.
     """
 
     id: int
@@ -102,7 +105,7 @@ class PageMove:
 
 @dataclass(slots=True)
 class Grant:
-    """Columns of one group have equal lengths. order_slot is None where the order did not change."""
+    """A Grant. Columns of one group have equal lengths. `order_slot` is None if the order has not changed."""
 
     epoch: Epoch
     seq: int

@@ -1,4 +1,4 @@
-"""The first frames of a Run stream: who the worker is, what it holds, and which life of it this is."""
+"""The first frames of a Run stream: the worker's identity, the model and pages that it serves, and its epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SamplingDefaults = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A life of the worker (boot id) and a run within it (one per scheduler that attached)."""
+    """Identifies one life of the worker's process (boot id) and one run within it. Each scheduler that attaches begins
+    a run."""
 
     boot_id: int
     run: int
@@ -27,7 +28,8 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Bytes of a page that one rank of a worker group holds. A rank's part of a page is its ranges in a row."""
+    """A range of bytes of a page that one rank of a worker group holds. The rank's part of a page is its ranges, one
+    after the other."""
 
     rank: int
     offset: int
@@ -36,7 +38,8 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """One kind of per-token state. page_bytes covers all layers and ranks; no shards: one rank holds whole pages."""
+    """One kind of per-token state. `page_bytes` covers all layers and ranks. Without shards, one rank holds whole
+    pages."""
 
     name: str
     page_bytes: int
@@ -60,7 +63,7 @@ class PageGeometry:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What routers and clients may know of a model."""
+    """The facts about the model that routers and clients may know."""
 
     name: str
     architecture: str
@@ -77,7 +80,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
-    """Where one rank of a worker group serves pages; `descriptor` is what `transport` needs to find it."""
+    """The place where one rank of a worker group serves pages. `transport` finds it by `descriptor`."""
 
     rank: int
     transport: str
@@ -125,7 +128,8 @@ def epoch_from_pb(message: common_pb2.Epoch) -> Epoch:
 
 
 def scheduler_hello(capabilities: tuple[str, ...] = (), *, expects_peers: bool = False) -> worker_pb2.Grant:
-    """The scheduler's first frame; `expects_peers`: pages will be exchanged with other workers."""
+    """Return the scheduler's first frame. `expects_peers`: whether this worker will exchange pages with other
+    workers."""
     hello = worker_pb2.Hello(protocol_version=PROTOCOL_VERSION, capabilities=capabilities, expects_peers=expects_peers)
     return worker_pb2.Grant(hello=hello)
 

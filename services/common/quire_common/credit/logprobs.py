@@ -27,7 +27,8 @@ def _empty_f32() -> NDArray[np.float32]:
 
 @dataclass(slots=True)
 class LogprobColumns:
-    """Logprobs (natural, of the raw logits, before temperature) of those tokens that were asked about: L entries."""
+    """Logprobs of the tokens for which they were requested: L entries. They are natural logarithms, computed from the
+    raw logits before temperature."""
 
     token_index: NDArray[np.int32] = field(default_factory=_empty)
     """[L] index into the message's, or the step's, column of tokens; ascending."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of the tokens at `first`, `first + 1` and so on: one entry each. `owner` is a slot in a Report, a handle in a
-    session."""
+    """Logprobs of the prompt tokens at positions `first`, `first + 1` and so on, with one entry each. `owner` is a slot
+    in a Report, or a handle in a session."""
 
     owner: int
     first: int

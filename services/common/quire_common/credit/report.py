@@ -1,4 +1,5 @@
-"""A Report: what the worker did. Rows are grouped by step; each step names the Grant that was applied at its launch."""
+"""Report: the results of the worker's steps. Rows are grouped by step, and each step names the Grant that was applied
+at its launch."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def _empty_u8() -> NDArray[np.uint8]:
 
 @dataclass(slots=True)
 class Report:
-    """Columns of one group have equal lengths; `token` holds sum(count) entries, rows sum(step_rows)."""
+    """A Report. Columns of one group have equal lengths; `token` has sum(count) entries, and there are sum(step_rows)
+    rows."""
 
     epoch: Epoch
     first_step: int = 0
@@ -90,12 +92,12 @@ class Report:
         pages: NDArray[np.int32],
         us: NDArray[np.int32],
     ) -> None:
-        """Set the moves that have ended; `status` 0: with all pages."""
+        """Set the moves that have ended. `status` 0 means that all pages have moved."""
         self.moved_id, self.moved_status, self.moved_pages, self.moved_us = move_id, status, pages, us
 
     @property
     def steps(self) -> int:
-        """Number of steps that it tells of."""
+        """Number of steps in the Report."""
         return len(self.step_applied)
 
 

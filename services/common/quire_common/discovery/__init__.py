@@ -1,4 +1,4 @@
-"""Where peers are: from flags, from DNS, or from Redis. Peers never come from a request."""
+"""Discovery of peers: from flags, from DNS, or from Redis. A request never names a peer."""
 
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery

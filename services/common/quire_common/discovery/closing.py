@@ -1,4 +1,4 @@
-"""A wait that the end of a discovery cuts short."""
+"""Closing: an event that ends the waits of a discovery."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 
 
 class Closing:
-    """Set once; whoever pauses on it wakes."""
+    """An event that is set once and wakes every task that pauses on it."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     @property
     def done(self) -> bool:
-        """Whether the end has come."""
+        """Whether the event is set."""
         return self._event.is_set()
 
     def set(self) -> None:
-        """The end."""
+        """Set the event."""
         self._event.set()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Wait so long, or for ever if None, or until the end. Returns whether the end has come."""
+        """Wait for the event, for `seconds` at most (None: without limit). Returns whether the event is set."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

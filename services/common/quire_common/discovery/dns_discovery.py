@@ -30,8 +30,9 @@ class DnsDiscovery:
         self._closing = Closing()
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Yield an endpoint for each address of the service's names, at first and at every change, resolving them every
-        `poll_s`. Instances are called by their address; `metadata["host"]` is the name, which certificates carry."""
+        """Yield an endpoint for each address of the service's names, at once and after every change. Names are resolved
+        every `poll_s`. An instance is named by its address; `metadata["host"]` is the DNS name, which certificates
+        carry."""
         last: dict[str, list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:
@@ -47,7 +48,7 @@ class DnsDiscovery:
             await self._closing.pause(self._poll_s)
 
     async def register(self, endpoint: Endpoint) -> None:
-        """Nothing: the platform keeps the names."""
+        """Does nothing: the platform maintains the DNS names."""
 
     async def close(self) -> None:
         """End the watchers."""

@@ -1,4 +1,4 @@
-"""What discovery tells of a peer, and the contract of all ways of finding them."""
+"""Endpoint: an instance of a service, as discovery finds it. Discovery: the interface of all implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One instance of a service. Two are the same peer if their `instance` is equal; the address may change."""
+    """One instance of a service. Two endpoints are the same peer if their `instance` is equal; the address may
+    differ."""
 
     instance: str
     service: str
@@ -21,22 +22,22 @@ class Endpoint:
 
 
 class Discovery(Protocol):
-    """Finds peers and makes this process findable. Used from one event loop.
+    """Finds peers, and makes this process findable. Used from one event loop.
 
-    Losing the source of truth degrades freshness alone: watchers keep the last list that they knew.
+    If the source (Redis, DNS) is away, watchers keep the last list that they knew; only its freshness suffers.
     """
 
     def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Yields the instances of a service, sorted by name: once now (maybe none), then at every change.
+        """Yield the instances of a service, sorted by name: once at the start (perhaps none), then after every change.
 
         Ends when `close` is called. Never raises because the source is away.
         """
         ...
 
     async def register(self, endpoint: Endpoint) -> None:
-        """Make an endpoint findable until `close`; registering an instance again replaces what is said of it.
+        """Make an endpoint findable until `close`. Registering an instance again replaces its endpoint.
 
-        Returns after the first attempt; where that failed, goes on trying in the background.
+        Returns after the first attempt. If that attempt fails, further attempts follow in the background.
         """
 
     async def close(self) -> None:

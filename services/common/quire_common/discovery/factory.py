@@ -1,4 +1,4 @@
-"""From the `discovery` option to an implementation."""
+"""Makes the implementation that the `discovery` option names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def make_discovery(spec: str, static: Static, spec_file: str = "") -> Discovery:
-    """Make what `spec` names: `static` or `dns`, with the entries of `static` by service, or a Redis URL, which came
-    from `spec_file` if that is given. Raises ConfigError."""
+    """Make the discovery that `spec` names: `static` or `dns`, for which `static` has the entries by service, or a
+    Redis URL. If `spec_file` is given, the URL came from that file. Raises ConfigError."""
     make = _KINDS.get(spec.partition(":")[0])
     if make is None:
         raise ConfigError(

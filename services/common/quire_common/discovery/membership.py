@@ -1,4 +1,4 @@
-"""Who a watcher believes to be there. Pure bookkeeping: knows neither Redis nor the clock."""
+"""Membership: the instances that a watcher believes to exist. Membership knows neither Redis nor the clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Membership:
-    """Arrivals count at once. Departures count only while the source is trusted.
+    """New instances count at once. Missing instances are dropped only while the source is trusted.
 
-    A source that was away, or came back having lost its memory, says nothing about who has left until everybody had
-    time to report again: `hold_s`.
+    After an outage, or after the source has lost its memory, the list of the source may lack instances that still run.
+    So for `hold_s`, in which every instance can register again, none is dropped.
     """
 
     def __init__(self, hold_s: float) -> None:
@@ -25,12 +25,12 @@ class Membership:
         self._shown: list[Endpoint] | None = None
 
     def outage(self) -> None:
-        """The source did not answer."""
+        """Note that the source did not answer."""
         self._hold_until = float("inf")
 
     def update(self, found: Mapping[str, Endpoint], life: str | None, now_s: float) -> None:
-        """Take the source's answer. Instances that it does not name are dropped, but not until `hold_s` after an
-        outage, or after `life` has changed, which means that the source has lost its memory."""
+        """Take the source's answer. Instances that it does not name are dropped, but not within `hold_s` after an
+        outage or a change of `life`. Such a change means that the source has lost its memory."""
         if self._hold_until == float("inf") or (self._life is not None and life != self._life):
             self._hold_until = now_s + self._hold_s
         self._life = life if life is not None else self._life

@@ -1,5 +1,5 @@
-"""Opens asyncio clients of a Redis. User and password follow the file of the URL, if there is one; host and port do
-not."""
+"""Opens asyncio clients of a Redis. User and password follow changes of the URL's file, if there is one; host and port
+do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from quire_common.identity.watched_files import WatchedFiles
 
 
 def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis publishes types in part
-    """Open a client. `url_file` is the file that the URL came from: each new connection logs in as it says then."""
+    """Open a client. `url_file` is the file from which the URL came. Each new connection logs in with the user and
+    password that the file names at that time."""
     parts = urlsplit(url)
     if not url_file or not parts.password:
         return Redis.from_url(url, **options)

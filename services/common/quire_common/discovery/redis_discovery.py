@@ -55,7 +55,7 @@ class RedisSettings:
 
     @classmethod
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
-        """Parse the URL of --discovery, and take our own options out of it. Raises ConfigError."""
+        """Parse the URL of --discovery; Quire's own options are removed from the URL. Raises ConfigError."""
         parts = urlsplit(spec)
         options = dict(parse_qsl(parts.query))
         try:
@@ -75,7 +75,7 @@ class RedisSettings:
 
 
 class RedisDiscovery:
-    """See the module; `settings.ttl_s` bounds how long a dead instance stays listed."""
+    """Discovery by Redis keys (see the module). A dead instance stays listed for `settings.ttl_s` at most."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings

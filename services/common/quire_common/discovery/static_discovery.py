@@ -1,4 +1,4 @@
-"""Peers from flags: they never change, and registering is nobody's business."""
+"""Peers from flags. They never change, and registration does nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class StaticDiscovery:
         }
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """The list of the flags, once; then waits for the end."""
+        """Yield the flags' list, once; then wait until `close`."""
         yield list(self._endpoints.get(service, []))
         await self._closing.pause(None)
 
     async def register(self, endpoint: Endpoint) -> None:
-        """Nothing: peers were told by their own flags."""
+        """Does nothing: the peers' own flags name this process."""
 
     async def close(self) -> None:
         """End the watchers."""
