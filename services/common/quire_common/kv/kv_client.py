@@ -1,7 +1,9 @@
-"""A client of the kvstore: lookups, reads and puts of framed pages; `KvClient` for threads, `AioKvClient` for asyncio.
+"""A client of the kvstore for lookups, reads and puts of framed pages: `KvClient` for threads, `AioKvClient` for
+asyncio.
 
-What comes back from `get_pages` is as the store sent it: callers check it with `quire_common.pages.check_page` and
-treat PageCorrupt as a miss. All failures are QuireErrors; to a caller every one of them means "recompute".
+`get_pages` returns pages as the store sent them. Callers check each page with `quire_common.pages.check_page` and treat
+PageCorrupt as a miss. All failures are QuireErrors; for a caller, each of them means that the pages must be computed
+anew.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _START_S = 5.0
 
 @dataclass(frozen=True)
 class Lookup:
-    """Pages found from the first on, and the lease that keeps them; no lease if none was found or asked for."""
+    """The result of a lookup: the number of pages found, from the first of the run on, and the lease that keeps them.
+    Without a page, or if the caller wanted no lease, the lease is empty."""
 
     pages: int
     lease: bytes
@@ -47,8 +50,9 @@ class Lookup:
 
 @dataclass(frozen=True)
 class LeaseAccess:
-    """How a lease's pages travel beside gRPC. `arena` and `data_port` are empty and 0 where that is no way. Offsets and
-    generations, of each page, are a lookup's."""
+    """The other ways, beside gRPC, to the pages of a lease. `arena` is empty if the store shares no memory, and
+    `data_port` is 0 if it has no data port. Only a lookup has `offsets` and `generations`, one of each for each
+    page."""
 
     lease: bytes
     key: bytes = field(default=b"", repr=False)
@@ -60,9 +64,9 @@ class LeaseAccess:
 
 @dataclass(frozen=True)
 class StartedPut:
-    """Indices of the pages that the store wants, and the lease to put them under; an empty one where none is wanted.
-    `admitted`: so many pages of the run, from the first on, are there, on their way or wanted; for the next there was
-    no room. None: the store does not say."""
+    """The answer to `begin_put`: the indices of the pages that the store wants, and the lease under which to send them.
+    If the store wants none, the lease is empty. `admitted` counts the pages of the run, from the first on, that the
+    store has, is receiving or wants; there was no room for the next page. It is None if the store does not say."""
 
     wanted: list[int]
     access: LeaseAccess
@@ -71,7 +75,8 @@ class StartedPut:
 
 @dataclass(frozen=True)
 class PutOutcome:
-    """Of the pages named: how many the store wanted, and how many of these it keeps now."""
+    """The outcome of a put: `wanted` pages were wanted by the store, of which it keeps `stored` now and has refused
+    `refused`."""
 
     wanted: int
     stored: int
@@ -79,7 +84,8 @@ class PutOutcome:
 
 
 class TransferCancelled(Exception):  # the caller's own wish, not a failure
-    """Raised by a callback of the caller's: the transfer ends at once, and a put leaves nothing in the store."""
+    """A callback of the caller raises this to cancel a transfer. The transfer ends at once, and a put leaves nothing in
+    the store."""
 
 
 class KvClient:
@@ -98,8 +104,8 @@ class KvClient:
         direct: bool = False,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. `direct`: the
-        result has the access that `attach` gives. Raises QuireError."""
+        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. With `direct`,
+        the result also has the access that `attach` returns. Raises QuireError."""
         request = _lookup_request(run, lease_ms, pin, context)
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
@@ -107,7 +113,7 @@ class KvClient:
     def attach(
         self, lease: bytes, context: common_pb2.RequestContext | None = None, timeout_s: float | None = None
     ) -> LeaseAccess:
-        """How a lookup's pages travel beside gRPC; raises NotFound."""
+        """Return the other ways, beside gRPC, to the pages of a lookup. Raises NotFound if the lease has ended."""
         request = kvstore_pb2.AttachRequest(context=context, lease=lease)
         return _access(lease, self._call(self._stub.Attach, request, context, timeout_s))
 
@@ -125,8 +131,8 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> Generator[tuple[int, bytes], None, None]:
-        """Yield index and framed bytes, unchecked, of each page asked for, all of the lease by default, as they arrive.
-        Raises QuireError. A reader that stops early ends the call."""
+        """Yield the index and the framed bytes of each page in `indices`, as they arrive; by default, of all pages of
+        the lease. The bytes are not checked. A reader that stops early ends the call. Raises QuireError."""
         if indices is not None and not len(indices):
             return
         request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
@@ -145,7 +151,8 @@ class KvClient:
             call.cancel()  # a reader that stops early must not leave a thread of the store waiting
 
     def check(self, lease: bytes, index: int, context: common_pb2.RequestContext | None = None) -> bool:
-        """Whether the store finds a page of a lookup intact; where not, it removes it. Raises NotFound, Unsupported."""
+        """Ask the store to check one page of a lookup. Returns whether the page is intact; if not, the store removes
+        it. Raises NotFound, Unsupported."""
         request = kvstore_pb2.CheckRequest(context=context, lease=lease, page=index)
         return bool(self._call(self._stub.Check, request, context).intact)
 
@@ -161,10 +168,10 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
-        """Put the run's pages that the store wants, of which `on_wanted` is told first. `body(index)` gives the body of
-        one of these, in order, on a thread of gRPC's; it may be changed once `body` is called again. `body` may raise
-        TransferCancelled, which comes out here. After any failure the put is released, so that the store need not
-        wait."""
+        """Put those of the run's pages that the store wants. `on_wanted` is called first, with their indices.
+        `body(index)` returns the body of one page; it is called in order, on a gRPC thread. A body may be changed once
+        `body` is called again. If `body` raises TransferCancelled, so does this method. After any failure the put is
+        released, so that the store need not wait for its lease to end."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -176,8 +183,8 @@ class KvClient:
     def begin_put(
         self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
     ) -> StartedPut:
-        """Ask which of the run's pages the store wants, and get a lease to put them under. To be followed by
-        `committing`, where anything is wanted."""
+        """Ask which of the run's pages the store wants, and get a lease under which to send them. If the store wants
+        any, `committing` must follow."""
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
@@ -188,8 +195,9 @@ class KvClient:
     def committing(
         self, begun: StartedPut, context: common_pb2.RequestContext | None = None
     ) -> Iterator[list[PutOutcome]]:
-        """Context in which the caller sends a put's pages. At its end they are committed, and the outcome is in the
-        list; if it raises, the put is released."""
+        """Context manager: the caller sends the put's pages inside it. On a normal exit, the pages are committed and
+        the outcome is appended to the list that the context manager yields. If the body or the commit raises, the put
+        is released."""
         outcome: list[PutOutcome] = []
         lease = begun.access.lease
         try:
@@ -252,7 +260,7 @@ class KvClient:
 
 
 class AioKvClient:
-    """Control calls for asyncio; data moves in workers alone."""
+    """Control calls for asyncio. There are no data calls: only workers transfer pages."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float = 5.0) -> None:
         self._stub = kvstore_pb2_grpc.KvStoreStub(channel)

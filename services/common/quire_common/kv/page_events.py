@@ -1,7 +1,7 @@
-"""Frames of page events: several changes as one, so that a busy holder costs its watchers little.
+"""Frames of page events. Several changes are joined into one frame, so that a busy instance costs its watchers little.
 
-Changes are joined in their order as long as no page is both stored and removed among them: then their order within the
-frame does not matter. Knows nothing of who holds pages or who watches.
+Changes are joined in order, as long as no page is both stored and removed among them. Then their order within the frame
+does not matter. This module does not know the instances that hold pages, or the watchers.
 """
 
 from __future__ import annotations

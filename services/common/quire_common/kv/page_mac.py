@@ -1,10 +1,12 @@
-"""PageMac: the MAC of a KV page, keyed BLAKE3 under the cluster's keys. Knows nothing of what a page looks like.
+"""PageMac: the MAC of a KV page, made with keyed BLAKE3 under the cluster's keys. PageMac does not know the format of a
+page.
 
-Why BLAKE3: a page is written once and read for days, so GMAC, which breaks where a nonce comes twice under one key,
-would need a nonce beside each page; and of the MACs without a nonce BLAKE3 is the fastest (bench/LOG.md).
+BLAKE3 was chosen for two reasons. A page is written once and read for days. GMAC breaks if a nonce is used twice under
+one key, so it would need a stored nonce for each page. Of the MACs without a nonce, BLAKE3 is the fastest
+(bench/LOG.md).
 
-Keys. The first one makes MACs, and each of them verifies. A MAC is stored with the number of its key, so that a page
-is checked once, and a page under a key that is not the first one is known from its header.
+The first key makes MACs, and every key verifies them. Each MAC is stored with the number of its key. So one check with
+the right key suffices, and the header shows whether a page has a MAC under another key than the first.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _NUMBERS = (1 << 16) - 1
 
 @dataclass(frozen=True)
 class _Key:
-    """`number` names the key in headers of pages; 0 is no key."""
+    """A key. Page headers name it by `number`; 0 stands for no key."""
 
     secret: bytes = field(repr=False)
     number: int
@@ -57,8 +59,8 @@ class PageMac:
 
     @classmethod
     def from_config(cls, keys: str, keys_file: str = "") -> PageMac | None:
-        """The MAC of these keys, the first of which makes MACs; they follow `keys_file` if they came from there. None
-        where there are no keys. Raises ConfigError."""
+        """Return the PageMac of these keys, of which the first makes MACs; None if there are no keys. If `keys_file` is
+        given, changes of that file take effect while the process runs. Raises ConfigError."""
         if not keys:
             return None
         if keys_file:
@@ -73,12 +75,12 @@ class PageMac:
         return self._keys()[0].number
 
     def make(self, *parts: Buffer) -> tuple[int, bytes]:
-        """The number of the first key, and the MAC under it of these bytes, one part after the other."""
+        """Return the number of the first key, and the MAC under it of the given parts, taken as one byte string."""
         key = self._keys()[0]
         return key.number, _mac(key, parts)
 
     def verify(self, key_number: int, mac: bytes, *parts: Buffer) -> bool:
-        """Whether this is the MAC of these bytes under the key of this number, which is one of the keys."""
+        """Whether this is the MAC of these bytes under the key with this number. False if no key has this number."""
         return any(hmac.compare_digest(_mac(key, parts), mac) for key in self._keys() if key.number == key_number)
 
 

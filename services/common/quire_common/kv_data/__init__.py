@@ -1,4 +1,4 @@
-"""Data connections of the kvstore, both ends' part: how frames look, and what makes them genuine.
+"""Data connections of the kvstore, used at both ends: the format of frames, and their authentication.
 
-Only the kvstore and the worker's transfer agent use it; they declare what it stands on.
+Only the kvstore and the worker's transfer agent use this package; they declare the libraries that it needs.
 """

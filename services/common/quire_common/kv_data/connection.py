@@ -1,8 +1,10 @@
-"""DataConnection: frames over a socket, either end. One thread at a time. Knows nothing of what is said.
+"""DataConnection: frames over a socket, for either end. One thread at a time may use it. It does not know the meaning
+of the frames.
 
-Times are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one call receives or sends a whole frame without the interpreter, and
-bounds the whole of it, so that a peer that drips bytes holds nobody longer than one that is silent. A large payload
-over TCP is waited for first, as long at most, and then received by one call.
+The kernel keeps the time limits (SO_RCVTIMEO, SO_SNDTIMEO). One call receives or sends a whole frame without returning
+to the interpreter, and its limit bounds the whole frame. So a peer that sends a byte now and then holds a thread no
+longer than a silent peer. For a large payload over TCP, a first call waits until it has arrived, for the same limit at
+most, and a second call receives it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _MANY_PACKETS_BYTES = 128 << 10
 
 @dataclass(slots=True)
 class ReceivedFrame:
-    """A head as it came in: nothing of it is to be believed before `DataConnection.verify_head`."""
+    """A frame's head as received. It must not be trusted before `DataConnection.verify_head` has checked it."""
 
     head: Head
     packed: bytes
@@ -52,17 +54,17 @@ class ReceivedFrame:
     fds: list[int]
 
     def close_fds(self) -> None:
-        """Descriptors that nobody has taken."""
+        """Close the descriptors that no handler has taken."""
         while self.fds:
             os.close(self.fds.pop())
 
 
 class DataConnection:
-    """`server_handshake` or `client_handshake` first, once. Every method may raise DataConnectionError, after which
-    there is `close` alone."""
+    """One end of a connection. Call `server_handshake` or `client_handshake` first, once. Every method may raise
+    DataConnectionError; after that, only `close` may be called."""
 
     def __init__(self, sock: socket.socket, timeout_s: float, *, tunnelled: bool = False) -> None:
-        """`tunnelled`: what the socket carries goes on to another host."""
+        """`tunnelled`: whether the bytes of this socket travel on to another host."""
         self.sock = sock
         unix = sock.family == socket.AF_UNIX
         self.local = unix and not tunnelled
@@ -80,31 +82,31 @@ class DataConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def server_handshake(self) -> None:
-        """The store's part of the beginning."""
+        """Exchange nonces as the serving end."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._send([pack_hello(ours)])
         self._nonces = (ours, self._exactly(NONCE_BYTES))
 
     def client_handshake(self) -> None:
-        """The client's part."""
+        """Exchange nonces as the client."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._nonces = (unpack_hello(self._exactly(HELLO_BYTES)), ours)
         self._send([ours])
 
     def server_seals(self, lease_key: bytes) -> Seals:
-        """For frames of a lease, at the store's end."""
+        """Return the seals for frames of a lease, at the serving end."""
         return Seals.of_server(lease_key, *self._nonces)
 
     def client_seals(self, lease_key: bytes) -> Seals:
-        """For frames of a lease, at the client's end."""
+        """Return the seals for frames of a lease, at the client's end."""
         return Seals.of_client(lease_key, *self._nonces)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until there is something to receive."""
+        """Wait until there is something to receive; returns False if nothing came within `timeout_s`."""
         return bool(self._poll.poll(timeout_s * 1000))
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send one frame, with tags made by the lease's key; `head.length` is the payload's."""
+        """Send one frame, with tags made with the lease's key. `head.length` is the payload's length."""
         number = 2 * self._sent
         self._sent += 1
         payload_tag = seals.outgoing.tag(number + 1, payload) if head.length else _NO_TAG
@@ -132,19 +134,22 @@ class DataConnection:
         return ReceivedFrame(head, data[: HEAD_BYTES + TAG_BYTES], *tags, number, fds)
 
     def verify_head(self, frame: ReceivedFrame, seals: Seals) -> Head:
-        """The head, which is genuine."""
+        """Return the frame's head once it is verified; raises DataConnectionError if it was not made with the lease's
+        key."""
         if not seals.incoming.verify(frame.head_tag, frame.number, frame.packed):
             raise DataConnectionError("forged", "a head was not made with the lease's key")
         return frame.head
 
     def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
-        """The payload of a verified head, into memory of its length; not genuine before this returns."""
+        """Receive the payload of a verified head into `into`, which has its length. The bytes must not be trusted
+        before this method returns."""
         self._fill(into)
         if not seals.incoming.verify(frame.payload_tag, frame.number + 1, into):
             raise DataConnectionError("forged", "a payload was not made with the lease's key")
 
     def shut_down(self) -> None:
-        """End it from another thread: whoever sends or receives finds it ended."""
+        """Shut the socket down, from any thread. A thread that is sending or receiving then finds the connection
+        ended."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -153,8 +158,8 @@ class DataConnection:
         self.sock.close()
 
     def _head(self, fds: list[int]) -> bytes:
-        """Receive a head with its tags; on a Unix socket, its descriptor goes to `fds`. Empty where the peer has
-        ended."""
+        """Receive a head with its tags; on a Unix socket, append its descriptor to `fds`. Returns no bytes if the peer
+        has ended the connection."""
         if not self.local:
             return self._exactly(FRAME_BYTES, may_end=True)
         # A descriptor comes with the first byte. More than one per frame are cut off, and closed, by the kernel.
@@ -180,8 +185,8 @@ class DataConnection:
         return bytes(data)
 
     def _fill(self, into: memoryview, *, may_end: bool = False) -> bool:
-        """Receive as many bytes as `into` has. Returns False where the peer has ended before the first, if it `may_end`
-        there; otherwise raises DataConnectionError."""
+        """Receive as many bytes as `into` has. If the peer ends the connection before the first byte and `may_end` is
+        true, returns False. If it ends otherwise, raises DataConnectionError."""
         try:
             got = self.sock.recv_into(into, len(into), self._await(len(into)))
         except OSError as error:

@@ -1,8 +1,8 @@
 """ServedSession: the serving end of a data connection, from its greeting to its end, on a thread of its own.
 
-Nothing that comes in changes anything before it is known to be made with the key of a lease, but for the time and the
-thread that it takes, and both are bounded. What is no frame, or not genuine, ends the connection. Knows nothing of what
-a lease gives access to.
+Until a frame is verified with the key of a lease, it changes nothing; it only takes time and the thread, both of which
+are bounded. A malformed or unauthentic frame ends the connection. ServedSession does not know what a lease gives access
+to.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ L = TypeVar("L")
 
 
 class ServedSession(ABC, Generic[L]):
-    """`run` is the thread. `authenticated`: it has shown the key of a lease. `busy`: it is not waiting for a request.
-    `goes_on_refused`: a refusal of a request does not end the connection."""
+    """One session; `run` is the body of its thread. `authenticated`: the peer has shown the key of a lease. `busy`: the
+    session is not waiting for a request. `goes_on_refused`: the connection goes on after a refused request."""
 
     goes_on_refused: bool
 
     def __init__(self, connection: DataConnection, idle_s: float) -> None:
-        """`idle_s`: a session that is authenticated may take so long before it asks for something else."""
+        """`idle_s`: the longest that an authenticated session may wait for its next request."""
         self._connection = connection
         self._idle_s = idle_s
         self.authenticated = False
@@ -39,8 +39,8 @@ class ServedSession(ABC, Generic[L]):
         """What answers which requests. Handlers may raise QuireError, which is a refusal, and DataConnectionError."""
 
     def run(self) -> None:
-        """Serve requests until the peer ends, is idle for too long or does what it must not; then close the connection.
-        Runs in the session's own thread."""
+        """Serve requests until the peer ends the connection, is idle for too long or breaks the protocol; then close
+        the connection. Runs in the session's own thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():
@@ -53,7 +53,7 @@ class ServedSession(ABC, Generic[L]):
             self._on_end()
 
     def stop(self) -> None:
-        """End it, from another thread."""
+        """End the session; called from another thread."""
         self._connection.shut_down()
 
     def abandon(self) -> None:
@@ -62,15 +62,15 @@ class ServedSession(ABC, Generic[L]):
 
     @abstractmethod
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, L | QuireError]:
-        """The seals of a frame that is genuine (see `_verify`), and its lease, or why it is refused. Raises QuireError
-        where the lease was never known, and DataConnectionError."""
+        """Return the seals of a verified frame (see `_verify`), with its lease or the error of a lease that is refused.
+        Raises QuireError for a lease that was never known, and DataConnectionError."""
 
     @abstractmethod
     def _on_broken(self, error: DataConnectionError) -> None:
-        """The connection ends by a fault."""
+        """Handle the end of the connection by a fault."""
 
     def _on_end(self) -> None:
-        """The connection has ended."""
+        """Clean up after the end of the connection."""
 
     def _verify(self, frame: ReceivedFrame, seals: Seals) -> None:
         """Raises DataConnectionError unless the frame was made with these seals' key."""

@@ -1,6 +1,6 @@
-"""SessionThreads: the sessions of a port, a thread each, and how many there may be.
+"""SessionThreads: the sessions of a port, each on a thread of its own, up to a limit.
 
-Of those that have shown no key yet, the one that has waited longest makes room for the next.
+When the limit is reached, a new session replaces the one that has waited longest without showing a key.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SessionThreads:
         return len(self._threads)
 
     def begin(self, session: ServedSession[Any], refused: Refused, on_end: Callable[[], None] = lambda: None) -> None:
-        """Serve the session by a thread of its own. If too many are served, the one that has waited longest without a
-        key is ended, or else this one is refused. `refused` hears `too_many` in both cases, or `no_thread`. `on_end` is
-        called once, in any case."""
+        """Serve the session by a thread of its own. If there are too many sessions, the one that has waited longest
+        without a key is ended; if there is none, the new session is refused. Both call `refused` with `too_many`. If
+        the system has no thread left, `refused` gets `no_thread`. `on_end` is called once, in any case."""
         thread = threading.Thread(target=self._run, args=(session, on_end), name=self._name, daemon=True)
         with self._changed:
             is_full = len(self._threads) >= self._most
@@ -63,7 +63,7 @@ class SessionThreads:
             on_end()
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no session is at work, or for `timeout_s`."""
+        """Wait until no session is busy, but for `timeout_s` at most."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while any(session.busy for session in self._threads) and time.monotonic() < deadline:
