@@ -1,1 +1,1 @@
-"""The tiers below RAM. Their backends may be slow, full, broken or away; only the metrics show it."""
+"""The tiers below RAM. Their backends may be slow, full, broken or away; only metrics show it, and lookups miss."""

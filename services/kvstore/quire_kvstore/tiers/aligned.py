@@ -1,4 +1,4 @@
-"""Memory as direct I/O wants it: whole blocks, aligned, and copies that let other threads run meanwhile."""
+"""Memory for direct I/O: whole aligned blocks, and copies that do not hold Python's lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whole_blocks(size: int) -> int:
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether it begins where a disk can write from and read to."""
+    """Whether the memory begins at an address that a disk can write from and read into."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) % ALIGN_BYTES == 0
 
 
@@ -38,7 +38,7 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
 
 
 class AlignedBuffers:
-    """Aligned memory of each thread's own, kept between uses."""
+    """Aligned memory of each thread, kept between uses."""
 
     def __init__(self) -> None:
         self._local = threading.local()

@@ -27,7 +27,7 @@ class PageJob:
 
 @dataclass
 class TierFigures:
-    """What happened since the start, in pages unless said."""
+    """Counts since the start, of pages unless a name says otherwise."""
 
     hits: int = 0
     misses: int = 0
@@ -62,10 +62,9 @@ class TierCounts:
 
 
 class TierBackend(Protocol):
-    """Where pages are kept. `may_have`, `touch`, `refresh` and the properties never wait for the medium and may be
-    called by any thread; the other methods are called by the tier's threads alone and may take as long as the medium
-    does. A backend that fails counts it and answers with a miss.
-    """
+    """A store of pages below RAM. `may_have`, `touch`, `refresh` and the properties never wait for the medium, and any
+    thread may call them. Only the tier's threads call the other methods, which may take as long as the medium does. If
+    an operation fails, the backend counts the failure and answers with a miss."""
 
     name: str
     local: bool
@@ -75,15 +74,16 @@ class TierBackend(Protocol):
     counts: TierCounts
 
     def call_back(self, on_pages_removed: PagesRemoved, on_pages_found: PagesFound) -> None:
-        """Before `open`: who is told of pages that it no longer has, and when it has found pages of an earlier life."""
+        """Set the callbacks, before `open`: one for pages that the backend no longer has, one for pages of an earlier
+        process that it has found."""
 
     @property
     def available(self) -> bool:
-        """Whether it works, as far as is known."""
+        """Whether the backend works, as far as is known."""
 
     @property
     def pages(self) -> int:
-        """How many it holds; 0 where nobody knows."""
+        """Number of pages that the backend holds; 0 if unknown."""
 
     @property
     def used_bytes(self) -> int:
@@ -91,39 +91,40 @@ class TierBackend(Protocol):
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that it may take; 0 where it has no bound of ours."""
+        """Most bytes that the backend may take; 0 if the kvstore sets no limit."""
 
     def held_keys(self) -> list[PageKey]:
-        """All that it holds, the page used last at the end; none where nobody knows."""
+        """Return the keys of all pages, the page used last at the end; none if they are unknown."""
 
     def may_have(self, key: PageKey) -> bool:
-        """False where it is certain that a read would find nothing."""
+        """Return False if a read would certainly not find the page."""
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """These were used, in this order."""
+        """Note that these pages were used, in this order."""
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """These were written, not used: they go later than others, in this order."""
+        """Note that these pages were written: they are evicted after all others, in this order. This does not count as
+        a use."""
 
     def open(self) -> None:
-        """Make ready, as far as possible."""
+        """Open the medium, as far as that is possible."""
 
     def maintain(self) -> None:
-        """Called several times a second: time to try again what failed."""
+        """Try again what has failed. Called several times a second."""
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Ask `allocate_buffer` for memory of each framed page's size, which may be refused: that job is over. Fill it,
-        and `deliver` what has come, unchecked, or None. A page that is not found may be delivered as None without
-        asking."""
+        """Read pages. For each job, ask `allocate_buffer` for memory of the framed page's size; if it returns None, the
+        job has ended. Fill the memory and `deliver` it, unchecked, or deliver None if the read fails. A page that is
+        not found may be delivered as None without a buffer."""
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """Keep these framed pages; returns how many were kept, or were there already."""
 
     def discard(self, key: PageKey) -> None:
-        """Remove a page that is not what it should be."""
+        """Remove a damaged page."""
 
     def close(self) -> None:
-        """No thread is inside any more."""
+        """Close the medium. By now, no thread runs a method of the backend."""
 
     def check_integrity(self) -> None:
-        """It agrees with itself; asked when nothing is under way."""
+        """Raise AssertionError if the backend's state contradicts itself. Called while nothing is under way."""

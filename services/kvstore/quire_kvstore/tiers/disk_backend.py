@@ -1,8 +1,9 @@
-"""Pages on a disk of this machine, found again after a restart. Every failure is counted and is a miss.
+"""Pages on a disk of this machine, which are found again after a restart. Every failure is counted and is a miss.
 
-A disk that cannot be opened is tried again now and then. One that cannot be written to (full, read-only, broken) is
-left alone for `retry_s`, and still read; where it is full although we are within our capacity, others need the room,
-and our oldest pages make some. It counts as full when less than `keep_free_bytes` would be free.
+If the disk cannot be opened, the backend tries again now and then. If it cannot be written to (full, read-only,
+broken), the backend does not write for `retry_s`, but still reads. The disk counts as full when less than
+`keep_free_bytes` would be free. If it is full although our pages are within their capacity, others need the room, so
+some of our oldest pages are removed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class DiskBackend:
 
     @property
     def available(self) -> bool:
-        """Open and writable."""
+        """Whether the disk is open and writable."""
         return self._is_open and self._write_breaker.closed
 
     @property
@@ -69,7 +70,7 @@ class DiskBackend:
 
     @property
     def used_bytes(self) -> int:
-        """In whole blocks."""
+        """Bytes taken, in whole blocks."""
         return self._index.used_bytes
 
     @property

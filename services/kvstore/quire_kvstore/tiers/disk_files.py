@@ -56,7 +56,7 @@ class ScanFigures:
 
 
 class DiskFiles:
-    """Methods raise OSError and may be called by several threads."""
+    """The page files of a folder. Methods raise OSError, and several threads may call them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -68,7 +68,7 @@ class DiskFiles:
 
     @property
     def direct(self) -> bool:
-        """Whether the system's cache is bypassed."""
+        """Whether reads and writes bypass the system's cache."""
         return self._direct
 
     def open(self) -> None:
@@ -100,7 +100,7 @@ class DiskFiles:
             raise OSError(errno.ENOSPC, "less is free than is to be left free")
 
     def path(self, key: PageKey) -> Path:
-        """Where a page is, or would be."""
+        """Return the path of a page's file, whether it exists or not."""
         packed = key.namespace + key.hash + _GROUP.pack(key.group)
         name = hashlib.blake2b(packed, digest_size=20).hexdigest()
         return self._root / name[:2] / f"{name}.page"
@@ -110,12 +110,12 @@ class DiskFiles:
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """A framed page of a known length, as far as it is there; returns how much of it came, unchecked. It counts as
-        used at `stamp_ns`. A file of another length is none of it."""
+        """Read a framed page of a known length, and mark it as used at `stamp_ns`. Returns how many bytes came,
+        unchecked: 0 if the file has another length."""
         return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
-        """Nothing if it is not there."""
+        """Remove a page's file. Does nothing if there is none."""
         self.path(key).unlink(missing_ok=True)
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:

@@ -1,7 +1,8 @@
-"""Which pages are on the disk, how much room they take, and which goes first. Knows nothing of files. Thread-safe.
+"""DiskIndex: the pages on the disk, the room that they take, and the order of their eviction. It knows nothing of
+files. Thread-safe.
 
-Sizes are pages' own; the room that they take is whole blocks. A page is announced before it is written, so that its
-room is taken, and settled afterwards.
+A size is a page's own size; the room of a page is counted in whole blocks. `begin_write` takes the room before a page
+is written, and `finish_write` follows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DiskIndex:
-    """At most `capacity_bytes`."""
+    """Pages that take `capacity_bytes` at most."""
 
     def __init__(self, capacity_bytes: int, policy: str) -> None:
         self.capacity_bytes = capacity_bytes
@@ -39,7 +40,7 @@ class DiskIndex:
 
     @property
     def used_bytes(self) -> int:
-        """Of pages that are there and of those being written."""
+        """Room of pages on the disk and of pages being written."""
         return self._used_bytes
 
     def size(self, key: PageKey) -> int | None:
@@ -47,7 +48,7 @@ class DiskIndex:
         return self._sizes.get(key)
 
     def held_keys(self) -> list[PageKey]:
-        """All pages, those that go first at the beginning."""
+        """Return the keys of all pages, those evicted first at the beginning."""
         with self._lock:
             return list(self._policy)
 
@@ -96,7 +97,7 @@ class DiskIndex:
             return self._evict(room)
 
     def finish_removal(self, keys: Iterable[PageKey]) -> None:
-        """Evicted pages have been removed."""
+        """Note that evicted pages were removed from the disk."""
         with self._lock:
             self._being_removed.difference_update(keys)
 

@@ -1,4 +1,4 @@
-"""The tiers that a configuration asks for, the fastest first. A further backend is a function more in this list."""
+"""Makes the tiers that a configuration asks for, the fastest first. Each backend is one function in the list."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ _PORT = 6379
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """`path`: of a socket of this machine, else empty. `tls` with `ca_file` empty takes the system's authorities."""
+    """`path` is the path of a Unix socket, or empty. With `tls` and an empty `ca_file`, the system's authorities
+    apply."""
 
     host: str = ""
     port: int = _PORT

@@ -40,7 +40,7 @@ _COMMANDS_PER_LENGTH = 2
 
 
 def redis_key(key: PageKey) -> bytes:
-    """Where a page is."""
+    """Return the Redis key of a page."""
     return PREFIX + key.namespace + key.hash + _GROUP.pack(key.group)
 
 
@@ -81,21 +81,21 @@ class RedisBackend:
         return self._breaker.closed
 
     def held_keys(self) -> list[PageKey]:
-        """The backend does not list a Redis that may be full of pages."""
+        """Returns nothing: the backend does not list a Redis that may hold very many pages."""
         return []
 
     def may_have(self, key: PageKey) -> bool:
-        """Only Redis itself knows, unless it is away."""
+        """Returns True unless Redis counts as away: only Redis knows whether it has the page."""
         return self._breaker.closed
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """Redis has its own idea of age."""
+        """Does nothing: Redis keeps its own times of use."""
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """And of order."""
+        """Does nothing: Redis keeps its own order."""
 
     def open(self) -> None:
-        """The tier's maintenance thread connects."""
+        """Does nothing: the tier's maintenance thread connects."""
 
     def maintain(self) -> None:
         """Send the deletes that wait. While Redis counts as away, try to connect now and then; if that works, it is

@@ -23,11 +23,11 @@ _LONGEST_LINE = 4096
 
 
 class RedisConnectionLost(Exception):  # one fact; the backend turns it into misses
-    """The Redis is away, too slow, or says what no Redis says."""
+    """The Redis is away or too slow, or breaks its protocol."""
 
 
 class ErrorReply(Exception):  # an answer, not raised: one command's error says nothing of the others'
-    """A command's error."""
+    """The error with which Redis answered a command."""
 
 
 Argument = bytes | memoryview
@@ -35,10 +35,10 @@ Reply = int | bytes | ErrorReply | None
 
 
 class RedisConnection:
-    """`timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
+    """A connection. `timeout_s` limits each send, and each answer from the beginning of the wait to its end."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
-        """Connects and says who we are; raises RedisConnectionLost."""
+        """Connect and log in; raises RedisConnectionLost."""
         try:
             self._socket = address.connect(timeout_s)
         except OSError as error:
@@ -55,12 +55,13 @@ class RedisConnection:
             raise
 
     def execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
-        """Send all, then read every answer. Raises RedisConnectionLost; a command's own error is its answer."""
+        """Send all commands, then read every answer. A command's own error is returned as its answer. Raises
+        RedisConnectionLost."""
         self.send(commands)
         return [self.read_reply() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
-        """Send commands; the caller is to read as many answers. Raises RedisConnectionLost."""
+        """Send commands. The caller must then read one answer for each. Raises RedisConnectionLost."""
         waiting = bytearray()
         try:
             for arguments in commands:

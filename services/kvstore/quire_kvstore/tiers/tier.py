@@ -1,9 +1,10 @@
-"""A backend with the threads and queues that keep it from holding anybody up. Knows nothing of leases or memory.
+"""Tier: a backend with its threads and queues, so that a slow backend delays no caller. Tier knows nothing of leases or
+memory.
 
-Reads and writes have threads of their own, and a write waits while reads are under way, though not for ever. Both
-queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way up. On its way
-down it is not: it was when it came to the store, and what has gone bad since is found by whoever reads it back. Where
-there are keys, a page gets its MAC on its way down.
+Reads and writes have threads of their own. A write waits while reads are under way, but only for a bounded time. Both
+queues are bounded: a page that finds no room is dropped, which for a read is a miss. Every page is checked when it is
+read. It is not checked when it is written, since the store checked it on arrival; later damage is found at the next
+read. If there are keys, a page gets its MAC when it is written.
 """
 
 from __future__ import annotations
@@ -64,30 +65,31 @@ class _PageWrite(NamedTuple):
 
 
 class TierCallbacks(Protocol):
-    """Whom a tier reads for and writes from. Called by the tier's threads, which hold no lock then."""
+    """The receiver of a tier's reads and the source of its writes. The tier's threads call it without holding a
+    lock."""
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """Memory for the framed page; None where nobody waits for it any more or there is no room: then the job has
-        ended with this call."""
+        """Return memory for the framed page; None if no lookup waits for the page any more or there is no room. With
+        None, the job has ended."""
 
     def on_page_read(self, job: PageJob) -> None:
-        """The backend has read the page into its buffer, and the page is intact."""
+        """Take a page that the backend has read into its buffer. The page is intact."""
 
     def on_page_missed(self, job: PageJob) -> None:
-        """The page was not found in this tier. Its buffer, if it has one, is not used any more."""
+        """Note that this tier does not have the page. The page's buffer, if it has one, is no longer used."""
 
     def borrow_page(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
-        """The framed page, kept in memory meanwhile; None if it is not there any more."""
+        """Return the framed page, which stays in memory meanwhile; None if it is no longer there."""
 
     def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
-        """The backend does not hold these any more."""
+        """Note that the backend no longer holds these pages."""
 
     def on_pages_found(self) -> None:
-        """The backend holds pages that nobody has put there in this life."""
+        """Note that the backend has found pages of an earlier process."""
 
 
 class Tier:
-    """`request_reads`, `offer_pages` and `touch` return at once; other methods are the owner's alone."""
+    """One tier. `request_reads`, `offer_pages` and `touch` return at once; only the owner calls the other methods."""
 
     def __init__(self, backend: TierBackend, settings: TierSettings, mac: PageMac | None = None) -> None:
         self.backend = backend
@@ -123,7 +125,7 @@ class Tier:
                 thread.start()
 
     def may_have(self, key: PageKey) -> bool:
-        """Whether a read makes sense."""
+        """Whether a read may find the page."""
         return self.backend.may_have(key)
 
     def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
@@ -151,7 +153,7 @@ class Tier:
             self.backend.counts.add(dropped=len(jobs[room:]))
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """A run of pages was used; a prefix's tail is to go before its head."""
+        """Note that a run of pages was used. The tail of a prefix is to be evicted before its head."""
         self.backend.touch(reversed(keys))
 
     def flush(self, timeout_s: float) -> bool:
