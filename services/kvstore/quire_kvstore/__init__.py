@@ -1,1 +1,2 @@
-"""KV pages beyond one worker, by content. Knows nothing of tokens, models or schedules; never imports torch."""
+"""The kvstore: KV pages beyond one worker, found by their content. It knows nothing of tokens, models or schedules, and
+never imports torch."""

@@ -1,14 +1,14 @@
-"""The memory for pages: one file without a name, which other processes of this host may map, but only to read.
+"""The memory for pages: one file without a name. Other processes of this host may map it, but only to read.
 
-A slab is a head of 512 bytes and a page, which so begins where a disk can write from and read to by itself. The last
-64 bytes of the head hold the page's *generation*: a number that no other page has, wiped before the slab is anybody
-else's. Who has copied a page without asking looks whether it is still there, and knows then that what was copied was
-that page from beginning to end.
+A slab is a head of 512 bytes and a page. So each page begins where a disk can write from memory and read into it
+directly. The last 64 bytes of the head begin with the page's *generation*: a number that no other page has, and that is
+wiped before the slab is used again. A reader copies a page without asking the store, and then checks the generation. If
+it is still the same, the copy is of that page, from beginning to end.
 
-The file is sealed (see SEALS): this process writes through the map that it made before; nobody can map the file anew
-to write, write to it, or cut it short under a reader, whoever gets hold of its descriptor and however it is opened
-again. It has no name: when its last descriptor is closed, by whatever death, it is gone. Its memory becomes resident as
-it is written. Not thread-safe: the store's lock guards it.
+The file is sealed (see SEALS). This process writes through a mapping that it made before. No holder of the descriptor
+can map the file to write, write to it, or shrink it under a reader, even if it opens the file again. The file is gone
+when its last descriptor is closed, even if the process crashes. Its memory becomes resident as it is written. Not
+thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GENERATION_AT = 64
 
 
 class Arena:
-    """`capacity_bytes` of memory. `fd` is open for reading alone, for others to map; None where the kernel cannot
-    seal it."""
+    """`capacity_bytes` of memory. Other processes map it by `fd`, which is read-only; `fd` is None if the kernel cannot
+    seal the file."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -61,8 +61,8 @@ class Arena:
         return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
 
     def populate(self, start: int, size: int) -> None:
-        """Make a part of the memory resident, whoever has it. Raises OSError where the kernel (before Linux 5.14) does
-        not know how."""
+        """Make a part of the memory resident, whether pages use it or not. Raises OSError if the kernel cannot do this
+        (before Linux 5.14)."""
         self._map.madvise(_MADV_POPULATE_WRITE, start, min(size, self.capacity_bytes - start))
 
     def allocate(self, size: int) -> int | None:
@@ -86,7 +86,7 @@ class Arena:
         return int(_GENERATION.unpack_from(self._view, offset - _GENERATION_AT)[0])
 
     def view(self, offset: int, size: int) -> memoryview:
-        """The bytes themselves. The caller knows that they are its own, and releases the view."""
+        """Return the bytes at this offset. The caller must own them, and must release the view."""
         return self._view[offset : offset + size]
 
     def close(self) -> None:

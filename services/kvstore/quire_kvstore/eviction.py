@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 
 
 class EvictionPolicy(Protocol):
-    """The order of a tier's pages. A held page is no victim. KeyError for pages that it does not know."""
+    """The order in which a tier evicts its pages. A held page is never evicted. Raises KeyError for unknown pages."""
 
     def __iter__(self) -> Iterator[PageKey]:
-        """The pages that are not held."""
+        """Yield the pages that are not held."""
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """A page that was not here, as the one used last; `held`: it comes held, which is not yet a second use."""
+        """Add a new page, as the one used last. `held`: the page is held from the start; this does not count as a
+        second use."""
 
     def hold(self, key: PageKey) -> None:
-        """Used, and no victim until `release`."""
+        """Note a use of the page, which is then not evicted until `release`."""
 
     def release(self, key: PageKey) -> None:
-        """No longer held, and used last."""
+        """Note that the page is no longer held. It counts as the one used last."""
 
     def use(self, key: PageKey) -> None:
-        """Used once more. Nothing for a page that is held."""
+        """Note another use of the page. Does nothing if the page is held."""
 
     def refresh(self, key: PageKey) -> None:
-        """Moves to the end of its queue, which is no use. Nothing for a page that is held."""
+        """Move the page to the end of its queue, without counting a use. Does nothing if the page is held."""
 
     def discard(self, key: PageKey) -> None:
-        """It has gone for another reason than room."""
+        """Forget a page that was removed for another reason than lack of room."""
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
         """Choose and forget a page that is neither held nor spared; None if there is none."""

@@ -1,4 +1,5 @@
-"""Which parts of a block are free: extents, first fit, merged with their neighbours. Touches no memory.
+"""ExtentAllocator: the free parts of a block, as extents. It allocates by first fit and merges free neighbours. It
+touches no memory.
 
 Not thread-safe: the store's lock guards it.
 """

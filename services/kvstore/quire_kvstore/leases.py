@@ -1,7 +1,9 @@
-"""Leases: a name, a key and a deadline for what a peer holds. Knows nothing of what that is.
+"""Leases: each has a name, a key and a deadline, for pages or a put that a peer holds. LeaseTable does not know the
+held objects.
 
-The name is for the control channel; on data connections a lease goes by its handle, which is nothing to those who have
-no key. An unknown, ended or expired lease is NOT_FOUND, all alike. Not thread-safe: the store's lock guards it.
+The name is used on the control channel (gRPC). On data connections, a handle names the lease; the handle is useless
+without the key. An unknown, an ended and an expired lease all give the same error, NOT_FOUND. Not thread-safe: the
+store's lock guards it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ID_BYTES = 16
 
 @dataclass
 class Lease(Generic[H]):
-    """`held` is what ends with it. `key` authenticates frames of data connections (see quire_common.kv_data)."""
+    """A lease. When it ends, its holder gives up `held`. `key` authenticates frames of data connections (see
+    quire_common.kv_data)."""
 
     id: bytes
     key: bytes = field(repr=False)
@@ -33,12 +36,12 @@ class Lease(Generic[H]):
 
     @property
     def handle(self) -> bytes:
-        """Its name on data connections."""
+        """The lease's name on data connections."""
         return handle_of(self.key)
 
 
 class LeaseTable(Generic[H]):
-    """At most `limit` leases, none longer than `max_ms`."""
+    """Holds `limit` leases at most, none longer than `max_ms`."""
 
     def __init__(self, limit: int, default_ms: int, max_ms: int, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -94,7 +97,7 @@ class LeaseTable(Generic[H]):
         return lease
 
     def by_handle(self, handle: bytes) -> Lease[H] | None:
-        """The living lease with this handle."""
+        """Return the lease with this handle, if it has not expired."""
         lease = self._by_handle.get(handle)
         return None if lease is None or lease.deadline_s <= self._clock() else lease
 

@@ -1,7 +1,10 @@
-"""Tells watchers of stored and removed pages: numbered changes in one bounded tail that all watchers read from. A
-watcher reads at its own pace; one that the tail no longer reaches back to takes a new snapshot, and nobody waits for
-it. `publish` and `force_snapshots` are called under the store's lock, so that a snapshot and the numbers agree;
-`wait_for_changes` is not."""
+"""PageFeed: tells watchers of stored and removed pages.
+
+Changes are numbered and kept in one bounded queue, the tail. All watchers read from it, each at its own pace. A watcher
+takes a new snapshot if the tail no longer has the changes that it needs next, so no watcher delays the store. `publish`
+and `force_snapshots` are called under the store's lock, so that a snapshot and the numbers agree. `wait_for_changes` is
+called without it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PageChange:
-    """One change. `parents[i]` is the hash before `stored[i]` in its run, empty where the store was not told."""
+    """One change. `parents[i]` is the hash of the page before `stored[i]` in its run; it is empty if the store was not
+    told."""
 
     sequence: int
     stored: tuple[PageKey, ...] = ()
@@ -30,7 +34,8 @@ class PageChange:
 
 
 class Watcher:
-    """One peer's place in the tail: `at` is the number of the change that it has heard last; -1: none."""
+    """One peer's place in the tail. `at` is the number of the last change that the peer knows; -1 means that it knows
+    none."""
 
     def __init__(self, feed: PageFeed, at: int) -> None:
         self.at = at
@@ -39,17 +44,17 @@ class Watcher:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether the watcher is closed: it gets no more changes."""
         return self._closed
 
     @property
     def is_current(self) -> bool:
-        """Whether it has missed nothing so far."""
+        """Whether the peer knows all changes so far."""
         return self.at == self._feed.sequence
 
     def wait_for_changes(self, pause_s: float = 0.0) -> list[PageChange] | None:
-        """Let `pause_s` pass, then block until there are changes, and return those since the last call. None where the
-        tail has lost some of them, or the watcher is closed."""
+        """Let `pause_s` pass, then block until there are changes. Returns the changes since the last call, or None if
+        the tail has lost some of them or the watcher is closed."""
         feed = self._feed
         with feed.changed:
             if pause_s > 0:
@@ -61,23 +66,23 @@ class Watcher:
             return changes
 
     def close(self) -> None:
-        """End it; callable from any thread, also more than once."""
+        """Close the watcher. May be called from any thread, and more than once."""
         with self._feed.changed:
             self._closed = True
             self._feed.changed.notify_all()
 
     def lose_place(self) -> None:
-        """Drop what the holder knows; the next message is a snapshot."""
+        """Note that the peer must forget all pages: its next message is a snapshot."""
         self.at = -1
 
     def start_snapshot(self) -> int:
-        """A snapshot is taken now; returns the number that it stands for."""
+        """Note that a snapshot is taken now. Returns the number of the last change in it."""
         self.at = self._feed.sequence
         return self.at
 
 
 class PageFeed:
-    """The tail and all who read it. `changed` guards the tail."""
+    """The tail and its watchers. `changed` guards the tail."""
 
     def __init__(self, max_watchers: int, tail: int) -> None:
         self.sequence = 0
@@ -93,7 +98,7 @@ class PageFeed:
     def publish(
         self, stored: Sequence[PageKey] = (), parents: Sequence[bytes] = (), removed: Sequence[PageKey] = ()
     ) -> None:
-        """Add a numbered change to the tail and wake all watchers; nothing where the change is empty."""
+        """Add a numbered change to the tail and wake all watchers. Does nothing if the change is empty."""
         if stored or removed:
             with self.changed:
                 self.sequence += 1
@@ -101,15 +106,15 @@ class PageFeed:
                 self.changed.notify_all()
 
     def force_snapshots(self) -> None:
-        """More has changed than can be told one by one: clear the tail, so that every watcher takes a new snapshot."""
+        """Clear the tail, so that every watcher takes a new snapshot. For more changes than can be listed one by
+        one."""
         with self.changed:
             self.sequence += 1
             self._changes.clear()
             self.changed.notify_all()
 
     def changes_after(self, at: int) -> list[PageChange] | None:
-        """Return the changes later than `at`; None where the tail does not follow on `at`. Called with `changed`
-        held."""
+        """Return the changes after number `at`, or None if the tail lacks some of them. Called with `changed` held."""
         if at == self.sequence:
             return []
         if at > self.sequence or not self._changes or self._changes[0].sequence > at + 1:
@@ -117,9 +122,9 @@ class PageFeed:
         return list(islice(self._changes, at + 1 - self._changes[0].sequence, None))
 
     def add_watcher(self, at: int = -1) -> Watcher:
-        """Add a watcher whose peer knows all changes up to number `at`, and return it; with -1 its peer knows none, and
-        needs a snapshot first. Once the feed is closed, the watcher is closed too. Raises Overloaded where there are as
-        many watchers as may be."""
+        """Add a watcher whose peer knows all changes up to number `at`, and return it. With -1, the peer knows none and
+        needs a snapshot first. If the feed is closed, so is the watcher. Raises Overloaded if there are too many
+        watchers."""
         if len(self._watchers) >= self._max_watchers:
             raise Overloaded(
                 "TOO_MANY_WATCHERS",
@@ -134,12 +139,12 @@ class PageFeed:
         return watcher
 
     def remove_watcher(self, watcher: Watcher) -> None:
-        """The peer has gone."""
+        """Remove the watcher of a peer that has gone."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
     def close(self) -> None:
-        """End all watchers, and those that come later."""
+        """Close all watchers, and those added later."""
         self._closed = True
         for watcher in self._watchers:
             watcher.close()

@@ -45,15 +45,16 @@ _CLOSE_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class PinnedPages:
-    """The pages that a lookup's lease holds. `slowest_tier` is the slowest tier that a page had to come from."""
+    """The pages that a lookup's lease holds. `slowest_tier` is the slowest of the tiers from which they came."""
 
     pages: tuple[RamPage, ...]
     slowest_tier: str
 
 
 class PutOffer(NamedTuple):
-    """Indices of the pages that are wanted, and the lease to put them under; none wanted, no lease. `admitted`: so many
-    pages, from the first on, are here, on their way or wanted; for the next there was no room."""
+    """The indices of the wanted pages, and the lease under which to send them; there is no lease if none is wanted.
+    `admitted` counts the pages, from the first on, that the store has, is receiving or wants; there was no room for the
+    next page."""
 
     wanted: list[int]
     lease: Lease[PinnedPages | Put] | None
@@ -61,8 +62,8 @@ class PutOffer(NamedTuple):
 
 
 class PageStore:
-    """`tiers` are those below memory, the fastest first; they run from `start` to `close`. `mac`, if given, is of the
-    pages that come and go over a network."""
+    """`tiers` are the tiers below RAM, the fastest first; they run from `start` to `close`. `mac`, if given, makes and
+    verifies the MACs of pages that travel over a network."""
 
     def __init__(
         self,
@@ -88,11 +89,12 @@ class PageStore:
 
     @property
     def watched(self) -> bool:
-        """Whether those who watch are told of all that lookups find: not of what others put in a shared tier."""
+        """Whether watchers are told of all pages that lookups can find. They are not told of pages that other instances
+        put into a shared tier."""
         return all(tier.backend.local for tier in self._tiers)
 
     def start(self) -> None:
-        """Open the tiers below memory; one that cannot be opened is done without."""
+        """Open the tiers below RAM. The store works without a tier that cannot be opened."""
         for tier in self._tiers:
             tier.start(self._tier_manager)
 
@@ -273,7 +275,7 @@ class PageStore:
             return len(ended)
 
     def sweep(self) -> None:
-        """End what has expired; calls that come in do so as well."""
+        """End the leases that have expired. Calls of clients do so as well."""
         with self._lock:
             self._expire()
 
@@ -289,7 +291,7 @@ class PageStore:
             return watcher.start_snapshot(), self._tier_manager.held_keys()
 
     def close_watch(self, watcher: Watcher) -> None:
-        """The peer has gone."""
+        """Remove the watcher of a peer that has gone."""
         with self._lock:
             self._feed.remove_watcher(watcher)
 
@@ -313,20 +315,20 @@ class PageStore:
             )
 
     def drain(self) -> None:
-        """Find nothing and want nothing from now on; end the watchers."""
+        """From now on, find no pages for lookups and want none for puts; end the watchers."""
         with self._lock:
             self._draining = True
             self._feed.close()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until what waits to be written below is written, so that a restart finds it."""
+        """Wait until all pages queued for the lower tiers are written, so that they are found after a restart."""
         deadline = time.monotonic() + timeout_s
         for tier in self._tiers:
             tier.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Close the tiers and give the memory back. Waits for those who still write a page; if one of them or a backend
-        hangs, the memory stays."""
+        """Close the tiers and give the memory back. Waits for threads that still write a page. If one of them or a
+        backend hangs, the memory is not given back."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()

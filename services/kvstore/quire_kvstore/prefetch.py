@@ -1,6 +1,7 @@
-"""One lookup's pages as they come together, and the loads that bring them. Knows nothing of where they come from.
+"""Prefetch: the pages of one lookup as they arrive. PageLoad: one load that brings a page. Neither knows the tiers that
+pages come from.
 
-Not thread-safe: the store's lock guards it, and `changed` belongs to that lock.
+Not thread-safe: the store's lock guards both, and `changed` belongs to that lock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WINDOW = 64
 
 
 class Prefetch:
-    """Pages of a run by index, from the first to the first that cannot be had. They stay pinned."""
+    """The pages of a run by index, up to the first page that no tier has. The pages stay pinned."""
 
     def __init__(self, keys: Sequence[PageKey], lock: threading.Lock, stamp_ns: int) -> None:
         self.keys = keys
@@ -41,25 +42,25 @@ class Prefetch:
 
     @property
     def has_next(self) -> bool:
-        """Whether there is more to be looked at now."""
+        """Whether the page at the cursor can be looked at now."""
         return not self.closed and self.cursor < self._limit and self.outstanding < WINDOW
 
     @property
     def done(self) -> bool:
-        """Whether waiting brings no more."""
+        """Whether further waiting brings no more pages."""
         return self.ready >= self._limit
 
     def advance(self, *, loading: bool) -> None:
-        """The page at the cursor has been looked at; `loading`: a load will bring it."""
+        """Move the cursor past its page, which was looked at. `loading`: a load will bring that page."""
         self.cursor += 1
         self.outstanding += loading
 
     def finish_load(self) -> None:
-        """A load that it waited for has ended."""
+        """Note that a load for this lookup has ended."""
         self.outstanding -= 1
 
     def wants(self, index: int) -> bool:
-        """Whether this page would still be of use."""
+        """Whether the lookup can still use the page at this index."""
         return not self.closed and index < self._limit
 
     def add_page(self, index: int, page: RamPage, tier_name: str) -> None:
@@ -71,7 +72,7 @@ class Prefetch:
         self.changed.notify_all()
 
     def truncate(self, index: int) -> None:
-        """A page cannot be had: nothing after it is of use."""
+        """End the prefix before this index, since no tier has its page. Later pages are of no use."""
         self._limit = min(self._limit, index)
         self.changed.notify_all()
 
@@ -84,8 +85,8 @@ class Prefetch:
 
 @dataclass(eq=False)
 class PageLoad(PageJob):
-    """A page on its way up, and the lookups that wait for it. `parent` is the hash before it; while a tier reads it,
-    `view` is the memory for it, at `offset`."""
+    """A load that brings a page into RAM, and the lookups that wait for it. `parent` is the hash of the page before it.
+    While a tier reads the page, `view` is its memory, at `offset`."""
 
     parent: bytes = b""
     tier: int = 0
@@ -94,7 +95,7 @@ class PageLoad(PageJob):
     view: memoryview | None = None
 
     def wanted(self) -> bool:
-        """Whether any lookup still has a use for it."""
+        """Whether any lookup can still use the page."""
         return any(prefetch.wants(index) for prefetch, index in self.waiters)
 
     def use_buffer(self, offset: int, view: memoryview) -> None:

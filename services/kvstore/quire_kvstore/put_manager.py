@@ -55,8 +55,8 @@ class PageBuffer:
 
 
 class PutManager:
-    """`find_put` gives the living put of a lease, or raises NotFound; it wants the lock. `mac`, if given, verifies
-    pages that do not come from this host's memory."""
+    """Begins, fills and ends puts. `find_put` returns the put of a lease, or raises NotFound; it must be called with
+    the lock held. `mac`, if given, verifies pages that do not come from this host's memory."""
 
     def __init__(
         self,

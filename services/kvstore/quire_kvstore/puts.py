@@ -1,4 +1,5 @@
-"""A put under way: pages that are being written and that nobody sees yet. Knows nothing of memory management.
+"""Put: the pages of a put that is under way. They are being written, and lookups do not see them yet. Put does not
+manage memory.
 
 A page has one writer at a time, from `begin` to `end`. Not thread-safe: the store's lock guards it.
 """
@@ -21,8 +22,8 @@ MAX_FRAME_BYTES = 1 << 20
 
 @dataclass
 class Put:
-    """The wanted pages of a run, by index: where each is written, how much of it has come, who writes it, and whether
-    what came is what its header says."""
+    """The wanted pages of a run, by index. For each page: its place in memory, how much of it has come, its writer, and
+    whether it matches its header."""
 
     run: PageRun
     page_bytes: int
@@ -46,7 +47,7 @@ class Put:
         return (self.run.key(index) for index in self.offsets)
 
     def complete(self, index: int) -> bool:
-        """Whether all of a page has come."""
+        """Whether the whole page has come."""
         return self.received.get(index, 0) == self.framed_bytes
 
     def restarts_under_writer(self, index: int, offset: int) -> bool:
@@ -74,7 +75,8 @@ class Put:
         return self.offsets[index] + offset
 
     def end(self, index: int, received: int) -> None:
-        """The part has been written: so much of the page is there, none where writing it failed."""
+        """Note that the write of a part has ended. Of the page, `received` bytes are there now, or 0 if the write
+        failed."""
         self.busy.discard(index)
         self.received[index] = received
 

@@ -1,9 +1,9 @@
-"""Visible pages in memory: which there are, who pins them, which goes first. Knows nothing of leases or peers.
+"""RamTier: the visible pages in memory, their pins, and their eviction. RamTier knows nothing of leases or peers.
 
-Which goes first is the policy's; a run of pages is refreshed from its end, so that a prefix loses its tail before its
-head. A pinned page is never evicted, and counts as used when its last pin goes; a page that a lower tier reads, to copy
-it, is not evicted either but keeps its place. A dropped page is gone at once for those who look, its memory when nobody
-reads it any more. Not thread-safe: the store's lock guards it.
+The eviction policy orders the pages. A run of pages is refreshed from its end, so that a prefix loses its tail before
+its head. A pinned page is never evicted; it counts as used when its last pin is removed. A page that a lower tier is
+copying is not evicted either, but keeps its place in the order. A dropped page is invisible to lookups at once; its
+memory is freed when no reader uses it any more. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAM = "ram"
 
 @dataclass(eq=False, slots=True)
 class RamPage:
-    """A visible page, or one that was dropped while somebody reads it. `hits` counts the lookups that found it."""
+    """A visible page, or a dropped page that a reader still uses. `hits` counts the lookups that found it."""
 
     key: PageKey
     offset: int
@@ -36,12 +36,12 @@ class RamPage:
     dropped: bool = False
 
     def add_hit(self) -> None:
-        """Another lookup has found it."""
+        """Count another lookup that found the page."""
         self.hits += 1
 
 
 class RamTier:
-    """Pages by key, in an arena that holds pages under way too."""
+    """Pages by key, in an arena. The arena also holds the pages of puts and loads that are under way."""
 
     def __init__(self, capacity_bytes: int, policy: str = "lru") -> None:
         self._arena = Arena(capacity_bytes)
@@ -64,7 +64,7 @@ class RamTier:
 
     @property
     def used_bytes(self) -> int:
-        """Memory taken, by visible pages and by those under way."""
+        """Memory taken by visible pages and by pages under way."""
         return self._arena.used_bytes
 
     @property
@@ -77,7 +77,8 @@ class RamTier:
         return self._pages.get(key)
 
     def refresh(self, keys: Sequence[PageKey]) -> None:
-        """The keys that are here go later than those not named, and the first of them last."""
+        """Move these keys, if they are here, behind all others in the order of eviction. The first of them is evicted
+        last."""
         for key in reversed(keys):
             if key in self._pages:
                 self._policy.refresh(key)
@@ -101,7 +102,7 @@ class RamTier:
             self._free_if_unused(page)
 
     def acquire_page(self, page: RamPage) -> None:
-        """Keep a visible page while it is copied, which is no use of it."""
+        """Keep a visible page from eviction while it is copied. This does not count as a use."""
         page.readers += 1
         self._being_read[page.key] = page
 
@@ -113,8 +114,8 @@ class RamTier:
         self._free_if_unused(page)
 
     def drop_page(self, page: RamPage) -> None:
-        """Make a page invisible to lookups; its memory is freed once nobody pins or reads it. Nothing if that has been
-        done."""
+        """Make a page invisible to lookups. Its memory is freed once no pin or reader holds it. Does nothing if the
+        page was dropped before."""
         if page.dropped:
             return
         page.dropped = True
@@ -128,7 +129,8 @@ class RamTier:
         self._free_if_unused(page)
 
     def can_reserve(self, size: int) -> bool:
-        """Whether there is memory for a page, counting what may be evicted; fragments may still prove it wrong."""
+        """Whether there is memory for a page, if evictable pages are counted as free. `reserve` may still fail because
+        of fragmentation."""
         return Arena.footprint(size) <= self.capacity_bytes - self.used_bytes + self._evictable_bytes
 
     def reserve(self, size: int) -> int | None:
@@ -164,7 +166,7 @@ class RamTier:
         return self._arena.view(page.offset, page.size)
 
     def generation(self, page: RamPage) -> int:
-        """What tells this page from all that come to lie in its place later; see Arena."""
+        """Return the number that distinguishes this page from all pages that later lie in its place; see Arena."""
         return self._arena.generation(page.offset)
 
     def populate(self, start: int, size: int) -> None:
@@ -175,7 +177,7 @@ class RamTier:
         return self._arena.fd
 
     def take_evicted_keys(self) -> list[PageKey]:
-        """What was evicted since the last call: for those who watch."""
+        """Return the keys of the pages evicted since the last call, for the watchers."""
         evicted, self._evicted = self._evicted, []
         return evicted
 

@@ -1,4 +1,5 @@
-"""The KvStore contract: protobuf to store and back. One short method per RPC; everything else is the store's."""
+"""KvStoreServicer: the KvStore contract. Each RPC is one short method that decodes protobuf, calls the store and
+encodes the answer."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _WAIT_SHARE = 0.6
 
 @dataclass(frozen=True)
 class DataEndpoints:
-    """How pages travel beside gRPC: the arena's socket and the data port, empty and 0 where there is none."""
+    """The ways of pages beside gRPC: the arena's socket and the data port. They are empty and 0 if there is none."""
 
     arena: str = ""
     port: int = 0
@@ -40,7 +41,7 @@ NO_DATA_ENDPOINTS = DataEndpoints()
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
-    """Typed errors are raised; the interceptors turn them into statuses."""
+    """Implements the service. Methods raise typed errors, which the interceptors turn into gRPC statuses."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:
-        """Say which of the pages are wanted, and by which lease, key and addresses to send them."""
+        """Return the indices of the wanted pages, with the lease, key and addresses for sending them."""
         wanted, lease, admitted = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
         if lease is None:
             return kvstore_pb2.BeginPutResponse(epoch=self._epoch, admitted=admitted)

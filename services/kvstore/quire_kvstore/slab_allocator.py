@@ -1,7 +1,7 @@
-"""Slabs: places of one size each, cut from spans of the block, a kind of span for each size. Touches no memory.
+"""SlabAllocator: slabs, which are places of one size, cut from spans of the block. It touches no memory.
 
-A page size has its own spans, so that small pages do not crumble the room for large ones. A span whose last slab is
-given back goes back whole, for whatever size comes next. Not thread-safe: the store's lock guards it.
+Each page size has its own spans, so that small pages do not fragment the room for large ones. A span whose last slab is
+given back becomes free as a whole, for any page size. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SPAN_BYTES = 1 << 20
 
 @dataclass(eq=False, slots=True)
 class _Span:
-    """`free` are its places that nobody has; the one used last is handed out first, while caches know it."""
+    """A span of slabs. `free` holds its free slabs. The slab freed last is handed out first, while CPU caches still
+    hold it."""
 
     start: int
     slab_bytes: int

@@ -1,4 +1,5 @@
-"""The store's figures as Prometheus metrics. Reads them at every sweep; knows nothing of how they come about."""
+"""The store's figures as Prometheus metrics, updated at every sweep. This module does not know how the figures
+arise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The store's figures: what happened since the start, and a moment's picture. Knows nothing of how they are told."""
+"""The store's figures: counts since the start, and a snapshot of its fill. This module does not know how they are
+reported."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class StoreCounts:
-    """In pages; `refused` were put but did not become visible, `corrupt` were put wrong or went wrong in memory."""
+    """Counts of pages. `refused` pages were put but did not become visible. `corrupt` pages were damaged when they were
+    put, or later in memory."""
 
     hits: int = 0
     misses: int = 0
@@ -26,12 +28,12 @@ class StoreCounts:
     corrupt: int = 0
 
     def add_lookup(self, found: int, asked: int) -> None:
-        """A lookup was answered."""
+        """Count a lookup that was answered."""
         self.hits += found
         self.misses += asked - found
 
     def add_put(self, stored: int, refused: int, corrupt: int = 0) -> None:
-        """Pages of a put have become visible, or have not."""
+        """Count pages of a put, some of which have become visible."""
         self.stored += stored
         self.refused += refused
         self.corrupt += corrupt
@@ -39,7 +41,8 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class TierStats:
-    """One tier, RAM or below. What one tier misses is asked of the next; its `misses` are what it did not answer."""
+    """The figures of one tier, RAM or below. A page that one tier misses is requested from the next; `misses` counts
+    the pages that this tier did not supply."""
 
     name: str
     pages: int
@@ -51,7 +54,7 @@ class TierStats:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """A moment's picture. Pages and bytes without a tier's name are those of RAM."""
+    """A snapshot of the store. Figures of pages and bytes without a tier's name are those of RAM."""
 
     counts: StoreCounts
     pages: int
@@ -72,8 +75,8 @@ class LookupCounts:
         self._by_tier = {tier: TierFigures() for tier in tier_names}
 
     def count(self, prefetch: Prefetch, found: int) -> None:
-        """Count a lookup that was answered with `found` pages: as hits of the tiers that they came from, and as misses
-        of each tier for all pages that it and the faster ones did not have."""
+        """Count a lookup that was answered with `found` pages. Each of these is a hit of the tier that it came from.
+        For each tier, every page that neither it nor a faster tier had is a miss."""
         asked = len(prefetch.keys)
         for tier, figures in self._by_tier.items():
             hits = sum(prefetch.tier_names[index] == tier for index in range(found))

@@ -1,6 +1,6 @@
-"""Put and Get streams under way: how many there may be, and how long each may take.
+"""StreamLimiter: limits the number of Put and Get streams, and the time of each.
 
-Every stream holds a thread of the server; without bounds, peers that stall would take all of them.
+Every stream holds a thread of the server. Without limits, peers that stall would take all threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamLimiter:
-    """At most `limit` streams, cancelled after `timeout_s`."""
+    """Allows `limit` streams at once, and cancels a stream after `timeout_s`."""
 
     def __init__(self, limit: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -53,7 +53,7 @@ class StreamLimiter:
                 self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until none is under way, or for `timeout_s`."""
+        """Wait until no stream is under way, but for `timeout_s` at most."""
         with self._lock:
             self._changed.wait_for(lambda: not self._running, timeout_s)
 

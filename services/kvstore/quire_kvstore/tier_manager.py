@@ -1,11 +1,12 @@
-"""Pages' ways between memory and the tiers below it: up for lookups, down for safe keeping.
+"""TierManager: moves pages between RAM and the tiers below it, up for lookups and down for safe keeping.
 
-Up: a lookup walks its keys. What is in memory is pinned at once, what a tier below may have is loaded, a window at a
-time; a page that several lookups want is loaded once. Down: pages go to each tier when they are stored, or when lookups
-have found them often enough, and stay in memory too. A page counts as this instance's, for those who watch, while it is
-in memory or in a local tier.
+Up: a lookup walks its keys. Pages in RAM are pinned at once. Pages that a lower tier may have are loaded, up to a
+number of loads at a time (the window). A page that several lookups want is loaded once.
 
-Methods are called under the store's lock, but for those of TierCallbacks, which tiers call from their own threads.
+Down: a page is copied to each tier, either when it is stored or when lookups have found it often enough. It stays in
+RAM too. Watchers are told that this instance has a page while the page is in RAM or in a local tier.
+
+Methods are called under the store's lock, except for those of TierCallbacks, which tiers call from their own threads.
 """
 
 from __future__ import annotations

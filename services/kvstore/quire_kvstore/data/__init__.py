@@ -1,1 +1,2 @@
-"""Data connections, the store's end: pages in and out beside gRPC, over TCP and for processes of the same host."""
+"""Data connections, at the store's end. They carry pages in and out beside gRPC: over TCP, and to processes of the same
+host."""

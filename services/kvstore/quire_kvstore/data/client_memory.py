@@ -27,7 +27,7 @@ _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class ClientMemory:
-    """Takes over `fd`; raises DataConnectionError."""
+    """A client's lent memory. Takes over `fd`; raises DataConnectionError."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         try:
@@ -44,8 +44,8 @@ class ClientMemory:
         self._bytes: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.frombuffer(self._map, np.uint8)
 
     def copy(self, offset: int, header: bytes, into: memoryview) -> int:
-        """Fill `into` with the page body that lies at `offset`; returns the checksum of the copy under that header.
-        Raises DataConnectionError where the lent memory ends before."""
+        """Fill `into` with the page body that lies at `offset`. Returns the checksum of the copy under that header.
+        Raises DataConnectionError if the lent memory ends before the body does."""
         if self._bytes is None or offset + len(into) > len(self._bytes):
             raise DataConnectionError("bad_memory", "what was lent does not reach so far")
         return copy_body(header, self._bytes[offset : offset + len(into)], into)

@@ -1,4 +1,4 @@
-"""What happens on data connections, as Prometheus metrics."""
+"""Prometheus metrics of data connections."""
 
 from __future__ import annotations
 
@@ -21,5 +21,6 @@ class DataMetrics:
         )
 
     def refused(self, reason: str) -> None:
-        """A connection is ended: garbage, forged, oversized, slow, unknown_lease, too_many, no_thread or bad_memory."""
+        """Count a connection that the store ended. The reason is garbage, forged, oversized, slow, unknown_lease,
+        too_many, no_thread or bad_memory."""
         self._refused.labels(self._path, reason).inc()

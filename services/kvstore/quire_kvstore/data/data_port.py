@@ -1,8 +1,8 @@
-"""DataPort: where data connections come in, over TCP and over a Unix socket, and how many there may be.
+"""DataPort: accepts data connections over TCP and over a Unix socket, up to a limit.
 
-The Unix socket is abstract, with a random name that is told over gRPC: there is nothing in the file system that could
-be left behind, and only processes of the same host (of the same network namespace) find it. Whoever connects has to
-show the key of a lease; of those who have not yet, the one who has waited longest makes room for the next.
+The Unix socket is abstract and has a random name, which clients learn over gRPC. So no file can be left behind, and
+only processes of the same host (of the same network namespace) find it. Each client must show the key of a lease. At
+the limit, a new connection replaces the one that has waited longest without showing a key.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _JOIN_S = 5.0
 
 
 class DataPort:
-    """`port` and `arena` are what clients are told; 0 and empty where there is none. Opens at once, serves from `start`
-    on; raises ConfigError."""
+    """Listens from the start, and serves from `start` on. Clients are told `port` and `arena`; they are 0 and empty if
+    there is no such listener. Raises ConfigError."""
 
     def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
         self._config = config
@@ -64,7 +64,7 @@ class DataPort:
         self._thread.start()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until nobody is being served, or for `timeout_s`."""
+        """Wait until no connection is being served, but for `timeout_s` at most."""
         self._sessions.wait_idle(timeout_s)
 
     def close(self) -> None:

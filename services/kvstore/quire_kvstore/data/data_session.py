@@ -26,7 +26,8 @@ _MAX_SEALS = 64
 
 
 class DataSession(ServedSession[bytes]):
-    """A lease is its name. What the store refuses (NOT_FOUND and the like) is told, and the connection goes on."""
+    """One connection. A lease is represented by its name. The client is told of a request that the store refuses
+    (NOT_FOUND and the like), and the connection goes on."""
 
     goes_on_refused = True
 
