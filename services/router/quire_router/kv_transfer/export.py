@@ -1,5 +1,6 @@
-"""A sequence of which the client wants the prompt computed and its pages kept: it ends with its first token, and its
-answer says how to have the pages. Who comes for them, and when, is the client's business: nobody renews the lease.
+"""The KV route of an export: the client wants a prompt computed, and its KV pages kept. The sequence ends with its
+first token, and the answer says how to get the pages. The client decides who pulls them and when, so the router does
+not renew their lease.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Export:
-    """A KvRoute. The transfer is let go of where the sequence does not end as it should."""
+    """The KvRoute of an export. The transfer is released if the sequence fails or is aborted."""
 
     def __init__(self, sequence: SequenceState, migrator: Migrator, lease_ms: int) -> None:
         self._sequence = sequence
@@ -34,9 +35,9 @@ class Export:
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """Keep the transfer, and offer its pages to the client. Later tickets are ignored: a sequence that starts again
-        keeps its first one."""
-        if self._transfer is not None:  # a sequence that starts again keeps its ticket
+        """Keep the transfer, and offer its pages to the client. Later tickets are ignored, because a sequence that
+        starts again at the engine keeps its first ticket."""
+        if self._transfer is not None:
             return
         self._transfer = Transfer(ticket, source, of_session=False)
         host, port = host_and_port(source.address)
@@ -46,7 +47,7 @@ class Export:
         self._sequence.kv.offer_pages(offer)
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """Add the timings and end the sequence, with the one token that it has."""
+        """Add the timings, and end the sequence with the one token that it has."""
         self._timings += timings
         self._sequence.engine.end_at_length()
         self._migrator.prefill_ended(self._sequence)
@@ -57,8 +58,8 @@ class Export:
     def row_came(self, finish: int, now_ns: int) -> None: ...
 
     def take_over(self) -> str:
-        """Release the transfer: the sequence begins anew on another engine, which makes another ticket. Returns '': no
-        place is kept there."""
+        """Release the transfer, because the sequence begins anew on another engine, which makes another ticket. Returns
+        '', because no engine has a reservation for the sequence."""
         self._release()
         return ""
 
@@ -66,7 +67,8 @@ class Export:
         return self._timings
 
     def close(self) -> None:
-        """Release the transfer, unless the sequence has ended as it should: then its pages wait for the client."""
+        """Release the transfer, unless the sequence has ended without an error. In this case its pages stay for the
+        client."""
         if not (self._sequence.client.ended and self._sequence.client.finish):
             self._release()
 

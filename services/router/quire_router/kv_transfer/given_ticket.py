@@ -1,4 +1,5 @@
-"""A sequence whose client says where its prompt was prefilled: it runs as any other, with the ticket in its Submit."""
+"""The KV route of a sequence whose client names the engine that has prefilled its prompt. The sequence runs as any
+other, but its Submit has the ticket for the pages of that engine."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GivenTicket:
-    """A KvRoute."""
+    """The KvRoute of a sequence with such a ticket."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._pull = Pull()
@@ -41,7 +42,7 @@ class GivenTicket:
             self.close()
 
     def take_over(self) -> str:
-        """Return '': no place is kept at another engine."""
+        """Return '', because no other engine has a reservation for the sequence."""
         return ""
 
     def timings(self) -> Sequence[HopTiming]:

@@ -1,8 +1,9 @@
-"""A sequence that is prefilled at one engine and decoded at another: which step it is at, and what each side is told.
+"""The KV route of a sequence that one engine (the prefill side) prefills and another engine (the decode side) decodes.
 
-It begins at the prefill side, while a reservation at a decode side waits for the ticket and then for the first token.
-With the token it goes over by the way of migration. Whatever is lost on the way costs time alone: without a
-reservation another decode side gets the ticket; without the prefill side the decode side computes.
+The sequence begins at the prefill side. Meanwhile a reservation at the decode side waits for the ticket, with which it
+pulls the KV pages, and then for the first token. With the first token, Migration moves the sequence to the decode side.
+A lost engine costs only time. If the reservation is lost, another decode side gets the ticket. If the prefill side is
+lost, the decode side computes the prompt.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class Step(enum.Enum):
-    """PREFILL: the sequence is at the prefill side. DECODE: where it decodes, or looks for a place. OVER: all
-    is done."""
+    """PREFILL: the sequence is at the prefill side. DECODE: it has left the prefill side, and decodes or waits for an
+    engine. OVER: the hand-off has ended."""
 
     PREFILL = 1
     DECODE = 2
@@ -45,10 +46,10 @@ class DecodeSide(Protocol):
     instance: str
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep a place for a sequence that is at another engine."""
+        """Reserve a place for a sequence that is at another engine."""
 
     def cancel(self, reservation: Reservation) -> None:
-        """Give the place up, since no sequence comes. Idempotent."""
+        """Drop the reservation, because no sequence will take it. Idempotent."""
 
     def adopt(self, sequence: SequenceState) -> None:
         """Give the reserved place to the sequence, which has the reservation's handle."""
@@ -61,7 +62,7 @@ class DecodeSide(Protocol):
 
 
 class Handoff:
-    """A KvRoute. `reserve` and the sequence's submit to `source` begin it."""
+    """The KvRoute of a hand-off. To begin, submit the sequence to `source`, the prefill side, and call `reserve`."""
 
     def __init__(
         self, sequence: SequenceState, source: TransferSource, transfers: Transfers, migrator: Migrator
@@ -73,15 +74,15 @@ class Handoff:
         self._migrator = migrator
         self._pull = Pull()
         self._reservation: Reservation | None = None
-        # The decode side where the reservation is, or was last.
+        # The decode side that has the reservation, or had it last.
         self._reserved_at: DecodeSide | None = None
         self._prefilled_ns = 0
-        # Whether there is, or was, something to pull.
+        # Whether a ticket has come.
         self._ticketed = False
 
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
-        """Reserve a place at the decode side `session`, under `handle`. `load`: the load that placement has reserved
-        there."""
+        """Reserve a place at the decode side `session`, under `handle`. `load` is the load that placement has reserved
+        for the sequence at that replica."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -92,9 +93,9 @@ class Handoff:
         return self._pull.kv_transfer(holder)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """Begin the pull with the first ticket, and pass that ticket on to the reservation's decode side. Later tickets
-        are ignored."""
-        if self.step is not Step.PREFILL or self._ticketed:  # a sequence that starts again keeps its ticket
+        """Begin the pull with the first ticket, and pass this ticket on to the decode side. Later tickets are ignored,
+        because a sequence that starts again at the prefill side keeps its first ticket."""
+        if self.step is not Step.PREFILL or self._ticketed:
             return
         self._ticketed = True
         self._pull.begin(self._transfers.add(ticket, self._source))
@@ -112,8 +113,9 @@ class Handoff:
         self._migrator.prefill_ended(self._sequence)
 
     def take_over(self) -> str:
-        """Move the sequence to its reservation, with the tokens that the prefill side sampled. Returns the decode
-        side's instance; '' where there is no reservation or the sequence has left the prefill side already."""
+        """Move the sequence to its reservation, with the tokens that the prefill side has sampled. Returns the
+        instance of the decode side. Returns '' if there is no reservation, or if the sequence had left the prefill side
+        before."""
         sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
@@ -134,8 +136,8 @@ class Handoff:
         return session.instance
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """Drop the reservation, whose decode side was lost before the first token; tell the migrator. Another decode
-        side is chosen when that token comes."""
+        """Drop the reservation, because its decode side was lost before the first token, and tell the migrator. When
+        the first token comes, another decode side is chosen."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
@@ -145,8 +147,8 @@ class Handoff:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """Record the time from the end of the prefill to the second token; close the hand-off at the sequence's last
-        row."""
+        """Record the time from the end of the prefill to the next token. At the sequence's last row, close the
+        hand-off."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
@@ -159,7 +161,7 @@ class Handoff:
         return self._pull.timings
 
     def close(self) -> None:
-        """End the hand-off: cancel a reservation that was not used, release the transfer. Idempotent."""
+        """End the hand-off: cancel a reservation that was not used, and release the transfer. Idempotent."""
         if self.step is Step.OVER:
             return
         self.step = Step.OVER

@@ -1,4 +1,4 @@
-"""The part of the replica choice that KV routes call."""
+"""The interface of replicas/migration.py that KV routes call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
 
 class Migrator(Protocol):
-    """The migration."""
+    """Moves sequences between engines; Migration implements it."""
 
     def prefill_ended(self, sequence: SequenceState) -> None:
-        """The prefill side has done its part and has dropped the sequence, which needs a decode side or has ended."""
+        """Continue a sequence whose prefill side has computed the prompt and dropped the sequence. The sequence needs a
+        decode side now, or has ended."""
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """A decode side with a reservation for the sequence is lost; the sequence itself is well."""
+        """Note that the decode side with the sequence's reservation is lost. The sequence itself still runs at its
+        prefill side."""

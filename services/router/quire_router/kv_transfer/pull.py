@@ -1,4 +1,5 @@
-"""A decode side's use of one transfer: the ticket that its Submit carries, what came of the pull, and the end of it."""
+"""The pull of a sequence's KV pages by a decode side: provides the ticket for the Submit, records the result, and
+releases the transfer at the end."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Pull:
-    """`transfer` None: there is nothing to pull (any more)."""
+    """The pull of one sequence. `transfer` is None before the pull begins and after it has ended."""
 
     def __init__(self) -> None:
         self.transfer: Transfer | None = None
         self.timings: list[HopTiming] = []
-        # What the pages count for at the decode side until they are there.
+        # The load that is reserved at the decode side until the pages are there.
         self._load: LoadReservation | None = None
 
     def reserve_load(self, reservation: LoadReservation) -> None:
@@ -34,20 +35,20 @@ class Pull:
         self.transfer = transfer
 
     def start(self) -> None:
-        """Count the pages as being pulled: the decode side has the ticket."""
+        """Count the pages as being pulled from now on, because the decode side has the ticket."""
         if self._load is not None:
             self._load.start_pull()
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """Return the ticket for a Submit to `holder`. None where there is nothing to pull, or where `holder` is the
+        """Return the ticket for a Submit to `holder`. Returns None if there is nothing to pull, or if `holder` is the
         engine that has the pages."""
         if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
             return None
         return KvTransfer(ticket=self.transfer.ticket)
 
     def end(self, found: PulledPages) -> None:
-        """Record the result of the pull in metrics and timings, and release the transfer: the ticket is not needed any
-        more."""
+        """Record the result of the pull in metrics and timings, and release the transfer, because the ticket is not
+        needed any more."""
         if found.error is not None:
             metrics.pull_failures.labels(found.error.code).inc()
         metrics.pulled_pages.inc(found.pages)
@@ -60,13 +61,13 @@ class Pull:
         self.timings += timings
 
     def release_load(self) -> None:
-        """Release the reserved load: the pages are no work ahead of others any more. Idempotent."""
+        """Release the reserved load, because the pull no longer delays other requests. Idempotent."""
         load, self._load = self._load, None
         if load is not None:
             load.release()
 
     def release(self) -> None:
-        """Release the transfer and the reserved load: nobody pulls any more. Idempotent."""
+        """Release the transfer and the reserved load, because no engine pulls the pages any more. Idempotent."""
         self.release_load()
         transfer, self.transfer = self.transfer, None
         if transfer is not None:

@@ -1,5 +1,6 @@
-"""A place kept at a decode side for a sequence that is prefilled elsewhere: a request of its own there, with a handle
-and an attempt, until the sequence takes it over. The hand-off decides when: see handoff.py."""
+"""A reservation: a place at a decode side for a sequence that another engine prefills. At the decode side's scheduler,
+the reservation is a request with its own handle and attempt, until the sequence takes over both. handoff.py decides
+when that happens."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
 
 
 class ReservationOwner(Protocol):
-    """Hears what becomes of its reservation."""
+    """The object that is told about events of its reservation."""
 
     def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side has dropped the reservation."""
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The decode side has pulled the pages, before the sequence came."""
+        """The decode side has pulled the pages before the sequence has taken over the reservation."""
 
 
 class Reservation:
-    """A Submission. Its session tells it what becomes of it, and forgets it when it is lost, cancelled or adopted."""
+    """A Submission for a place. The session of the decode side calls its methods, and forgets it when it is lost,
+    cancelled or adopted."""
 
     def __init__(self, owner: ReservationOwner, sequence: SequenceState, handle: int) -> None:
         self.handle = handle
@@ -36,14 +38,14 @@ class Reservation:
         self.known_bytes = len(sequence.engine.output_ids)
         self.admitted = False
         self.cached_tokens = 0
-        # The other side computes its pages now, which then are in the kvstore too.
+        # Not known: the prefill side computes the pages now, and may store them in the kvstore.
         self.held_tokens: int | None = None
         self._spec = sequence.to_submit()
         self._owner = owner
         self._sequence = sequence
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
-        """Note that the decode side has begun, if it names this attempt."""
+        """Note that the decode side has admitted the reservation, if `attempt` is the reservation's attempt."""
         if attempt == self.attempt:
             self.admitted, self.cached_tokens = True, cached_tokens
 
@@ -54,7 +56,7 @@ class Reservation:
         return KvTransfer(await_handover=True)
 
     def fail(self, error: QuireError) -> None:
-        """Fail the sequence: the fault is the request's own, so no other engine would take it."""
+        """Fail the sequence, because the request itself is at fault, so that no other engine would take it."""
         self._sequence.fail(error)
 
     def lost(self, failure: EngineFailure) -> None:
@@ -62,5 +64,5 @@ class Reservation:
         self._owner.reservation_lost(failure)
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """Tell the owner that the pages have come before the token."""
+        """Tell the owner that the pages have come before the first token."""
         self._owner.pages_pulled(found)

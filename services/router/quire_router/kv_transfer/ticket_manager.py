@@ -1,8 +1,9 @@
-"""What clients may do with KV pages by themselves: have a prompt prefilled and kept, and say where that was done.
+"""Gives sequences the KV routes that their clients ask for. A client may ask to keep the KV pages of a prompt (an
+export). A later request may name the engine and the transfer that have these pages (a pull).
 
-A client's words name an engine and a transfer. The engine is looked up among those that discovery names and asked for
-the ticket; an address that the client gives is compared with discovery's and never dialled. What cannot be had is
-computed, since a cache is nobody's error.
+The router looks up the named engine among those that discovery names, and asks this engine for the ticket. The router
+never connects to an address from a client; it only compares this address with the one from discovery. If the pages
+cannot be pulled, the engine computes them, and the request does not fail.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class TicketSource(Protocol):
 
 
 class TicketManager:
-    """One per process; all methods run in the event loop. `find_engine` looks an engine up by its instance; `lease_s`
-    is how long pages are kept for a client."""
+    """Begins KV routes. One per process; all methods run in the event loop. `find_engine` finds an engine by its
+    instance. `lease_s` is the time for which pages are kept for a client. `timeout_s` bounds the call for a ticket."""
 
     def __init__(
         self,
@@ -67,8 +68,9 @@ class TicketManager:
         self._timeout_s = timeout_s
 
     async def begin_route(self, sequence: SequenceState) -> None:
-        """Give the sequence the KV route that its job asks for (an export, a pull or none), before it is submitted.
-        Pages that cannot be had are logged, and computed anew. Siblings share the pages that it pulls."""
+        """Give the sequence the KV route that its job asks for: an export, a pull, or none. Call before the sequence is
+        submitted. If pages cannot be pulled, log the reason; they are computed again. Siblings share the pages that
+        this sequence pulls."""
         job = sequence.job
         if job.kv_export:
             sequence.kv.begin_route(Export(sequence, self._migrator, self._lease_ms))
@@ -79,8 +81,8 @@ class TicketManager:
                 log.info("pages cannot be had", request_id=sequence.context.request_id, reason=outcome)
 
     async def _route_pull(self, sequence: SequenceState, source: KvSource) -> str:
-        """Fetch the ticket of the transfer that the client names, and give the sequence a route with it. Returns the
-        outcome as a metric's label: `used`, or why there is no route."""
+        """Fetch the ticket of the transfer that the client names, and give the sequence a route with this ticket.
+        Returns a label for metrics: `used`, or the reason why there is no route."""
         engine = self._find_engine(source.engine)
         if engine is None:
             return "unknown_engine"
@@ -102,7 +104,7 @@ class TicketManager:
         return "used"
 
     async def _ticket(self, engine: TicketSource, transfer_id: bytes) -> Ticket:
-        """Return the ticket from its engine. Raises InvalidArgument where it is of another transfer, and
+        """Fetch the ticket from the engine. Raises InvalidArgument if the ticket belongs to another transfer, and
         grpc.RpcError."""
         ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:

@@ -1,4 +1,5 @@
-"""One ticket's pages, lent by a prefill side: released once, on every path. Knows nothing of what pulls them."""
+"""A transfer: the KV pages of one ticket, which a prefill side keeps until the transfer is released or its lease ends.
+Knows nothing of the engine that pulls the pages."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ if TYPE_CHECKING:
 
 
 class Transfer:
-    """Made by Transfers, which renews it while it is `open`. `of_session`: its scheduler takes the pages back when this
-    router's session ends, since the transfer was made there."""
+    """One transfer. Transfers makes it, and renews its lease while it is `open`; an export makes its own. With
+    `of_session`, the transfer was made in this router's session with the scheduler, so the scheduler takes the pages
+    back when the session ends."""
 
     def __init__(self, ticket: Ticket, source: TransferSource, *, of_session: bool) -> None:
         self.ticket = ticket
@@ -30,7 +32,7 @@ class Transfer:
         return self.ticket.lease_ms / 1000
 
     def release(self) -> None:
-        """Let the prefill side take the pages back, if they may still be pulled. Idempotent."""
+        """If the transfer is still open, let the prefill side take the pages back. Idempotent."""
         if self.open:
             self.source.release_transfer(self.ticket.transfer_id)
         self._released = True

@@ -1,4 +1,5 @@
-"""Transfers that wait to be pulled: renewed together, one message per scheduler, each third of the shortest lease."""
+"""Renews the leases of all open transfers. At each third of the shortest lease, every scheduler gets one message that
+renews all its transfers."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
     from quire_router.sequences.kv_route import TransferSource
 
 _LEAST_PERIOD_S = 0.05
-# Where a ticket does not say how long it lasts.
+# The lease of a ticket that does not say how long it lasts.
 _UNSAID_LEASE_S = 10.0
 
 
 class Transfers:
-    """One per process; all methods run in the event loop."""
+    """The open transfers of this process; all methods run in the event loop."""
 
     def __init__(self) -> None:
         self._open: set[Transfer] = set()
@@ -25,7 +26,7 @@ class Transfers:
         self._due_s = float("inf")
 
     def __len__(self) -> int:
-        """How many are open; also called by the thread that serves metrics."""
+        """Return the number of open transfers. The thread that serves metrics also calls this method."""
         return sum(transfer.open for transfer in list(self._open))
 
     def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
@@ -42,8 +43,8 @@ class Transfers:
         self._open.clear()
 
     def _renew(self) -> None:
-        """Renew all open transfers, in one message per scheduler; forget the others; set the timer for the next
-        time."""
+        """Renew all open transfers, with one message per scheduler. Forget transfers that are not open any more, and
+        set the timer for the next renewal."""
         self._timer, self._due_s = None, float("inf")
         self._open = {transfer for transfer in self._open if transfer.open}
         by_source: dict[TransferSource, list[bytes]] = {}
@@ -55,7 +56,7 @@ class Transfers:
             self._wake_in(min(map(_period_s, self._open)))
 
     def _wake_in(self, period_s: float) -> None:
-        """See to it that `_renew` is called after `period_s` at the latest: a timer that is due earlier stays."""
+        """Set the timer so that `_renew` is called after `period_s` or earlier. A timer that is due earlier stays."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + period_s
         if due_s >= self._due_s:
@@ -67,5 +68,5 @@ class Transfers:
 
 
 def _period_s(transfer: Transfer) -> float:
-    """Return how often the transfer is renewed: each third of its lease."""
+    """Return the seconds between two renewals of the transfer, which are a third of its lease."""
     return max((transfer.lease_s or _UNSAID_LEASE_S) / 3, _LEAST_PERIOD_S)

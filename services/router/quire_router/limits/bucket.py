@@ -1,6 +1,7 @@
 """Token buckets in memory. A bucket holds one minute's allowance, fills evenly, and may go into debt.
 
-The same arithmetic as the script of `shared_buckets`, its twin in Redis. Knows no clock: callers tell the time.
+The arithmetic is the same as in the Redis script of `shared_buckets`. Callers pass the time; this module reads no
+clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What is left in a tenant's buckets; infinite where there is no limit."""
+    """The numbers of requests and tokens that are left in a tenant's buckets; infinite if there is no limit."""
 
     requests: float
     tokens: float
@@ -26,7 +27,7 @@ UNLIMITED = Levels(float("inf"), float("inf"))
 
 
 class Bucket:
-    """`level` was right at `at_s`; use `now`."""
+    """One token bucket. `level` is the level at the time `at_s`; call `now` for the present level."""
 
     __slots__ = ("at_s", "level", "per_minute")
 
@@ -36,7 +37,7 @@ class Bucket:
         self.at_s = now_s
 
     def now(self, now_s: float) -> float:
-        """Fill the bucket up to `now_s` and return its level; infinite where there is no limit."""
+        """Add what has flowed into the bucket until `now_s`, and return its level; infinite if there is no limit."""
         if self.per_minute:
             passed_s = max(0.0, now_s - self.at_s)
             self.level = min(float(self.per_minute), self.level + passed_s * self.per_minute / MINUTE_S)
@@ -44,19 +45,19 @@ class Bucket:
         return self.level if self.per_minute else float("inf")
 
     def set(self, level: float, now_s: float) -> None:
-        """Set the level that the shared bucket has, to a minute's allowance at most."""
+        """Set the level to that of the shared bucket, but to one minute's allowance at most."""
         self.level, self.at_s = min(float(self.per_minute), level), now_s
 
 
 class TenantBuckets:
-    """The two buckets of a tenant."""
+    """The two buckets of a tenant: one for requests, one for tokens."""
 
     def __init__(self, limits: KeyLimits, now_s: float) -> None:
         self.requests = Bucket(limits.requests_per_minute, now_s)
         self.tokens = Bucket(limits.tokens_per_minute, now_s)
 
     def levels(self, now_s: float) -> Levels:
-        """Fill both buckets and return their levels."""
+        """Update both buckets to `now_s`, and return their levels."""
         return Levels(self.requests.now(now_s), self.tokens.now(now_s))
 
     def admit(self, now_s: float) -> bool:
@@ -68,11 +69,11 @@ class TenantBuckets:
         return True
 
     def charge(self, tokens: int, now_s: float) -> None:
-        """Take tokens, into debt if need be; give them back where `tokens` is negative."""
+        """Subtract tokens; the level may become negative. A negative `tokens` gives tokens back."""
         self.tokens.now(now_s)
         self.tokens.level -= tokens
 
     def set(self, levels: Levels, now_s: float) -> None:
-        """Set the levels that the shared buckets have."""
+        """Set the levels to those of the shared buckets."""
         self.requests.set(levels.requests, now_s)
         self.tokens.set(levels.tokens, now_s)

@@ -1,8 +1,10 @@
-"""How many sequences of a tenant run at once, over all routers. A request beyond the limit is refused at once.
+"""Limits the number of sequences that a tenant runs at once, over all routers. A request beyond the limit is refused at
+once.
 
-With Redis, each router holds a lease there with the number of sequences that it runs. All requests that wait for Redis
-as a call begins go in that one call, so that a slow Redis holds a request for two calls at most, however many wait.
-Places are given back in the background. While Redis is away, each router counts its own places alone.
+With Redis, each router has a lease in Redis, which says how many sequences the router runs. One place is one sequence.
+A call to Redis asks for all requests that wait when the call begins. So a request waits for two calls at most, however
+many requests wait. Places are given back in the background. While Redis does not answer, each router counts only its
+own places.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from quire_router.limits.tenant_places import TenantPlaces
 if TYPE_CHECKING:
     from quire_router.limits.shared_concurrency import SharedConcurrency
 
-# Of a lease's life, after which it is renewed.
+# A lease is renewed after this share of its life.
 _RENEW_SHARE = 0.3
 log = get_logger(__name__)
 
 
 class ConcurrencyLimits:
-    """One per process; all methods run in its event loop. A task per tenant that holds something speaks to Redis, one
-    call at a time: the last call says what is held."""
+    """The concurrency limits of this process; all methods run in its event loop. For each tenant with places, one task
+    calls Redis, one call at a time, so that the last call always has the present number of places."""
 
     def __init__(self, shared: SharedConcurrency | None = None, backoff: RedisBackoff | None = None) -> None:
         self._shared = shared
@@ -37,8 +39,8 @@ class ConcurrencyLimits:
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def enter(self, tenant: str, limit: int, places: int) -> None:
-        """Take places of the tenant's limit; 0: it has none. Raises Overloaded where too few are free, and
-        InvalidArgument where there are not so many at all. A call that is cancelled takes none."""
+        """Take places of the tenant. `limit` is the tenant's limit; 0: no limit. Raises Overloaded if too few places
+        are free, and InvalidArgument if `places` exceeds the limit. A cancelled call takes no places."""
         if not limit:
             return
         if places > limit:
@@ -49,7 +51,7 @@ class ConcurrencyLimits:
                 param="n",
             )
         known = self._tenants.setdefault(tenant, TenantPlaces())
-        # Those who wait for Redis count too, so that the limit also bounds these requests.
+        # Requests that wait for Redis count, too, so that the limit also bounds their number.
         others: int | None = known.asked
         while others is not None:
             _check(known, limit, places, others=others)
@@ -63,8 +65,8 @@ class ConcurrencyLimits:
         self._tell_later(tenant, known)
 
     def leave(self, tenant: str, limit: int, places: int, *, ran: bool = True) -> None:
-        """Give places back that `enter` took under this limit. Without `ran`, they say nothing of when others will be
-        free."""
+        """Give back places that `enter` took under this limit. Without `ran`, the request never ran, so these places do
+        not count in the rate from which the retry time of refused requests is computed."""
         if limit:
             known = self._tenants[tenant]
             known.add(-places)
@@ -73,11 +75,11 @@ class ConcurrencyLimits:
                 known.returned.add(places)
 
     def places(self, tenant: str) -> TenantPlaces:
-        """Return what the tenant holds in this router. The caller changes nothing of it."""
+        """Return the places that the tenant holds in this router. The caller must not change the object."""
         return self._tenants[tenant]
 
     async def close(self) -> None:
-        """Wait up to a second until Redis knows that nothing is held, then close the connections."""
+        """Wait up to a second until Redis knows that this router holds no places, then close the connections."""
         if keepers := set(self._keepers.values()):
             await asyncio.wait(keepers, timeout=BACKOFF_S)
             for keeper in keepers:
@@ -91,13 +93,13 @@ class ConcurrencyLimits:
             self._keep_lease(self._shared, tenant, known)
 
     def _keep_lease(self, shared: SharedConcurrency, tenant: str, known: TenantPlaces) -> None:
-        """See to it that a task speaks to Redis for this tenant."""
+        """Start the tenant's task for Redis, unless it runs already."""
         if tenant not in self._keepers:
             self._keepers[tenant] = asyncio.create_task(self._keep(shared, tenant, known), name="concurrency limits")
 
     async def _keep(self, shared: SharedConcurrency, tenant: str, known: TenantPlaces) -> None:
-        """Ask Redis for the requests that wait, tell it what was given back, and renew the lease, until nothing is
-        held. No request waits for this task once it has ended."""
+        """Ask Redis to admit the requests that wait, report places that were given back, and renew the lease. Ends when
+        the tenant holds no places. When this task has ended, no request waits for it."""
         renew_at_s = 0.0
         try:
             while known.busy:
@@ -114,8 +116,8 @@ class ConcurrencyLimits:
             del self._keepers[tenant]
 
     async def _tell(self, shared: SharedConcurrency, tenant: str, known: TenantPlaces) -> None:
-        """Tell Redis what is held, and ask for the requests that wait. Where that fails, they are admitted if their
-        places are free here, and Redis is told again later."""
+        """Tell Redis how many places are held, and ask it to admit the requests that wait. If the call fails, admit the
+        requests whose places are free by the count of this router, and call Redis again later."""
         asking = [(request.places, request.limit) for request in known.take_waiting()]
         try:
             admitted, others = await shared.hold(tenant, known.held, asking)
@@ -131,8 +133,8 @@ class ConcurrencyLimits:
 
 
 def _check(known: TenantPlaces, limit: int, places: int, *, others: int) -> None:
-    """Raise Overloaded where the held places and `others` leave too few. `others` wait for Redis here, or are other
-    routers'."""
+    """Raise Overloaded if the held places and `others` leave too few places. `others` are places for which requests of
+    this router wait, or places of other routers."""
     held = known.held + others
     if held + places > limit:
         metrics.rate_limited.labels("concurrent").inc()

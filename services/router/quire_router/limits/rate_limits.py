@@ -1,12 +1,12 @@
-"""Rate limits per tenant: a request is admitted or refused at once, and its tokens are counted as they come.
+"""Rate limits per tenant. A request is admitted or refused at once. Its tokens are charged later.
 
-A request is admitted while its tenant has a request left and its tokens are not in debt; a prompt is charged by an
-estimate that is corrected once it is encoded, answers when they end. So a bucket may go into debt by what is in flight,
-and nobody is admitted until it has recovered: over time the limit holds exactly, however little a client says of its
-answer's length.
+A request is admitted if its tenant's request bucket has a request left and its token bucket is not in debt. A prompt is
+charged by an estimate, which is corrected when the prompt is encoded. An answer is charged when it ends. So the tokens
+in flight may bring a bucket into debt, and then no request is admitted until the bucket has filled again. Over time the
+limit therefore holds exactly, even if clients do not say how long their answers will be.
 
-With Redis, all routers share the buckets. What Redis says is kept beside it, so that local limits take over from there
-when it stops answering, and give back what they know when it has come back empty.
+With Redis, all routers share the buckets. Each router keeps a copy of the levels in Redis. If Redis stops answering,
+the router limits by this copy. If Redis comes back without its data, the router sends the levels of the copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT_HEADERS = tuple(
 
 
 class RateLimited(Overloaded):
-    """A tenant has used up its minute; `levels` is what is left."""
+    """A tenant has used up its requests or tokens for this minute. `levels` has what is left in both buckets."""
 
     def __init__(self, kind: str, per_minute: int, levels: Levels) -> None:
         super().__init__(
@@ -46,13 +46,15 @@ class RateLimited(Overloaded):
 
 
 class RateLimits:
-    """One per process; all methods run in its event loop. Tenants are those of the key file: there is a bound."""
+    """The rate limits of this process; all methods run in its event loop. The number of tenants is bounded, because
+    they are those of the key file."""
 
     def __init__(self, shared: SharedBuckets | None = None, backoff: RedisBackoff | None = None) -> None:
         self._shared = shared
         self._backoff = backoff or RedisBackoff()
         self._tenants: dict[str, tuple[KeyLimits, TenantBuckets]] = {}
-        # By tenant, charges that were not sent; and the one that is being sent, with its number.
+        # `_debts` has the charges that were not sent to Redis yet, by tenant. `_sending` is the charge that is being
+        # sent: its tenant, tokens and number.
         self._debts: dict[str, int] = {}
         self._sending: tuple[str, int, int] | None = None
         self._number = 0
@@ -60,8 +62,8 @@ class RateLimits:
         metrics.limits_shared.set(0 if shared is None else 1)
 
     async def admit(self, principal: Principal) -> Levels:
-        """Take one request of the tenant and return what is left then. The buckets in Redis decide or, while Redis does
-        not answer, the local ones. Raises RateLimited."""
+        """Take one request of the tenant, and return the levels after it. The buckets in Redis decide; while Redis does
+        not answer, the local buckets decide. Raises RateLimited."""
         limits = principal.limits
         if not limits.per_minute:
             return UNLIMITED
@@ -75,7 +77,7 @@ class RateLimits:
             except FAILURES as error:
                 self._backoff.begin(error)
         if admitted is None:
-            now_s = time.monotonic()  # one reading: between two a bucket may fill
+            now_s = time.monotonic()  # read once, because a bucket may fill between two readings
             admitted, levels = buckets.admit(now_s), buckets.levels(now_s)
         if not admitted:
             # Redis rounds levels: one that is just below 1 may come as 1.
@@ -87,8 +89,8 @@ class RateLimits:
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Take tokens of a tenant that was admitted, into debt if need be; give them back where `tokens` is
-        negative. Never waits: a task tells Redis later."""
+        """Subtract tokens of a tenant that was admitted; its bucket may go into debt. A negative `tokens` gives tokens
+        back. Never waits, because a task sends the charge to Redis later."""
         known = self._tenants.get(tenant)
         if known is None or not known[0].tokens_per_minute or not tokens:
             return
@@ -108,7 +110,7 @@ class RateLimits:
             await self._shared.close()
 
     def _buckets(self, principal: Principal) -> TenantBuckets:
-        """Return the tenant's local buckets; they are made, full, at its first request."""
+        """Return the tenant's local buckets. At its first request, make them full."""
         known = self._tenants.get(principal.tenant)
         if known is None:
             known = self._tenants[principal.tenant] = (
@@ -118,8 +120,8 @@ class RateLimits:
         return known[1]
 
     async def _collect(self) -> None:
-        """Send all charges to Redis, those of one tenant together. A charge that was not answered is sent again under
-        the same number, so that it counts once."""
+        """Send all charges to Redis, with one call per tenant. A charge that Redis did not answer is sent again under
+        the same number, so that it counts only once."""
         while self._shared is not None and (self._sending is not None or self._debts):
             if self._backoff.left_s:
                 await asyncio.sleep(self._backoff.left_s)
@@ -142,20 +144,20 @@ class RateLimits:
         return self._debts.get(tenant, 0) + sending
 
     def _known(self, tenant: str, buckets: TenantBuckets) -> Levels:
-        """Return the levels that Redis should have: the local ones without the charges that Redis has not acknowledged.
-        With them, a Redis that lost its memory begins."""
+        """Return the levels that Redis should have: the local levels, without the charges that Redis has not
+        acknowledged. A Redis that has lost its data begins with these levels."""
         levels = buckets.levels(time.monotonic())
         return Levels(levels.requests, levels.tokens + self._owed(tenant))
 
     def _take_shared_levels(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
-        """Set the local buckets to the levels of Redis less the charges that Redis has not acknowledged."""
+        """Set the local buckets to the levels of Redis, minus the charges that Redis has not acknowledged."""
         buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
         self._backoff.answered()
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:
-    """Return OpenAI's x-ratelimit headers: the limit per minute, what is left, and the time until the bucket is full
-    again."""
+    """Return OpenAI's x-ratelimit headers: for requests and tokens, the limit per minute, the rest, and the time until
+    the bucket is full again."""
     headers = []
     for kind, names in zip(_KINDS, (LIMIT_HEADERS[:3], LIMIT_HEADERS[3:]), strict=True):
         per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)

@@ -1,5 +1,5 @@
-"""Leaves a Redis that failed alone for a second, so that requests do not wait for it. All limits of a router share one
-backoff: a request that has several limits waits for a hung Redis once."""
+"""After a failure of Redis, the router does not call Redis for a second, so that requests do not wait for it. All
+limits of a router share one backoff. So a request that has several limits waits for a hung Redis only once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ log = get_logger(__name__)
 
 
 class RedisBackoff:
-    """One per process."""
+    """The time until which Redis is not called. One per process."""
 
     def __init__(self) -> None:
         self._until_s = 0.0
 
     @property
     def left_s(self) -> float:
-        """How long Redis is still left alone; 0.0 where it may be asked."""
+        """The seconds for which Redis is not to be called; 0.0 if it may be called now."""
         return max(0.0, self._until_s - time.monotonic())
 
     def begin(self, error: BaseException) -> None:
-        """Leave Redis alone from now on, after this failure. Logs the first failure."""
+        """Begin a backoff after this failure. Logs the failure, unless a backoff was running."""
         if not self.left_s:
             log.warning("limits are local: Redis does not answer", error=type(error).__name__)
         self._until_s = time.monotonic() + BACKOFF_S

@@ -1,4 +1,5 @@
-"""The rate at which places become free, as a mean over some ten seconds. Tells when a refused request may find room."""
+"""The rate at which places become free, as a mean over some ten seconds. From this rate, a limit computes when a
+refused request should retry. One place is one sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ _HORIZON_S = 10.0
 
 
 class ReturnRate:
-    """Places that were given back lately, and in what time."""
+    """The number of places that were given back lately, and the time in which that happened."""
 
     def __init__(self) -> None:
         self._places = 0.0
@@ -24,5 +25,5 @@ class ReturnRate:
         self._last_s = now_s
 
     def time_for_s(self, places: float) -> float:
-        """Return how long it takes until so many places are given back; 0.0 where none were yet."""
+        """Return the seconds until so many places will have been given back; 0.0 if none were given back yet."""
         return places * self._passed_s / self._places if self._places else 0.0

@@ -1,9 +1,11 @@
-"""Token buckets in Redis, one hash per bucket, changed by one script on Redis's own clock: routers cannot disagree.
+"""Token buckets in Redis, with one hash per bucket. One script changes them and reads only Redis's clock, so that all
+routers see the same levels.
 
     quire:limit:{tenant}:requests   level, at (ms)      expires once it would be full again
     quire:limit:{tenant}:tokens     level, at (ms)
 
-A bucket that Redis does not know (its memory was lost) begins at what the asking router last knew.
+If Redis does not have a bucket, because it has lost its data, the bucket begins at the level that the calling router
+knows.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 
 FAILURES = (RedisError, OSError, TimeoutError)
 _TIMEOUT_S = 0.25
-# Buckets in the order requests, tokens. KEYS: their names. ARGV: 1 to take whatever there is; then of each bucket its
-# size per minute (0: no limit), the least level that is needed, what is taken, and the level of one that is not there;
-# and for charges who charges and the number of the charge, so that one that is sent again is taken once.
+# KEYS: the names of both buckets, requests before tokens. ARGV: 1 to take even if the level is too low; then for each
+# bucket its size per minute (0: no limit), the least level that admits a request, the amount to take, and the level at
+# which a missing bucket begins; last, for a charge, the id of the router and the number of the charge, so that a charge
+# that is sent again is taken once.
 _SCRIPT = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
@@ -64,7 +67,8 @@ return answer
 
 
 class SharedBuckets:
-    """Calls raise one of FAILURES within a quarter of a second where Redis does not answer."""
+    """The token buckets in Redis. If Redis does not answer, calls raise one of FAILURES within a quarter of a
+    second."""
 
     def __init__(self, url: str, url_file: str = "") -> None:
         self._redis = open_redis(
@@ -75,12 +79,12 @@ class SharedBuckets:
 
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
         """Take one request, if one is left and the tokens are not in debt. Returns whether it was taken, and the levels
-        then."""
+        after that."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
-        """Take tokens, into debt if need be (or give them back, if negative), and return the levels then. A charge that
-        is sent several times under one `number` is taken once; numbers only grow."""
+        """Subtract tokens, and return the levels after that. The level may become negative; a negative `tokens` gives
+        tokens back. A charge that is sent several times under one `number` is taken once; numbers only grow."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 
@@ -91,9 +95,9 @@ class SharedBuckets:
     async def _run(
         self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int], number: int = 0
     ) -> tuple[bool, Levels]:
-        """Fill both buckets, and take `take` (requests, tokens) if each limited bucket has at least 1, or with `force`.
-        Returns whether the request is admitted, and the levels then. A charge that is sent again under the same
-        `number` is taken once. Buckets that Redis lacks begin at `known`."""
+        """Update both buckets to Redis's present time. Then subtract `take` (requests, tokens) if each limited bucket
+        has at least 1, or if `force` is set. Returns whether the request is admitted, and the levels after that. A
+        charge that is sent again under the same `number` is taken once. Buckets that Redis lacks begin at `known`."""
         keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
         arguments: list[float | str] = [int(force)]
         sizes = (limits.requests_per_minute, limits.tokens_per_minute)

@@ -1,9 +1,10 @@
-"""How many sequences each router has in progress for a tenant, in Redis: one hash per tenant, one lease per router.
+"""Stores in Redis how many sequences each router runs for a tenant. Each tenant has one hash, and each router has one
+lease in this hash.
 
     quire:concurrent:{TENANT}   router -> "places:expiry (ms)"      expires with its last lease
 
-The braces are a Redis hash tag. A lease has all places that its router holds, so a call that is lost or repeated does
-no harm. The leases of a router that died expire.
+The braces are a Redis hash tag. A lease contains the total of its router's places, so a call that is lost or repeated
+does no harm. If a router dies, its leases expire. One place is one sequence.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 LEASE_S = 10.0
 TIMEOUT_S = 0.25
-# KEYS: the hash. ARGV: the router, all places that it holds, the lease in ms; then of each request that waits, in their
-# order, its places and its limit.
+# KEYS: the hash. ARGV: the router, all places that it holds, and the lease in ms; then for each request that waits, in
+# their order, its places and its limit.
 _SCRIPT = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -56,7 +57,8 @@ return answer
 
 
 class SharedConcurrency:
-    """Calls raise one of `shared_buckets.FAILURES` where Redis does not answer within `timeout_s`."""
+    """This router's leases in Redis. Calls raise one of `shared_buckets.FAILURES` if Redis does not answer within
+    `timeout_s`."""
 
     def __init__(self, url: str, url_file: str = "", lease_s: float = LEASE_S, timeout_s: float = TIMEOUT_S) -> None:
         self._redis = open_redis(
@@ -69,9 +71,9 @@ class SharedConcurrency:
     async def hold(
         self, tenant: str, places: int, asking: Sequence[tuple[int, int]] = ()
     ) -> tuple[Sequence[bool], int]:
-        """Hold `places` in all from now on, whatever others hold; and more for each request of `asking` (its places,
-        its limit) for which there is room below its limit, the first ones first. Returns for each whether there was
-        room, and what other routers hold."""
+        """Set this router's lease to `places` in all, whatever other routers hold. `asking` has (places, limit) for
+        each request that waits. In their order, add the places of each request that has room below its limit to the
+        lease. Returns for each request whether there was room, and the number of places that other routers hold."""
         arguments = [self._id, places, round(self.lease_s * 1000), *chain.from_iterable(asking)]
         others, *admitted = await self._script(keys=[f"quire:concurrent:{{{tenant}}}"], args=arguments)
         raise_if_cancelled()

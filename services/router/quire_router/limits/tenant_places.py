@@ -1,6 +1,7 @@
-"""The places that one tenant holds in this router, and the requests that wait until Redis has decided about theirs.
+"""The places that one tenant holds in this router, and the requests that wait until Redis has decided about their
+places. One place is one sequence.
 
-Knows nothing of Redis. A request that is cancelled gives up its place at once, whatever is decided about it later.
+Makes no calls to Redis. A request that is cancelled gives up its places at once; a later decision does not change that.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class WaitingRequest:
-    """A request that asks for `places` of `limit`. `decided` becomes None where the request is admitted, and else the
-    places that other routers hold."""
+    """A request that asks for `places` of `limit`. The result of `decided` is None if the request is admitted;
+    otherwise it is the number of places that other routers hold."""
 
     __slots__ = ("decided", "limit", "places")
 
@@ -28,7 +29,8 @@ class WaitingRequest:
 
 
 class TenantPlaces:
-    """`held`: by requests that were admitted. `asked`: for which requests wait."""
+    """The places of one tenant. `held` is the number of places that admitted requests hold. `asked` is the number of
+    places for which requests wait."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -41,27 +43,27 @@ class TenantPlaces:
 
     @property
     def untold(self) -> bool:
-        """Whether Redis does not know what is held, or a request waits."""
+        """Whether Redis must be called, because `held` has changed since the last call, or because a request waits."""
         return self._untold or bool(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether anything is held, or to be told to Redis."""
+        """Whether any place is held, or Redis must be called."""
         return self.held > 0 or self.untold
 
     def add(self, places: int) -> None:
-        """Hold so many places more, of which Redis does not know yet; fewer, where the number is negative."""
+        """Add so many places to those that are held; a negative number gives places back. Redis must be told later."""
         self.held += places
         self.mark_untold()
 
     def mark_untold(self) -> None:
-        """Note that Redis does not know what is held."""
+        """Note that Redis must be told how many places are held."""
         self._untold = True
         self._changed.set()
 
     async def wait_for(self, places: int, limit: int) -> int | None:
-        """Wait until it is decided about the places. Returns None where they are held now, and else how many other
-        routers hold."""
+        """Ask for places, and wait for the decision. Returns None if the request is admitted and holds the places;
+        otherwise returns the number of places that other routers hold."""
         request = WaitingRequest(places, limit)
         self._waiting.append(request)
         self.asked += places
@@ -73,25 +75,26 @@ class TenantPlaces:
             raise
 
     def take_waiting(self) -> Sequence[WaitingRequest]:
-        """Return the requests that wait, in their order, for one call to Redis that also tells what is held. Then call
-        `decide` or `admit_all`."""
+        """Return the requests that wait, in their order, for one call to Redis that also says how many places are held.
+        After this call to Redis, call `decide` or `admit_all`."""
         self._asking = [request for request in self._waiting if not request.decided.done()]
         self._waiting, self._untold = [], False
         return self._asking
 
     def decide(self, admitted: Sequence[bool], others: int) -> None:
-        """End the wait of the requests that `take_waiting` returned, as Redis has answered for each of them. `others`:
-        what other routers hold."""
+        """Decide about the requests that `take_waiting` returned. `admitted` has the answer of Redis for each of them,
+        and `others` is the number of places that other routers hold."""
         asking, self._asking = self._asking, []
         for request, admits in zip(asking, admitted, strict=True):
             if request.decided.done():
                 if admits:
-                    self.mark_untold()  # Redis counts places that nobody has
+                    self.mark_untold()  # Redis counts the places of a request that was cancelled
             else:
                 self._end(request, admits=admits, others=others)
 
     def admit_all(self) -> None:
-        """Admit all requests that wait, within their limits, without Redis."""
+        """Decide about all requests that wait without Redis: admit each request that fits below its limit by the count
+        of this router."""
         waiting, self._asking, self._waiting = [*self._asking, *self._waiting], [], []
         for request in waiting:
             if not request.decided.done():
@@ -99,7 +102,7 @@ class TenantPlaces:
                 self.mark_untold()
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until there is something to tell Redis, or the time is over."""
+        """Wait until Redis must be called, or until `timeout_s` has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -112,7 +115,7 @@ class TenantPlaces:
         request.decided.set_result(None if admits else others)
 
     def _abandon(self, request: WaitingRequest) -> None:
-        """Give up what a cancelled request has, or asks for."""
+        """Give up the places that a cancelled request holds or asks for."""
         if request.decided.cancelled():
             self.asked -= request.places
         elif request.decided.result() is None:

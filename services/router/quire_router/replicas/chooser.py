@@ -1,5 +1,6 @@
-"""Finds a replica for a sequence: who could run it, by the table; the best of them, by the placement; who really
-can, by its own word. Where the table is behind, the row is brought up to date and the rest are asked again.
+"""Finds a replica for a sequence. The replica table says which replicas could run the sequence, and the placement
+policy chooses the best of them. The chooser then asks this replica object whether it can take the sequence now. If it
+cannot, its row in the table was out of date: the chooser updates the row, and tries the remaining replicas.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Sides(NamedTuple):
-    """`prefill` None: `decode` runs the sequence as a whole. Else `decode_load` is what was reserved at the decode
-    side."""
+    """The replicas that are to run one sequence. If `prefill` is None, `decode` runs the whole sequence. Otherwise
+    `prefill` computes the prompt, `decode` continues, and `decode_load` is the load that is reserved at `decode`."""
 
     decode: Replica
     prefill: Replica | None
@@ -44,11 +45,11 @@ class Chooser:
     def choose(
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
-        """Choose a replica that can take the sequence and its siblings, `weight` in all, now; reserve their load there.
-        Returns None where none can.
+        """Choose a replica that can take the sequence and its siblings (`weight` sequences in all) now, and reserve
+        their load there. Returns None if no replica can.
 
-        Replicas in `shunned` are not asked. The replica `avoid`, and those of an unfit role, are asked only where there
-        is no other.
+        Replicas in `shunned` are left out. The replica `avoid`, and replicas whose role does not fit, are chosen only
+        if there is no other.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
@@ -66,8 +67,8 @@ class Chooser:
         return None
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
-        """Choose a replica for one new sequence or, where that pays, two to decode and to prefill it; reserve its load
-        at each. Returns None where none can take it now."""
+        """Choose a replica for one new sequence or, if that is faster, one replica to prefill it and another to decode
+        it. Reserve its load at each. Returns None if no replica can take the sequence now."""
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
@@ -96,8 +97,9 @@ class Chooser:
         return self._fleet.still_runs(instance, epoch)
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
-        """Return the rows that accept the sequence, without `shunned`. A sequence with tokens is bound to the very
-        model that made them, one with a constraint to replicas that can apply it."""
+        """Return the table rows of replicas that accept the sequence and are not in `shunned`. A sequence that has
+        tokens needs exactly the model that made them. A sequence with a constraint needs a replica that can apply
+        it."""
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
         needed = "" if constraint is None else capability_for(constraint)
@@ -107,8 +109,8 @@ class Chooser:
         return rows
 
     def _fitting_rows(self, sequence: SequenceState, rows: Rows) -> Rows:
-        """Return the rows whose role fits the job (prefill for an export, else decode), or all rows where none has
-        it."""
+        """Return the rows whose role fits the job: prefill for an export of KV pages, otherwise decode. Returns all
+        rows if no role fits."""
         table = self._fleet.table
         if sequence.job.kv_export:
             fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]
@@ -117,8 +119,8 @@ class Chooser:
         return next((some for some in fit if len(some)), rows)
 
     def _replica_for(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
-        """Return the replica of a placement if it can take the sequence. If not, release the load, bring the replica's
-        row up to date, and return None."""
+        """Return the replica of a placement if it can take the sequence now. If not, release the reserved load, update
+        the replica's row in the table, and return None."""
         replica = self._fleet.at(placed.row)
         if replica.can_take(sequence):
             return replica
@@ -128,13 +130,13 @@ class Chooser:
 
 
 def _reserve_load(sequence: SequenceState, placed: LoadReservation) -> None:
-    """Store the reservation in the sequence, which releases it later. `held_tokens` are stored only if the sequence is
-    new."""
-    # Of a sequence that ran before, an engine may have stored more than it has reported.
+    """Store the load reservation in the sequence, which releases it later. `held_tokens` is stored only for a new
+    sequence."""
+    # If the sequence ran before, an engine may have stored more of its pages than the router knows of.
     ran = sequence.submitted or sequence.engine.output_ids
     sequence.placement.reserve_load(placed, None if ran else placed.held_tokens)
 
 
 def _session(sequence: SequenceState) -> str:
-    """Return the name of the job's session, within its tenant; '' where it has none."""
+    """Return the name of the job's session, prefixed with its tenant; '' if the job has no session."""
     return f"{sequence.context.tenant}:{sequence.job.session}" if sequence.job.session else ""

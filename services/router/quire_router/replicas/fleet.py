@@ -1,4 +1,5 @@
-"""All schedulers that discovery names, and which of them can run a model now. Chooses nothing: see placement/."""
+"""The replicas of all schedulers that discovery names, and the models that they run. Knows which replicas can take a
+sequence now; placement/ chooses among them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ log = get_logger(__name__)
 
 
 class Fleet:
-    """Replicas by instance. All methods run in the event loop. `lost` is called for sequences that a replica
-    dropped."""
+    """All replicas, by instance. All methods run in the event loop. `lost` is called for each sequence that a replica
+    has dropped."""
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class Fleet:
         self._by_row: dict[int, Replica] = {}
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list: new schedulers are connected; those that have left, or have another address,
-        are dropped, and their sequences move."""
+        """Apply the newest list of discovery: connect new schedulers, and drop schedulers that have left or have
+        another address. Sequences of dropped schedulers move to other replicas."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
@@ -83,7 +84,8 @@ class Fleet:
         self._changed()
 
     def models(self) -> list[ModelInfo]:
-        """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
+        """Return every model that a replica has ever reported, in the order of the first reports. A model stays in the
+        list while no replica that runs it is healthy."""
         return list(self._models.values())
 
     def accepting(self, sequence: SequenceState) -> list[Replica]:
@@ -91,12 +93,13 @@ class Fleet:
         return [replica for replica in self.replicas.values() if replica.can_take(sequence)]
 
     def epoch_of(self, instance: str) -> Epoch | None:
-        """Return the epoch of that replica's worker, as the replica said last; None where it is not known."""
+        """Return the last epoch that this replica has reported; None if it is not known. An epoch is one life of the
+        replica's worker and scheduler."""
         replica = self.replicas.get(instance)
         return replica.epoch if replica is not None else None
 
     def still_runs(self, instance: str, epoch: Epoch) -> bool:
-        """Whether that replica is within reach and still in that epoch: then no sequence that ran there has broken
+        """Whether this replica can be reached and is still in `epoch`. If so, no sequence that ran there has broken
         it."""
         replica = self.replicas.get(instance)
         return replica is not None and replica.session.open and replica.load.epoch == epoch
@@ -138,8 +141,8 @@ class Fleet:
         self._changed()
 
     def _remember(self, model: ModelInfo) -> None:
-        """Remember a model as a replica has it. What any of its replicas can do with constraints counts for all: each
-        request with a constraint goes to those that can apply it alone."""
+        """Remember a model as a replica has reported it. The capabilities for constraints are those of all replicas
+        with this model together, because a request with a constraint goes only to replicas that can apply it."""
         together = structured_outputs_in(each for same in self._running(model.name) for each in same.capabilities)
         capabilities = tuple(dict.fromkeys((*model.capabilities, *together)))
         self._models[model.name] = replace(model, capabilities=capabilities)

@@ -1,12 +1,15 @@
-"""Gives every sequence an engine, and another one when it loses it: with all its tokens, a new handle and attempt.
+"""Migration: submits every sequence to an engine, and to another engine when the first one is lost. The sequence
+continues there with all its tokens, under a new handle and a new attempt number.
 
-A sequence that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
+If another replica should compute the prompt, the sequence begins with a Handoff. When the prompt is computed, this
+module moves the sequence to the decode side.
 
-A sequence that no replica can take waits for one, up to `--migration-wait-s` without an engine since its last token.
-A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another
-(poison_detection.py).
-Knows nothing of streams; what an engine's failure means is in sequences/engine_failure.py, which replica is the best
-in placement/.
+If no replica can take a sequence, the sequence waits. It fails after it was without an engine for
+`--migration-wait-s`, counted since its last token. A request is not passed on if it has lost `--migration-limit`
+engines in a row without a new token (see poison_detection.py).
+
+Knows nothing of streams. sequences/engine_failure.py interprets the failures of engines, and placement/ chooses the
+best replica.
 """
 
 from __future__ import annotations
@@ -60,8 +63,9 @@ class Migration:
         self._closed = False
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Submit new siblings to one replica, since they share their prompt's pages. A sequence without siblings may be
-        prefilled elsewhere. Where no replica can take them, they wait."""
+        """Submit new siblings (the sequences of one prompt) to one replica, because they share their prompt's pages. A
+        sequence without siblings may be prefilled at another replica than the one that decodes it. If no replica can
+        take the sequences, they wait."""
         if len(sequences) == 1 and _may_prefill_elsewhere(sequences[0]):
             if not self._submit_new(sequences[0]):
                 self._wait(sequences[0], self._history_of(sequences[0]))
@@ -76,8 +80,9 @@ class Migration:
             self._wait(sequence, self._history_of(sequence))
 
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """Find another engine for a sequence that its engine has dropped, or let the sequence wait for one. It fails if
-        it has cost too many engines. If all its tokens are known, it needs no engine: only their text is awaited."""
+        """Find another engine for a sequence whose engine was lost or has dropped it, or let the sequence wait for an
+        engine. The sequence fails if it has lost too many engines. If the sequence has all its tokens, it needs no
+        engine, and only waits for their text."""
         if sequence.client.ended:
             return
         if self._closed:
@@ -91,7 +96,7 @@ class Migration:
         history.note_progress(len(sequence.engine.output_ids), self._wait_s)
         history.leave_engine(failure.instance)
         if failure.refused and not sequence.admitted_once:
-            # It had no engine yet: nothing is lost, and who takes it is its first.
+            # No engine had begun to run the sequence, so it has lost none.
             log.debug("sequence refused", **_log_fields(sequence, failure))
         else:
             history.lose_engine(failure.reason)
@@ -106,8 +111,8 @@ class Migration:
             self._place_or_wait(sequence)
 
     def prefill_ended(self, sequence: SequenceState) -> None:
-        """Move a sequence whose prompt is computed to its decode side; without one, submit it anywhere or let it wait.
-        If it has ended, only its text is awaited."""
+        """Move a sequence whose prompt is computed to its decode side. If it has no decode side, submit it to any
+        replica, or let it wait. If the sequence has ended, it only waits for its text."""
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
@@ -116,7 +121,7 @@ class Migration:
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Note that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
-        side, but fails if it has cost too many engines."""
+        side, but fails if it has lost too many engines."""
         history = self._history_of(sequence)
         history.leave_engine(failure.instance)
         log.info("decode side lost ahead of the first token", **_log_fields(sequence, failure))
@@ -129,7 +134,7 @@ class Migration:
             self._serve_waiting()
 
     def close(self) -> None:
-        """Move no sequence any more; those that wait fail."""
+        """Stop moving sequences. Sequences that wait fail now; a sequence that loses its engine later fails, too."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -138,15 +143,15 @@ class Migration:
             sequence.fail(session_lost())
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
-        """Fail the sequence if it has cost too many engines or, while it is new, if all replicas are full. Returns
-        whether it has failed."""
+        """Fail the sequence if it has lost too many engines. Also fail it if no engine has run it yet and all replicas
+        are full. Returns whether the sequence has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:
             sequence.fail(error)
             return True
         if failure.busy and not sequence.admitted_once:
-            # Overload is told early; only what has begun is worth waiting for.
+            # A new request gets an error at once when all replicas are full. Only a sequence that has begun waits.
             history.busy.add(failure.instance)
             if all(replica.instance in history.busy for replica in self._chooser.accepting(sequence)):
                 sequence.fail(failure.error)
@@ -160,7 +165,7 @@ class Migration:
 
     def _submit_new(self, sequence: SequenceState) -> bool:
         """Submit a new sequence to one replica, or to a prefill side with a reservation at a decode side. Returns False
-        where none can take it now."""
+        if no replica can take it now."""
         sides = self._chooser.choose_sides(sequence)
         if sides is None:
             return False
@@ -182,7 +187,7 @@ class Migration:
             self._wait(sequence, history)
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
-        """Submit the sequence to a replica that can take it now. Returns False where there is none."""
+        """Submit the sequence to a replica that can take it now. Returns False if there is no such replica."""
         if _may_prefill_elsewhere(sequence):
             return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
@@ -226,7 +231,7 @@ class Migration:
             self._wake_at(history.next_due_s(now_s))
 
     def _wake_at(self, due_s: float) -> None:
-        """See to it that `_serve_waiting` is called at `due_s` at the latest: a timer that is due earlier stays."""
+        """Set the timer so that `_serve_waiting` is called at `due_s` or earlier. A timer that is due earlier stays."""
         if due_s >= self._due_s:
             return
         if self._timer is not None:
@@ -239,8 +244,9 @@ class Migration:
 
 
 def _may_prefill_elsewhere(sequence: SequenceState) -> bool:
-    """Whether the sequence may be prefilled elsewhere: it is new, has no siblings, and may get more than one token.
-    Prompt logprobs forbid it, since one engine must compute the whole prompt for them."""
+    """Whether one replica may prefill the sequence and another decode it. The sequence must be new, have no siblings,
+    and have more than one token to get. It must not ask for prompt logprobs, because one engine must compute the whole
+    prompt for them."""
     spec = sequence.spec
     left = spec.stop.max_tokens - sequence.engine.tokens
     alone = sequence.job.siblings == 1
@@ -260,7 +266,7 @@ def _log_fields(sequence: SequenceState, failure: EngineFailure) -> dict[str, st
 
 
 def _record_migration(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
-    """Record, in log, metrics and trace, that a sequence which had lost its engine runs at `instance` now."""
+    """Record in the log, the metrics and the trace that a sequence has lost its engine and was sent to `instance`."""
     us = history.find_engine()
     metrics.migrations.labels(history.reason).inc()
     metrics.migration_wait.observe(us / 1e6)

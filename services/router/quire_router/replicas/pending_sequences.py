@@ -1,7 +1,8 @@
-"""Sequences without an engine: those that wait for one, and those whose last token came from an engine that is gone.
+"""Sequences without an engine: sequences that wait for an engine, and sequences whose engine sent the last token and
+was lost before their text was complete.
 
-Their text goes on meanwhile: what the lost engine said is decoded on a Detokenize stream of their own. Decides
-nothing: see migration.py.
+These sequences share a Detokenize stream, which decodes the tokens that the lost engines had sent. Decides nothing; see
+migration.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class PendingSequences:
-    """A Holder. `waiting` is in the order of arrival. A sequence leaves by `leave`, or when its text has ended."""
+    """The Holder of sequences that have no engine. `waiting` has those that wait for an engine, in the order of their
+    arrival. A sequence leaves by `leave`, or when its text has ended."""
 
     def __init__(self, make_detokenizer: MakeDetokenizer) -> None:
         self.waiting: dict[int, SequenceState] = {}
@@ -22,8 +24,8 @@ class PendingSequences:
         self._detokenizer = make_detokenizer(self._texts, self.leave)
 
     def enter(self, sequence: SequenceState) -> None:
-        """Hold a sequence that has no engine. It waits for one, unless all its tokens are known. Tokens without text
-        yet are decoded on this holder's own Detokenize stream."""
+        """Take a sequence that has no engine. The sequence waits for an engine, unless it has all its tokens. Tokens
+        that have no text yet are decoded on this holder's own Detokenize stream."""
         sequence.hold(self)
         if not sequence.engine.finish:
             self.waiting[sequence.handle] = sequence

@@ -1,6 +1,7 @@
-"""One scheduler as the router sees it: its load, its model, its session; kept alive with backoff.
+"""One scheduler as the router sees it: its load, its model and its session. The replica renews the session and the load
+stream with a backoff when they end.
 
-Knows nothing of other replicas: who gets a request is the placement's business.
+Knows nothing of other replicas; placement/ decides which replica gets a request.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ log = get_logger(__name__)
 
 
 class Replica:
-    """`changed` is called when it becomes able to accept, or no longer is; `row` is what placement knows of it."""
+    """One scheduler. `changed` is called at every change of its load or session, after which it may accept requests or
+    accept them no longer. `row` is its row in the placement table. `lost` is called for each sequence that it drops."""
 
     def __init__(
         self,
@@ -51,9 +53,9 @@ class Replica:
         self.instance = instance
         self.address = address
         self.load = Load()
-        # Of its last load that named one.
+        # The epoch in the last load that had one.
         self.epoch: Epoch | None = None
-        # How often its epoch has changed: its worker or its scheduler has started again.
+        # How often the epoch has changed. It changes when the worker or the scheduler has started again.
         self.restarts = 0
         self.model: ModelInfo | None = None
         self.row = row
@@ -81,16 +83,17 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """The scheduler's role, as it said last: prefill, decode or both."""
+        """The role that the scheduler has reported last: prefill, decode or both."""
         return self.load.role or self._role or "both"
 
     @property
     def in_flight(self) -> int:
-        """This router's sequences here."""
+        """The number of this router's sequences at the replica."""
         return len(self.session.sequences)
 
     def can_take(self, sequence: SequenceState) -> bool:
-        """Whether the sequence could run here now. A sequence with tokens is bound to the very model that made them."""
+        """Whether the sequence could run at this replica now. A sequence that has tokens needs exactly the model that
+        made them."""
         model = self.model
         if model is None or not self.accepts:
             return False
@@ -102,7 +105,8 @@ class Replica:
         return model.name == sequence.model
 
     def submit(self, sequence: SequenceState) -> None:
-        """Start a sequence here, bound to this model; only if `can_take` allows it."""
+        """Start a sequence at this replica, and bind it to the replica's model. Call only if `can_take` returned
+        True."""
         if self.model is not None:
             sequence.placement.bind_model(self.model.digest)
         self.session.submit(sequence)
@@ -122,8 +126,8 @@ class Replica:
             await self.client.close()
 
     async def _watch_load(self) -> None:
-        """Follow the scheduler's load, again after a backoff when the stream ends. Meanwhile its phase is
-        `unreachable`."""
+        """Follow the scheduler's load. When the load stream ends, set the phase to `unreachable`, and open the stream
+        again after a backoff."""
         backoff = Backoff()
         while True:
             try:
@@ -138,8 +142,8 @@ class Replica:
             await backoff.wait()
 
     async def _keep_session(self) -> None:
-        """Whenever the scheduler is ready or drains, read its model and run a session, again after a backoff when the
-        session ends. Errors are logged."""
+        """Whenever the scheduler is ready or drains, read its model and run a session. When the session ends, log the
+        reason, and begin again after a backoff."""
         while True:
             await self._serving.wait()
             try:

@@ -1,4 +1,4 @@
-"""A scheduler's calls, but for the session: load and model, as plain values."""
+"""The calls to one scheduler, except for the session stream. Results are plain values, but for the page events."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 LOAD_INTERVAL_MS = 200
 _INFO_TIMEOUT_S = 10.0
-# What a router has not taken yet waits at the scheduler, where steps join, and not in a window that grows. Over a long
-# way (3 KiB a step of 256 sequences, a step each 3 ms: 15 ms there and back) they join for one that keeps up, too.
+# Steps that the router has not read yet wait at the scheduler, which joins them, and not in a growing HTTP/2 window.
+# With this window, the scheduler also joins steps for a router that keeps up, if the round trip is long: some 15 ms
+# with 256 sequences, 3 KiB a step, and a step each 3 ms.
 _SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1 << 14), ("grpc.http2.bdp_probe", 0))
 
 
@@ -44,24 +45,24 @@ class SchedulerClient:
         return model_from_pb(response.model), response.role
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """Return the ticket of a transfer that is open at the scheduler. Raises InvalidArgument for one that
+        """Return the ticket of a transfer that is open at the scheduler. Raises InvalidArgument for a ticket that
         contradicts itself."""
         response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
         return ticket_from_pb(response.ticket)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let the scheduler refuse new requests; return when none runs there any more. The scheduler aborts those that
-        still run after `timeout_s` (0: never)."""
+        """Let the scheduler refuse new requests; return when no request runs there any more. The scheduler aborts
+        requests that still run after `timeout_s` (0: never)."""
         await self.stub.Drain(sb.DrainRequest(timeout_ms=round(timeout_s * 1000)))
 
     async def set_role(self, role: str, timeout_s: float) -> None:
-        """Change the scheduler's role; return when it has changed. The scheduler aborts the requests that hinder the
-        change and still run after `timeout_s` (0: never)."""
+        """Change the scheduler's role; return when it has changed. Some requests must end before the change. The
+        scheduler aborts such requests if they still run after `timeout_s` (0: never)."""
         await self.stub.SetRole(sb.SetRoleRequest(role=role, drain_timeout_ms=round(timeout_s * 1000)))
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
-        """Yield the scheduler's page events, with token ids: those after `after_sequence` in `epoch` or, where they are
-        not known, from a snapshot on."""
+        """Yield the scheduler's page events, with token ids. The events begin after number `after_sequence` of `epoch`.
+        If the scheduler does not have these events any more, it sends a snapshot first."""
         request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
         call = self.stub.WatchPages(request)
         try:

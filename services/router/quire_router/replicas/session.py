@@ -1,5 +1,5 @@
-"""The one Session stream to a scheduler: its life, and what goes out on it. The codec reads what comes in, and the
-reducer applies it.
+"""The session with one scheduler: opens the Session stream, sends messages on it, and ends it. session_codec.py reads
+the scheduler's messages, and session_reducer.py applies them.
 
 Knows nothing of clients; a sequence learns of its end from the reducer or from its Detokenize stream.
 """
@@ -33,23 +33,25 @@ if TYPE_CHECKING:
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
-    # Given the table of a holder, and what to call for a sequence whose text has ended before the engine did.
+    # Arguments: the sequences of a holder by handle, and the function to call for a sequence whose text ends before its
+    # engine does.
     MakeDetokenizer = Callable[[dict[int, SequenceState], Callable[[SequenceState], None]], DetokenizeStream]
 
 # A healthy scheduler welcomes at once.
 _WELCOME_TIMEOUT_S = 10.0
 # A session is lost only after this many heartbeats are missing.
 _HEARTBEATS = 3
-# The code of a status that no service has made: see from_rpc_error.
+# The error code for a gRPC status that gRPC itself has made, and not a service; see from_rpc_error.
 _CUT = "PEER_UNAVAILABLE"
 
 
 class Session:
-    """Lives as long as its replica; the stream below it may come and go. `sequences` is shared with the detokenizer.
+    """The session with one scheduler. It exists as long as its replica, and opens one Session stream after the other.
 
-    `lost` is called for every sequence that the scheduler works on no more without having ended it. `reservations` are
-    places for sequences that are elsewhere as yet. `life` counts its streams. `row` gets the measured speed of prefill
-    and of pulls.
+    `sequences` has the sequences at the scheduler, by handle; the Detokenize stream shares this table. `reservations`
+    are places at the scheduler for sequences that another engine still prefills. `lost` is called for every sequence
+    that the scheduler has dropped before its end. `life` counts the streams. `row` gets the measured speeds of prefill
+    and of KV pulls.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Session:
         sequence.hold(self)
         sequence.placement.begin_run(self.instance, sequence.engine.tokens)
         self.sequences[sequence.handle] = sequence
-        # First, since its text waits for the engine; the tokenizer has until then to open it.
+        # The submit goes first, because the tokenizer need not have opened the sequence before the first token comes.
         self._out.submit(sequence.handle, sequence)
         self.detokenizer.open(sequence)
 
@@ -134,10 +136,10 @@ class Session:
 
     async def run(self, model: str, opened: Callable[[], None]) -> None:
         """Open the stream, call `opened` at the scheduler's welcome, and apply its messages until it ends. `model` is
-        the scheduler's, for metrics. Raises QuireError where it breaks.
+        the name of the scheduler's model, for metrics. Raises QuireError if the stream breaks.
 
-        In the end, all sequences and reservations here are lost. Nothing of this stream is heard after that: its
-        handles have gone, and its call is over.
+        When the stream ends, all sequences and reservations of the session are lost. No message of this stream is
+        applied later, because its call has ended and its handles are out of the tables.
         """
         self._out = SessionOutgoing(self._router_id, self._wanted)
         self._reducer.serve(model)
@@ -157,7 +159,7 @@ class Session:
             if is_cancelled():
                 reason = "left"
                 raise
-            # Otherwise it is the call alone: cut by the watchdog, or by gRPC because a message could not be made.
+            # Only the call was cancelled: by the watchdog, or by gRPC because a message could not be made.
             reason, unreachable = ("silent", True) if watch.expired else ("session_failed", False)
             raise _cut(watch) from None
         except grpc.aio.AioRpcError as error:
@@ -179,8 +181,8 @@ class Session:
             self._reducer.lose_all(reason, unreachable=unreachable)
 
     def _longest_silence_s(self, heartbeat_ms: int) -> float:
-        """Return how long the scheduler may be silent: the timeout or three heartbeats, the longer one; for ever if it
-        promises no heartbeats."""
+        """Return how long the scheduler may be silent: the timeout, or three heartbeats if they are longer. The result
+        is infinite if the scheduler sends no heartbeats."""
         return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
 
     def _wanted(self, handle: int) -> bool:
@@ -197,8 +199,8 @@ class Session:
 
 
 def _cut(watch: Watch) -> QuireError:
-    """Return the error for a call that was cancelled on this side: by the watchdog, or since a message could not be
-    made."""
+    """Return the error for a call that the router's side has cancelled: the watchdog, because the scheduler was silent,
+    or gRPC, because a message could not be made."""
     if watch.expired:
         message = f"The scheduler said nothing for {watch.quiet_s:.1f} s."
         return Unavailable("SCHEDULER_SILENT", message, "See its log; its process may hang.")

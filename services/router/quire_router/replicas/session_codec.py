@@ -1,4 +1,4 @@
-"""One SessionResponse as plain values. Protobuf stops here; tokens stay bytes. Knows no sequences."""
+"""Converts a SessionResponse to plain values. Token ids stay int32 bytes. Knows no sequences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _admitted(message: sb.Admitted) -> Admitted:
 
 
 def _ticket(message: sb.Ticket) -> Ticket | None:
-    """Convert a ticket. One that cannot be read is logged and becomes None: its pages are computed again."""
+    """Convert a ticket. Log a ticket that cannot be read, and return None; its pages are computed again."""
     try:
         return ticket_from_pb(message)
     except InvalidArgument as error:
@@ -67,8 +67,8 @@ def _hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTim
 
 
 def _prefills(finished: Iterable[sb.Finished], prefilled: Iterable[sb.Prefilled]) -> Iterator[tuple[int, int]]:
-    """Yield, for each request that has ended here, the prompt tokens that were computed for it, and in how many
-    microseconds."""
+    """Yield, for each request that has ended at this scheduler, the number of prompt tokens that were computed, and the
+    microseconds that this took."""
     for timings in (*(one.timings for one in finished), *(one.timings for one in prefilled)):
         for timing in timings:
             if (timing.service, timing.phase) == ("worker", "prefill"):
@@ -92,8 +92,8 @@ def _rows(message: sb.SessionResponse) -> StepRows:
 def _entries(
     columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], counts: Sequence[int]
 ) -> list[tuple[int, bytes]]:
-    """Pack the logprobs of each token to an entry, and pair it with its sequence's handle, in the order of the
-    tokens."""
+    """Pack the logprobs of each token into an entry. Returns (handle of the sequence, entry) for each token, in the
+    order of the tokens."""
     ids, ends = i32(token, "token").tolist(), list(accumulate(counts))
     tops, top_logprobs = i32(columns.top_id, "top_id").tobytes(), f32(columns.top_logprob, "top_logprob").tobytes()
     found: list[tuple[int, bytes]] = []

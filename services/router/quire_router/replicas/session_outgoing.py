@@ -1,9 +1,9 @@
-"""What one life of a session has to tell its scheduler, built only when the stream takes it: submits, aborts,
-handovers, and transfers to renew or release.
+"""The send queue of one Session stream to a scheduler: submits, aborts, handovers, and transfers to renew or release.
+Messages are built only when gRPC takes them.
 
-Bounded by what it refers to: sequences that are admitted and wait here once each. One that is aborted before the stream
-took it is never sent. A message is small, so that neither event loop makes, writes, reads or checks submits for long
-without a turn for the streams.
+The queue needs no bound of its own, because each admitted sequence waits in it once. A sequence that is aborted before
+its submit was sent is never sent. Messages are small, so that building or reading submits never blocks an event loop
+for long, neither the router's nor the scheduler's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence as TokenSequence
     from quire_common.ticket import KvTransfer, Ticket
 
-# About 2 ms of the router's event loop and 5 ms of the scheduler's, which also checks the values. A larger submit has a
-# message of its own.
+# A message of this size takes about 2 ms of the router's event loop, and 5 ms of the scheduler's, which also checks the
+# values. A larger submit has a message of its own.
 MAX_BYTES = 256 * 1024
 _MAX_SUBMITS = 64
-# What an entry of a map or a list costs beside its bytes: it is put in one by one.
+# The cost of an entry of a map or list beside its size, in bytes, because such entries are added one by one.
 _ENTRY_BYTES = 64
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Submission(Protocol):
 
     @property
     def held_tokens(self) -> int | None:
-        """Leading tokens whose pages anybody has; None: not known."""
+        """The number of leading tokens whose pages some engine or kvstore has; None: not known."""
 
     def to_submit(self) -> TokenSequence:
         """Return all that the engine must know of the sequence."""
@@ -57,7 +57,8 @@ class Submission(Protocol):
 
 
 class SessionOutgoing:
-    """Ends with its stream. `wanted` says whether a handle is still in the session's tables."""
+    """The queue of one stream; the next stream has a new queue. `wanted` says whether a handle is still in the
+    session's tables."""
 
     def __init__(self, router_id: str, wanted: Callable[[int], bool]) -> None:
         self._router_id = router_id
@@ -96,7 +97,8 @@ class SessionOutgoing:
         self._wake.set()
 
     def end(self) -> None:
-        """End `messages`, since the stream is over: gRPC would leave them waiting where the scheduler has ended it."""
+        """End `messages`, because the stream has ended. Without this call, gRPC would leave the generator waiting after
+        the scheduler has ended the stream."""
         self._over = True
         self._wake.set()
 
@@ -112,8 +114,8 @@ class SessionOutgoing:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
-        """Make the next message, of as much as one message may have from each queue. Handles that have gone are left
-        out. A submission of which no message can be made fails alone."""
+        """Make the next message, with as many entries of each queue as one message may have. Handles that are not in
+        the session's tables any more are left out. If a submit cannot be made, only this submission fails."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()
@@ -143,7 +145,7 @@ class SessionOutgoing:
 
 
 def _cost(submit: sb.Submit) -> int:
-    """Return the size of a submit in bytes; an entry that is put in one by one counts as more."""
+    """Return the cost of a submit in bytes: its size, and _ENTRY_BYTES for each logit bias and each bad word."""
     sampling = submit.sequence.sampling
     return int(submit.ByteSize()) + _ENTRY_BYTES * (len(sampling.logit_bias) + len(sampling.bad_words_ids))
 

@@ -1,5 +1,5 @@
-"""Applies what a scheduler says to the sequences and reservations that its session has: the one writer of what engines
-send. Knows neither protobuf nor the stream.
+"""Applies the messages of a scheduler to the sequences and reservations of its session. Only this module writes the
+sequences' EngineProgress from an engine's messages. Knows neither protobuf nor the stream.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _SUSPECT = ("session_lost", "silent", "session_failed")
 
 
 class SessionReducer:
-    """`sequences` and `reservations` are the session's tables, by handle; rows of handles that have gone are skipped.
+    """Applies the messages of one session. `sequences` and `reservations` are the session's tables, by handle. Rows
+    whose handles are not in these tables any more are skipped.
 
-    `lost` is called for every sequence that the scheduler works on no more without having ended it. `row` gets the
-    measured speed of prefill and of pulls.
+    `lost` is called for every sequence that the scheduler has dropped before its end. `row` gets the measured speeds of
+    prefill and of KV pulls.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class SessionReducer:
         self._count_gap: Callable[[float], None] = lambda seconds: None
 
     def serve(self, model: str) -> None:
-        """Count times between tokens from now on as those of this model, which the scheduler runs."""
+        """From now on, record the times between tokens in the metrics of this model, which the scheduler runs."""
         self._count_gap = metrics.of_model(model).itl.observe
 
     def apply(self, step: SessionStep, now_ns: int) -> None:
-        """Apply one message, which came at `now_ns`, to the sequences and reservations; pass its rows on to the
-        tokenizer."""
+        """Apply one message to the sequences and reservations, and pass its rows on to the tokenizer. `now_ns` is the
+        time of its arrival."""
         apply_events(step, self._sequences, self._reservations, self._source)
         rows = step.rows
         if rows is not None:
@@ -70,8 +71,8 @@ class SessionReducer:
             self._apply_prefill(prefilled)
 
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
-        """Report all sequences and reservations as lost, since the session is over, and empty both tables. Where a
-        request may have caused that `reason`, those that ran are suspected."""
+        """Report all sequences and reservations as lost, because the session has ended, and empty both tables. If a
+        request may have caused an end with this `reason`, all sequences that ran at the engine become suspects."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -88,8 +89,8 @@ class SessionReducer:
             reservation.lost(waited)
 
     def _apply_failures(self, failed: Sequence[Failed]) -> None:
-        """Drop the sequences and reservations that failed, and fail each or report it as lost. Those that failed by one
-        code in one message share a cause, such as a worker that was lost."""
+        """Drop the sequences and reservations that failed; fail each, or report it as lost. Sequences that failed with
+        the same code in the same message share one cause, such as a lost worker."""
         ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
             if (sequence := self._sequences.get(handle)) is not None and sequence.admitted:
@@ -104,7 +105,8 @@ class SessionReducer:
                 self._fail_reservation(reservation, error)
 
     def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
-        """Release the sequence's load; fail the sequence if the fault is its own, else report it as lost."""
+        """Release the sequence's load. If the request itself is at fault, fail the sequence; otherwise report the
+        sequence as lost."""
         sequence.placement.release_load()
         failure = failure_of(self._source.instance, error, admitted=sequence.admitted, outage=outage)
         if failure is None:
@@ -113,7 +115,8 @@ class SessionReducer:
             self._lost(sequence, failure)
 
     def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
-        """Fail the reservation's sequence if the fault is its own, else report the reservation as lost."""
+        """If the request itself is at fault, fail the reservation's sequence; otherwise report the reservation as
+        lost."""
         failure = failure_of(self._source.instance, error, admitted=reservation.admitted)
         if failure is None:
             reservation.fail(error)
@@ -128,10 +131,10 @@ class SessionReducer:
             owner.pages_pulled(pulled.found)
 
     def _apply_prefill(self, prefilled: Prefilled) -> None:
-        """Drop a sequence whose prefill is done and tell its KV route. A sequence that was not submitted for its
-        prefill alone is reported as lost."""
+        """Drop a sequence whose prefill is done, and notify its KV route. If the engine should have decoded the
+        sequence, too, report the sequence as lost."""
         sequence = self._sequences.get(prefilled.handle)
-        if sequence is None or sequence.engine.finish:  # the last token's text comes by this session's stream
+        if sequence is None or sequence.engine.finish:  # the Detokenize stream of this session ends the sequence
             return
         asked, route = sequence.kv_transfer(), sequence.kv.route
         del self._sequences[prefilled.handle]
@@ -149,8 +152,8 @@ def apply_events(
     reservations: Mapping[int, Reservation],
     source: TransferSource,
 ) -> None:
-    """Apply admissions, prompt logprobs and ends. They come before the rows, so that a last row finds all that belongs
-    to the end."""
+    """Apply admissions, prompt logprobs and ends. Call before `apply_rows`: the last row ends a sequence, and all data
+    about its end must be there before."""
     for admitted in step.admitted:
         sequence = sequences.get(admitted.handle)
         if sequence is not None:
@@ -170,8 +173,8 @@ def apply_events(
 def apply_rows(
     rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: int, count_gap: Callable[[float], None]
 ) -> None:
-    """Add each row's tokens to its sequence, then each logprob entry. `count_gap` gets the seconds between two tokens,
-    once a row. Handles that have gone are skipped."""
+    """Add each row's tokens to its sequence, then add each logprob entry. `count_gap` is called once per row with the
+    mean seconds between two tokens. Rows whose handles are not in `sequences` are skipped."""
     token, at, find = rows.token, 0, sequences.get
     finishes = rows.finish or bytes(len(rows.handles))
     for handle, count, finish in zip(rows.handles, rows.counts, finishes, strict=True):
@@ -192,8 +195,8 @@ def apply_rows(
 
 
 def _admit(sequence: SequenceState, admitted: Admitted, source: TransferSource) -> None:
-    """Note that an engine has begun the sequence, and give its ticket to the KV route; another attempt's admission is
-    ignored."""
+    """Note that the engine has begun to run the sequence, and give the ticket to its KV route. The admission of an
+    earlier attempt is ignored."""
     if admitted.attempt != sequence.attempt:
         return
     sequence.engine.admit(admitted.attempt, admitted.cached_tokens)

@@ -1,4 +1,5 @@
-"""What one message of a scheduler says, as plain values. The codec makes it, the reducer applies it."""
+"""One message of a scheduler as plain values. session_codec.py makes these values, and session_reducer.py applies
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Admitted(NamedTuple):
-    """The worker has begun with an attempt. `ticket`: how to have the pages that it computes."""
+    """The worker has begun to run an attempt. With `ticket`, another engine can pull the pages that the worker
+    computes."""
 
     handle: int
     attempt: int
@@ -34,14 +36,15 @@ class Finished(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The scheduler has let go of it."""
+    """The scheduler has dropped the sequence or reservation because of an error."""
 
     handle: int
     error: QuireError
 
 
 class Pulled(NamedTuple):
-    """A decode side needs its ticket no more. `near`: the pages came from its own host."""
+    """A decode side has ended its pull, and does not need its ticket any more. `near`: the pages came from the same
+    host."""
 
     handle: int
     found: PulledPages
@@ -49,7 +52,7 @@ class Pulled(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """A prefill side has done its part, and has let go of it."""
+    """A prefill side has computed the prompt, and has dropped the sequence."""
 
     handle: int
     timings: tuple[HopTiming, ...]
@@ -57,7 +60,8 @@ class Prefilled(NamedTuple):
 
 @dataclass(slots=True)
 class StepRows:
-    """New tokens of one engine step: its columns as they came, and those that are read here as lists."""
+    """The new tokens of one engine step. `handle`, `count`, `token` and `finish` are the columns of the message;
+    `handles` and `counts` are two of them as lists."""
 
     handle: bytes
     count: bytes
@@ -66,13 +70,13 @@ class StepRows:
     handles: list[int]
     counts: list[int]
     entries: list[tuple[int, bytes]]
-    """Packed logprob entries with their handles, in the order of the tokens; where logprobs were asked for."""
+    """(handle, packed logprob entry) for each token whose sequence asks for logprobs, in the order of the tokens."""
 
 
 @dataclass(slots=True)
 class SessionStep:
-    """In the order in which it is applied: what belongs to an end comes before the last row. `prefills` are tokens and
-    microseconds of prompts that were computed."""
+    """All parts of one message. The fields are in the order in which they are applied, so that the data about a
+    sequence's end come before its last row. `prefills` has, for each computed prompt, its tokens and microseconds."""
 
     admitted: Sequence[Admitted]
     prompt_logprobs: Sequence[PromptLogprobs]
