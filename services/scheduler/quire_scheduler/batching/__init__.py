@@ -1,1 +1,2 @@
-"""Which sequences run, and how far: starts, growth, slots and the credit that a Grant gives."""
+"""Decides which sequences run and how far: starts, page growth, slots, and the credit (positions that the worker may
+compute) of each Grant."""

@@ -1,6 +1,8 @@
-"""Which of those who wait take a slot: in order, while slots and pages last, and so far ahead as the policy wants.
+"""Admission: decides which waiting requests take a slot. Requests start in order, while slots and pages last, and as
+far ahead of need as the policy permits.
 
-Who pulls takes its turn twice: for pages, whether slots are free or not, and for a slot when they have come.
+A request that pulls its pages from another engine has two turns: one for pages, whether slots are free or not, and one
+for a slot when the pages have come.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from quire_scheduler.core.replica import Replica
     from quire_scheduler.core.request import Request
 
-# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
+# The number of requests that are looked up before a slot is free for them, so that no slot is idle during a lookup's
+# round trip.
 _LOOK_AHEAD = 4
-# Bytes of one Grant's starts, unless a single one is larger. gRPC carries 64 MiB, and megabytes delay steps.
+# The most bytes of one Grant's starts, except that a single start may be larger. gRPC carries 64 MiB, and megabytes
+# delay steps.
 MAX_START_BYTES = 8 * 1024 * 1024
-# Values of logit controls in one Grant, unless a single start has more: the model thread prepares them in some 10 ms.
+# The most values of logit controls in one Grant, except that a single start may have more. The model thread prepares
+# this many in some 10 ms.
 MAX_START_VALUES = 128 * 1024
 
 
@@ -37,7 +42,7 @@ class Admission:
 
     def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
         """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free.
-        Returns their Starts for the next Grant; without `may_start` none is started."""
+        Returns their Starts for the next Grant. Without `may_start`, no request is started."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -48,8 +53,8 @@ class Admission:
         return self._start_requests(most, now)
 
     def _most_started(self) -> int:
-        """Return how many sequences may hold a slot now: what the policy allows, given how many are about to end, but
-        no more than there are slots."""
+        """Return how many sequences may hold a slot now: as many as the policy permits, given how many are about to
+        end, but no more than there are slots."""
         slots, policy, ending = self._replica.slots, self._policy, 0
         if slots.num_active:
             active = slots.active_slots()
@@ -58,8 +63,8 @@ class Admission:
         return min(policy.most_started(ending), slots.num_slots)
 
     def _make_ready(self, most: int, now: float) -> None:
-        """Take requests from the queue policy, as many as slots are free, and a few more where there is a kvstore. Each
-        is looked up in the kvstore, or made READY at once where a lookup is not wanted or would find nothing."""
+        """Take as many requests from the queue policy as slots are free, and a few more if there is a kvstore. Each is
+        looked up in the kvstore, or made READY at once if a lookup is not wanted or would find nothing."""
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return
@@ -67,7 +72,7 @@ class Admission:
         while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
             wants = not self._replica.pulls.has_pull(request) and kv.wants_lookup(request, local)
-            # What was computed elsewhere for a handover the router may not know yet.
+            # The router may not know yet of pages that another replica has computed for a handover.
             spared = wants and kv.is_spared(request, local) and not self._replica.handovers.had_ticket(request)
             if wants and not spared:
                 waiting.look_up(request, now)
@@ -79,8 +84,8 @@ class Admission:
 
     def _start_requests(self, most: int, now: float) -> list[Start]:
         """Start requests from the queue's head until slots, pages, or the bytes and control values of one Grant run
-        out. A head with a ticket takes pages to pull into instead, and one whose pages must be looked up goes back to
-        LOOKUP. Returns the Starts."""
+        out. Returns the Starts. If the head has a ticket, it takes pages and begins to pull instead; if its pages
+        must be looked up, it goes back to LOOKUP."""
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
@@ -111,11 +116,12 @@ class Admission:
         return starts
 
     def _begin_pull(self, request: Request, now: float) -> bool:
-        """Let the queue's head, which has a ticket, take its pages and begin to pull. It is set aside instead where
-        requests without a slot hold too many pages already. Returns False where pages are lacking: then the head and
-        all behind it wait."""
+        """Let the queue's head, which has a ticket, take its pages and begin to pull. If requests without a slot hold
+        too many pages already, the head is set aside instead. Returns False if pages are lacking; then the head and
+        all requests behind it wait."""
         replica = self._replica
-        # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
+        # Promised pages are not shared: their request may never fill them, and the worker does not tell a request
+        # without a slot.
         hit, pages = replica.cache.match(request).whole(), replica.pulls.pages_needed(request)
         if not replica.pulls.has_share(pages):
             replica.waiting.set_aside(request)
@@ -129,23 +135,24 @@ class Admission:
         return True
 
     def _pages_at_hand(self, request: Request) -> Hit:
-        """Return the pages that the request need not take: those found on the device, or its own that were pulled."""
+        """Return the pages that need not be allocated for the request: those found on the device, or its own that were
+        pulled."""
         if request.state is State.PULLED:
             return Hit(request.tables, len(request.tables[0]))
         return self._replica.cache.match(request)
 
     def _pages_to_start(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
-        """Return how many pages to start the request with, those of `hit` included: as many as its lead needs, or fewer
-        where pages are short, but enough for its known tokens. 0: it cannot start now. Tells `holdings` whether the
-        head is stuck."""
+        """Return how many pages to start the request with, including those of `hit`: as many as its lead needs, or
+        fewer if pages are short, but enough for its known tokens. 0: the request cannot start now. Tells `holdings`
+        whether the head lacks pages."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
         least = pools.pages_for(known)
         wanted = pools.pages_for(max(min(known + lead + policy.slack(), ceiling), known))
         if slots.num_active >= policy.rows:
-            # A spare draws its first token with its prompt; one that is short of its lead by then is taken back at
-            # once, and would be started and taken back for ever.
+            # A spare (a sequence that is started ahead of need) samples its first token with its prompt. If it then
+            # lacks pages for its lead, it is taken back at once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
             computed = min(hit.pages * replica.page_size, known)
@@ -161,23 +168,24 @@ class Admission:
         return 0
 
     def _pages_left(self, held: int, free: int) -> int:
-        """Return how many pages a request that holds `held` of them may have in all, while `free` are free. Pages that
-        running sequences need soon, and those of requests that are looked up again, are kept back."""
+        """Return how many pages a request that holds `held` pages may have in all, while `free` pages are free. Some
+        pages are kept back: those that running sequences need soon, and those of requests that are looked up again."""
         replica, policy = self._replica, self._policy
         slots = replica.slots
         if not slots.num_active:
             return held + free
-        # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
+        # Pages that running sequences need soon stay free, lest a start cause a preemption at once. A spare also leaves
+        # them the pages of their lead.
         spare = slots.num_active >= policy.rows
         kept = replica.page_size + (policy.lead() + policy.slack() if spare else 0)
         missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
-        # Nor does a start take the pages of one before it that asks the kvstore once more.
+        # A start does not take the pages of an earlier request that is looked up again either.
         asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.tokens_of_repeated_lookups())
         return held + free - int(missing.sum()) - asking
 
     def _note_stuck(self, lacking: int, head: Request, now: float) -> None:
-        """Note that the queue's head lacks `lacking` pages. Where no slot is held, `holdings` may then take pages back
-        from pulls and transfers."""
+        """Note that the queue's head lacks `lacking` pages. If no slot is held, `holdings` may take pages back from
+        pulls and transfers."""
         self._replica.expected_wait.note_pages(lacking=True)
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
@@ -185,10 +193,10 @@ class Admission:
             self._replica.holdings.unstick(lacking, head, now)
 
     def _take_pages(self, request: Request, hit: Hit, count: int) -> None:
-        """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. Begins to load what
-        the kvstore has of them, and tells the prefix cache."""
+        """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. The pages that the
+        kvstore has begin to load, and the prefix cache is told."""
         replica = self._replica
-        # Shared first, lest the others be made of them.
+        # The pages of the hit are shared first, lest they be evicted for the new ones.
         replica.pools.share(request, hit.tables)
         replica.pools.give(request, count - hit.pages)
         loaded = replica.kv.load_pages(request, hit.pages)
@@ -197,7 +205,7 @@ class Admission:
         request.took_pages(hit.pages * replica.page_size, cached, cached)
 
     def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
-        """Give a PULLED request, which holds pages, more of them up to `count`. The tokens whose KV was pulled count as
+        """Give a PULLED request, which holds pages, more pages up to `count`. The tokens whose KV was pulled count as
         cached."""
         replica, size = self._replica, self._replica.page_size
         replica.pools.give(request, count - hit.pages)
@@ -209,8 +217,8 @@ class Admission:
         replica.kv.offload.skip(request, whole)
 
     def _give_slot(self, request: Request, ceiling: int, now: float) -> Start:
-        """Give the request a slot and return its Start. At its first start its session is told that it is admitted; the
-        note carries a ticket if the request is to be prefilled alone."""
+        """Give the request a slot and return its Start. At its first start, its session is told that the request is
+        admitted; for a prefill-only request, the note has a ticket."""
         replica = self._replica
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)
@@ -236,7 +244,8 @@ class Admission:
         )
 
     def _ceiling(self, request: Request) -> int:
-        """Return the number of positions that may ever be computed here. The KV of the last token is never needed."""
+        """Return the number of positions of the request that may ever be computed here. The KV of the last token is
+        never needed."""
         if request.prefill_only:
             return request.known_len
         longest = request.prompt_len + request.sequence.stop.max_tokens

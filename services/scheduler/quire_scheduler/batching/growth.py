@@ -1,7 +1,8 @@
-"""Pages for sequences that run: topped up ahead of need while pages last, oldest first where they do not.
+"""Growth: gives pages to running sequences. Pages are added ahead of need while there are enough; when they are short,
+the oldest sequences get them first.
 
-Under pressure, what waits in spare slots gives way first, then what is held without a slot, then the latest of those
-that run; the oldest always goes on.
+When pages run short, they are taken back in this order: from sequences that wait in spare slots, from requests and
+transfers that hold pages without a slot, then from the latest running sequences. The oldest sequence always goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_SLOTS = np.empty(0, np.intp)
 
 
 class Grown(NamedTuple):
-    """A Grant's columns: slots that got pages and their new limits, then the pages by slot and KV group."""
+    """The columns of a Grant: the slots that got pages and their new limits, then the pages by slot and KV group."""
 
     slot: NDArray[np.int32]
     limit: NDArray[np.int32]
@@ -36,7 +37,7 @@ _NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
 
 
 class Growth:
-    """One Grant's growth at a time: `plan_growth`, then `take_growth`."""
+    """Plans the growth of one Grant at a time: `plan_growth`, then `take_growth`."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
@@ -50,9 +51,9 @@ class Growth:
         return bool(len(self._slot))
 
     def plan_growth(self, now: float) -> bool:
-        """Give pages to the slots that are near the end of theirs. Where pages are short, take spare slots back, give
-        each slot a shorter lead, then preempt the latest sequences. Returns False where pages are too few for the lead:
-        then nothing may start with this Grant."""
+        """Give pages to the slots that are near the end of theirs. If pages are short, take spare slots back, then give
+        each slot a shorter lead, then preempt the latest sequences. Returns False if there are too few pages for the
+        full lead; then no request may start with this Grant."""
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
@@ -70,7 +71,7 @@ class Growth:
         if not enough and self._reclaim(active, lacking, now):
             active = slots.active_slots()
             missing = self._missing(active, lead)
-        # All with the same reach: credit that some do not need yet would be missing where others stand still.
+        # All slots get the same lead: pages that some slots do not need yet would be missing where others stand still.
         while lead and int(missing.sum()) > pools.free:
             lead //= 2
             missing = self._missing(active, lead)
@@ -103,8 +104,8 @@ class Growth:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Allocate the `missing` pages of the active slots, those with the lowest order key first, and charge their
-        tenants. Returns the slots for which no pages were left."""
+        """Allocate the `missing` pages of the active slots, lowest order key first, and charge the tenants. Returns the
+        slots that got none for lack of pages."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]
@@ -122,14 +123,14 @@ class Growth:
         return active[short[~fits]]
 
     def _reclaim(self, active: NDArray[np.intp], lacking: int, now: float) -> bool:
-        """Preempt the latest of the sequences beyond `rows` that have drawn no more than one token, until `lacking`
-        pages are free or will be. Returns whether any was preempted."""
+        """Preempt the latest sequences beyond the policy's `rows`, until `lacking` pages are free or will be. Only
+        sequences that have sampled at most one token are preempted. Returns whether any was."""
         slots, pools = self._replica.slots, self._replica.pools
         excess = len(active) - self._policy.rows
         if excess <= 0:
             return False
         latest = active[np.argsort(slots.order_key[active])][: -excess - 1 : -1]
-        # A spare samples its first token with its prompt and then waits: no more than that is lost.
+        # A spare samples its first token with its prompt and then waits, so no more than that is lost.
         idle = latest[slots.known_len[latest] - slots.start_len[latest] <= 1]
         coming, taken = self._replica.holdings.coming(late=False), 0
         for slot in idle.tolist():
@@ -142,18 +143,19 @@ class Growth:
         return taken > 0
 
     def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
-        """Find a page for each starving slot, which has no page for its next position: take back pages that are held
-        without a slot, then preempt the latest sequences, never the oldest. Growth that this Grant gives to a victim
-        does no harm: the worker ignores it."""
+        """Find a page for each starving slot, that is one without a page for its next position. Pages that are held
+        without a slot are taken back first; then the latest sequences are preempted, but never the oldest. If this
+        Grant gives a preempted sequence pages, the worker ignores them."""
         slots, pools = self._replica.slots, self._replica.pools
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()
-        # One page each: a slot starves when the next position is past its pages.
-        # Stores that take long are not waited for, and no more pages are lent to them.
+        # Each starving slot needs one page, for its next position. If stores are late, nobody waits for them, and no
+        # more pages are lent to them.
         late, holdings = self._replica.moves.are_late(now), self._replica.holdings
         coming = holdings.coming(late=late)
         coming += holdings.give_back(len(starving) - coming)
-        # Some of that is free at once, and nobody may come who would ask for another Grant.
+        # Some of these pages are free at once. They are given now, because maybe nothing happens later that causes
+        # another Grant.
         hungry = self._give(starving, self._missing(starving, 0))
         needy, coming = set(hungry.tolist()), coming - (len(starving) - len(hungry))
         while len(needy) > coming and len(by_age) > 1:

@@ -1,8 +1,9 @@
-"""Who held which slot in which Grant, and the per-slot columns that every step reads.
+"""SlotTable: which request held which slot under which Grants, and the per-slot columns that every step reads.
 
-A token belongs to the sequence whose start was applied at its step, never to whoever holds the slot when the Report
-arrives. A use of a slot that a stop ended is kept until the stop has retired: only then can no late token come. Knows
-nothing of pages' whereabouts or of sessions beyond their numbers.
+A token belongs to the sequence whose start had been applied at the token's step, which is not always the sequence that
+holds the slot when the Report arrives. When a Grant stops a slot, the use of the slot is remembered until the worker
+has retired the stop, since late tokens may come until then. This module does not know where pages are, and knows
+sessions only by their numbers.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class SlotUse(NamedTuple):
 
 
 class SlotTable:
-    """Columns by slot; rows of free slots hold rubbish, but `active` is False."""
+    """Columns by slot. In rows of free slots `active` is False, and the other columns have no meaning."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.holder: list[Request | None] = [None] * num_slots
         self.active: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        # The Grant that started the sequence; of no step's concern where the slot is free.
+        # The Grant that started the sequence; FREE if the slot has none.
         self.start_seq: NDArray[np.int64] = np.full(num_slots, FREE, np.int64)
         self.order_key: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         # Tokens known when the sequence was started.
@@ -55,9 +56,9 @@ class SlotTable:
         self.named: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         self.session: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         self.handle: NDArray[np.int32] = np.zeros(num_slots, np.int32)
-        # No token has come since the start.
+        # Whether no token has come since the start.
         self.prefilling: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        # Tokens that are known and not yet in their request's output.
+        # Known tokens that are not yet in the output of their request.
         self.tokens = TokenMatrix(num_slots)
         self.num_active = 0
         self._free = list(range(num_slots - 1, -1, -1))
@@ -65,7 +66,7 @@ class SlotTable:
 
     @property
     def num_free(self) -> int:
-        """Slots that a Grant may start a sequence in."""
+        """The number of slots in which a Grant may start a sequence."""
         return len(self._free)
 
     def take_slot(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
@@ -89,24 +90,26 @@ class SlotTable:
         return slot
 
     def finish(self, slot: int) -> None:
-        """The worker ended the slot's sequence by itself: no row of it follows."""
+        """Free a slot whose sequence the worker ended by itself; no row of it follows."""
         self._vacate(slot)
 
     def stop(self, slot: int, seq: int) -> None:
-        """Grant `seq` stops the slot's sequence; rows of steps that applied earlier Grants still belong to it."""
+        """Free a slot that Grant `seq` stops. Rows of steps that applied earlier Grants still belong to its
+        sequence."""
         request = self.held(slot)
         self._former.setdefault(slot, []).append(SlotUse(request, int(self.start_seq[slot]), seq))
         self._vacate(slot)
 
     def held(self, slot: int) -> Request:
-        """Who holds an active slot."""
+        """Return the request that holds the slot. Raises Internal if the slot is free."""
         request = self.holder[slot]
         if request is None:
             raise Internal("INTEGRITY", f"Slot {slot} has no sequence.", "Report it with the scheduler's log.")
         return request
 
     def ready_len(self, slot: int) -> int:
-        """Positions of the slot's sequence that are computed for sure; 0 where no token has come since its start."""
+        """Return how many positions of the slot's sequence are certainly computed; 0 if no token has come since its
+        start."""
         return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
 
     def longest_unnamed(self, least: int) -> int | None:
@@ -117,27 +120,29 @@ class SlotTable:
         return slot if tokens[slot] >= least else None
 
     def waiting_tokens(self) -> int:
-        """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""
+        """Return the number of tokens that are still to be prefilled, in slots without a token since their start."""
         active = np.flatnonzero(self.active & self.prefilling)
-        # A late report of a former holder's progress may lie past the present one's tokens.
+        # A late report of a former holder's progress may exceed the tokens of the present one.
         return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
 
     def missing_pages(self, slots: NDArray[np.intp], reach: int, page_size: int) -> NDArray[np.int32]:
-        """Pages that each slot lacks to compute `reach` positions past its known ones, as far as it may ever go."""
+        """Return how many pages each slot lacks to compute `reach` positions past its known ones, but not past its
+        ceiling."""
         wanted = np.minimum(self.known_len[slots] + reach, self.ceiling[slots])
         return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
 
     def append_tokens(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
-        """Append tokens, as rows by step and columns by slot, to the slots, which are distinct and held. Tokens of a
-        slot without room move to its request's output first."""
+        """Append tokens (rows by step, columns by slot) to the slots, which are distinct and held. If a slot has no
+        room, its earlier tokens move to its request's output first."""
         for full in self.tokens.full_slots(slot, len(token)).tolist():
             self.settle_output(full)
         self.tokens.put_tokens(slot, token)
         self.known_len[slot] += len(token)
 
     def append_rows(self, slot: NDArray[np.int32], count: NDArray[np.int32], token: NDArray[np.int32]) -> None:
-        """Append to each of the slots, which are distinct and held, its row of `count` tokens, 0 or more; the rows
-        follow one another in `token`. Tokens of a slot without room move to its request's output first."""
+        """Append to each of the slots, which are distinct and held, its `count` tokens, 0 or more. `token` has the
+        tokens of all slots one after the other. If a slot has no room, its earlier tokens move to its request's
+        output first."""
         full = self.tokens.full_slots(slot, count)
         for each in full.tolist():
             self.settle_output(each)
@@ -151,7 +156,7 @@ class SlotTable:
         self.known_len[slot] += count
 
     def settle_output(self, slot: int) -> None:
-        """Bring the output of the slot's request up to date."""
+        """Move the slot's tokens to the output of its request."""
         if self.tokens.count[slot]:
             self.held(slot).output.frombytes(self.tokens.take_tokens(slot))
 

@@ -1,1 +1,2 @@
-"""The decisions of a replica, pure and synchronous: requests in, Grants out; Reports in, outputs out."""
+"""The core of a replica makes all scheduling decisions. It is pure and synchronous: requests and Reports go in, Grants
+and outputs come out."""

@@ -1,4 +1,4 @@
-"""Requests by deadline, earliest first."""
+"""Deadlines: the requests that have a deadline, by the time of the deadline."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _SWEEP = 64
 
 
 class Deadlines:
-    """A heap that skips what has finished, and is swept when most of it has."""
+    """A heap of requests, the earliest deadline first. Entries of finished requests are skipped, and are removed
+    together when they are the majority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._sweep_at = _SWEEP
 
     def watch_deadline(self, request: Request, deadline_s: float) -> None:
-        """Add the request with its deadline, on the core's clock; infinity is none."""
+        """Add the request with its deadline, in seconds of the core's clock; infinity means that it has none."""
         if deadline_s < math.inf:
             heapq.heappush(self._heap, (deadline_s, request.uid, request))
             if len(self._heap) > self._sweep_at:
@@ -27,7 +28,7 @@ class Deadlines:
                 self._sweep_at = 2 * len(self._heap) + _SWEEP
 
     def take_expired(self, now: float) -> list[Request]:
-        """Remove and return the requests that have not ended though their deadline has passed."""
+        """Remove and return the requests whose deadline has passed before they have ended."""
         found = list[Request]()
         while self._heap and self._heap[0][0] <= now:
             request = heapq.heappop(self._heap)[2]

@@ -1,8 +1,9 @@
-"""How long a request that came now would wait for a slot, from measured times.
+"""ExpectedWait: estimates, from measured times, how long a request that came now would wait for a slot.
 
-Two resources are scarce: slots, and the worker's time for prompts. The wait for each is the work ahead divided by the
-measured speed, and the longer one counts. What was not measured yet counts as no wait, and speeds are those of a worker
-that does nothing else: a request is never refused for an estimate that is too high by more than the measured means err.
+Two resources are scarce: slots, and the worker's time to compute prompts. The wait for each is the work ahead of the
+request divided by the measured speed, and the estimate is the longer of the two waits. A quantity that has not been
+measured counts as no wait. The speeds are those of a worker that does nothing else, so the estimate errs on the low
+side, and a request is not refused without need.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ExpectedWait:
-    """Expects waits at one replica, which runs `rows` sequences at once. An answer costs O(1) in the number of waiting
-    requests, but O(n) in their distinct priorities."""
+    """Estimates waits at one replica that runs at most `rows` sequences at once. An estimate costs O(1) in the number
+    of waiting requests, but O(n) in the number of their distinct priorities."""
 
     def __init__(self, rows: int, slots: SlotTable, waiting: PendingQueue, rates: Rates, cost: ResumeCost) -> None:
         self._rows = rows
@@ -27,7 +28,7 @@ class ExpectedWait:
         self._waiting = waiting
         self._rates = rates
         self._cost = cost
-        # Whether pages, not slots, bound how many sequences run.
+        # Whether the lack of pages, not of slots, limits how many sequences run.
         self._page_bound = False
 
     def note_pages(self, *, lacking: bool) -> None:
@@ -36,20 +37,21 @@ class ExpectedWait:
 
     def wait_s(self, context: RequestContext) -> float:
         """Return the seconds until a request of this tenant and priority would have a slot and the worker's time; 0.0
-        where nothing was measured yet."""
+        before anything was measured."""
         ahead = self._waiting.requests_ahead(context)
         return max(self._slot_wait_s(ahead), self._prefill_wait_s(ahead))
 
     def _slot_wait_s(self, ahead: float) -> float:
-        """Return the time until a slot is free, with `ahead` requests before. By Little's law, slots become free at the
-        rate of sequences that run, divided by the mean time of one in its slot."""
+        """Return the seconds until a slot is free for a request with `ahead` requests before it. By Little's law, slots
+        become free at a rate equal to the number of running sequences divided by the mean time that a sequence
+        spends in its slot."""
         started = self._slots.num_active
         running = started if self._page_bound and started else max(self._rows, started)
         to_leave = ahead + 1 - (running - started)
         return max(to_leave, 0.0) * self._rates.slot_s / running
 
     def _prefill_wait_s(self, ahead: float) -> float:
-        """Return the time to compute what is not cached of the prompts before."""
+        """Return the seconds that the worker needs for the tokens of earlier prompts that are not cached."""
         tokens = float(self._slots.waiting_tokens())
         if ahead:
             mean = self._waiting.known_tokens / max(len(self._waiting), 1)

@@ -1,6 +1,5 @@
-"""How requests leave their slots and this replica: by finishing, failing, abort or preemption. Every path ends here,
-so that slot, pages, leases and notes are settled once.
-"""
+"""Lifecycle: the ways in which a request leaves its slot or the replica: it finishes, fails, is aborted or is
+preempted. All of them are in this module, so that slot, pages, leases and the note to the session are settled once."""
 
 from __future__ import annotations
 
@@ -19,26 +18,28 @@ if TYPE_CHECKING:
     from quire_scheduler.core.replica import Replica
     from quire_scheduler.core.request import Request
 
-    # Told of each request that has left, with the reason in words and the error's code, if any.
+    # Called with each request that has left, the reason in words, and the error's code or an empty string.
     Ended = Callable[[Request, str, str], None]
 
-# The worker's word for a slot whose pages are not, or will not be, what they should.
+# The worker's error code for a slot whose pages do not have, or will not get, the content that they should.
 PAGES_LOST = "PAGES_LOST"
-# Errors of a step that raised: pages that earlier steps completed were only read, and did no harm.
+# Error codes of a step that raised. Such a step has only read the pages that earlier steps completed, so these are not
+# damaged.
 _RAISED = frozenset({"STEP_FAILED", "GPU_OUT_OF_MEMORY", "LOGITS_PROCESSOR_FAILED"})
 _MOST_PAGES_LOST = 3
 _MOST_DOUBTS = 3
 
 
 class Lifecycle:
-    """The exits. A `fence` tells that the worker ended the slot by itself; without one the next Grant stops it."""
+    """Ends or preempts requests. Where a method takes a `fence`, the worker has ended the slot by itself; without a
+    fence, the next Grant stops the slot."""
 
     def __init__(self, replica: Replica, ended: Ended | None = None) -> None:
         self._replica = replica
         self._ended = ended
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
-        """End a request whose sequence the worker finished, and tell its session. The caller adds the row with the
+        """End a request whose sequence the worker has finished, and tell its session. The caller adds the row with the
         finish reason."""
         self._replica.transfers.finished(request, now)
         self._leave(request, now, fence)
@@ -46,8 +47,8 @@ class Lifecycle:
         self._count(request, reason.name.lower())
 
     def prefilled(self, request: Request, now: float) -> None:
-        """End a request that was to be prefilled alone and has drawn its token, and tell its session. Its pages stay
-        for the one who pulls them, unless it had lost its slot by then."""
+        """End a prefill-only request that has sampled its token, and tell its session. Its pages stay for the engine
+        that pulls them, unless the request had lost its slot."""
         if request.state is State.STARTED:
             self._replica.transfers.prefilled(request, now)
         self._leave(request, now, None)
@@ -62,8 +63,8 @@ class Lifecycle:
         self._count(request, "abort")
 
     def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
-        """End a request by an error, and tell its session. `fence` is given where the worker raised the error and ended
-        the slot by itself: then pages that the error casts doubt on are not kept."""
+        """End a request by an error, and tell its session. `fence` is given if the worker raised the error and ended
+        the slot by itself. In that case, pages that the error may have damaged are not kept."""
         suspect = None if fence is None else self._first_suspect_page(request, error)
         self._leave(request, now, fence, suspect)
         request.timing.finished(now)
@@ -71,8 +72,9 @@ class Lifecycle:
         self._count(request, "error", error.code)
 
     def late_error(self, request: Request, error: QuireError, now: float, fence: Fence) -> None:
-        """Handle an error of a step that was launched before the request left its slot. Its pages have been given up,
-        so the caches forget by content those that the error casts doubt on. The request fails if it has not ended."""
+        """Handle the error of a step that was launched before the request left its slot. The request no longer holds
+        its pages, so the caches forget, by content, the pages that the error may have damaged. The request fails if
+        it has not ended."""
         suspect = self._first_suspect_page(request, error)
         if suspect is not None:
             self._replica.cache.distrust_content(request, suspect)
@@ -83,9 +85,10 @@ class Lifecycle:
     def preempt(
         self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
     ) -> None:
-        """Take the request's slot and pages; it is READY again once the stop has retired and no late token can come.
-        `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored, to be loaded when it
-        resumes, if that is quicker than computing. Without `stores` none of its pages are stored now."""
+        """Take the request's slot and pages. The request is READY again once the worker has retired the stop, so that
+        no late token can come. `spare`: the request was started ahead of need and has hardly begun. `swaps`: its
+        pages may be stored now and loaded when it resumes, if that is quicker than computing them. Without `stores`,
+        none of its pages are stored now."""
         self._replica.transfers.suspend_transfer(request)
         swapped = self._stop_request(request, swaps=swaps, stores=stores)
         request.preempt(now, counts=not spare)
@@ -95,9 +98,9 @@ class Lifecycle:
             self._replica.stats.preempted(swapped=swapped)
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
-        """Handle that the worker lost the slot's pages and ended it: the request is READY again, or fails after too
-        many times. Where it waited for pages that another request was to fill, nothing is counted and no page is
-        suspect."""
+        """Handle a slot that the worker ended because it lost the slot's pages. The request is READY again, or fails if
+        that has happened too often. If the request waited for pages that another request was to fill, the loss does
+        not count against it and no page is suspect."""
         awaited = self._replica.cache.awaits(request)
         self._replica.stats.lost_pages()
         if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:
@@ -111,17 +114,17 @@ class Lifecycle:
             self._replica.waiting.make_ready(request)
 
     def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
-        """Handle an error that is either this request's refused start or of the slot's former sequence: the worker does
-        not say which. The request is preempted and tried again, or fails after too many such errors."""
-        # Pages are lost by those who wait for others' pages, through nobody's fault.
+        """Handle an error that either refuses this request's start or belongs to the slot's former sequence; the worker
+        does not say which. The request is preempted and tried again, or fails after too many such errors."""
+        # A request that waits for pages of another loses them through no fault of its own.
         if error.code != PAGES_LOST and request.count_doubt() > _MOST_DOUBTS:
             self.fail(request, error, now)
         else:
             self.preempt(request, now)
 
     def retired(self, requests: list[Request]) -> None:
-        """Handle requests whose stop the worker has retired, so that no late step can come: preempted ones are READY
-        again, and the cache forgets those that have finished."""
+        """Handle requests whose stop the worker has retired, so that no step of them can be reported any more.
+        Preempted requests are READY again, and the cache drops its records of finished ones."""
         for request in requests:
             if request.state is State.PREEMPTED:
                 self._replica.waiting.make_ready(request)
@@ -129,8 +132,8 @@ class Lifecycle:
                 self._replica.cache.forget(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
-        """Remove the request from its slot or queue and from all that was kept for it. With a `fence` the worker has
-        ended the slot by itself, and pages from `suspect` on may be wrong; without one the next Grant stops the
+        """Remove the request from its slot or queue, and drop all records of it. With a `fence`, the worker has ended
+        the slot by itself, and the pages from index `suspect` on may be wrong. Without one, the next Grant stops the
         slot."""
         replica, late_steps = self._replica, request.state is State.PREEMPTED
         match request.state:
@@ -162,12 +165,12 @@ class Lifecycle:
             self._ended(request, reason, code)
 
     def _stop_request(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
-        """Stop a started request and take its slot and pages. Without `stores`, none of its pages are stored now.
-        Returns whether the pages were swapped, which `swaps` allows: they are stored, to be loaded when the request
-        resumes."""
+        """Have the next Grant stop a started request, and take its slot and pages. Without `stores`, none of its pages
+        are stored now. Returns whether the pages were swapped, which `swaps` permits: stored now, and loaded when
+        the request resumes."""
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
-        # Until it has drawn a token, nobody knows whether its pages are sound.
+        # Before the request has sampled a token, nobody knows whether its pages are sound.
         stores = stores and not bool(replica.slots.prefilling[slot])
         replica.stop_slot(slot)
         replica.slots.stop(slot, replica.next_seq)
@@ -179,8 +182,8 @@ class Lifecycle:
         return swapped
 
     def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
-        """Free the slot of a request that the worker has ended, and its pages after `fence`. Pages from `suspect` on
-        may be wrong and are forgotten; None: all are sound."""
+        """Free the slot of a request that the worker has ended; its pages may be reused after `fence`. Pages from index
+        `suspect` on may be wrong, so their names are forgotten; None: all pages are sound."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)
@@ -194,9 +197,9 @@ class Lifecycle:
         replica.pools.take_back(request, fence)
 
     def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:
-        """Return the first of the request's pages that the worker's error casts doubt on; None: none. A client's
-        mistake damages no page, and a step that raised only those that it was about to write. After other errors, such
-        as logits that are not numbers, all are suspect."""
+        """Return the index of the first page of the request that the worker's error may have damaged; None: no page. A
+        client's mistake damages no page. A step that raised may have damaged only the pages that it was about to
+        write. After any other error, such as logits that are not numbers, all pages are suspect."""
         if not isinstance(error, Internal):
             return None
         if error.code not in _RAISED:
@@ -206,7 +209,7 @@ class Lifecycle:
         return max(self._replica.cache.ready_pages(request), ready)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
-        """Stamp the request's end, and return the note of it for the session."""
+        """Record the time of the request's end, and return the note for its session."""
         request.timing.finished(now)
         return FinishedNote(
             request.handle,

@@ -1,6 +1,7 @@
-"""What a step yields for each session, as columns: rows of tokens, and notes on requests that were admitted or ended.
+"""OutputBuffer: the outputs of a step for each session, as columns: rows of tokens, and notes on requests that were
+admitted or have ended.
 
-No object per token. Knows nothing of the wire: `session_wire.py` packs it.
+Tokens are never objects of their own. This module does not know the wire format; `session_wire.py` encodes the outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AdmittedNote(NamedTuple):
-    """A request took its first slot. `ticket`: its pages may be pulled with it."""
+    """A request took its first slot. Other engines may pull its pages with the `ticket`, if there is one."""
 
     handle: int
     attempt: int
@@ -33,7 +34,8 @@ class AdmittedNote(NamedTuple):
 
 
 class FinishedNote(NamedTuple):
-    """A request ended well, beside the row that carries its finish reason. stop_token_id is -1 for none."""
+    """A request ended without an error. Its finish reason is in a row of its own. `stop_token_id` is -1 if there is
+    none."""
 
     handle: int
     prompt_tokens: int
@@ -44,15 +46,15 @@ class FinishedNote(NamedTuple):
 
 
 class PrefilledNote(NamedTuple):
-    """A request that was to be prefilled alone has drawn its token and is over."""
+    """A prefill-only request has sampled its token and has ended."""
 
     handle: int
     hops: list[Hop]
 
 
 class PulledNote(NamedTuple):
-    """A request has what it will get by its ticket: so many pages of those wanted. `error`: why not all; `near`: from a
-    worker of the same host."""
+    """The pull of a request is over: `pages` of the `wanted` pages came. `error`: why some are missing; `near`: they
+    came from a worker on the same host."""
 
     handle: int
     pages: int
@@ -63,7 +65,7 @@ class PulledNote(NamedTuple):
 
 
 class FailedNote(NamedTuple):
-    """A request failed; nothing more follows of it."""
+    """A request failed; nothing more follows for it."""
 
     handle: int
     error: QuireError
@@ -71,8 +73,8 @@ class FailedNote(NamedTuple):
 
 @dataclass(slots=True)
 class SessionOutputs:
-    """Outputs of one session: rows in order (a handle may have several when a Report told of several steps), then
-    notes."""
+    """The outputs of one session: rows in order, then notes. A handle may have several rows if a Report told of several
+    steps."""
 
     session: int
     handle: NDArray[np.int32]
@@ -116,7 +118,7 @@ class Rows:
 
 
 class OutputBuffer:
-    """Collects what sessions must be told, until `take_outputs`."""
+    """Collects the outputs for the sessions until `take_outputs`."""
 
     def __init__(self) -> None:
         self._ends: dict[int, list[tuple[int, int]]] = {}
@@ -129,41 +131,42 @@ class OutputBuffer:
                 _append(self._of(session), part)
 
     def admitted(self, session: int, note: AdmittedNote) -> None:
-        """A request took its first slot."""
+        """Add the note of a request that took its first slot."""
         self._of(session).admitted.append(note)
 
     def finished(self, session: int, note: FinishedNote) -> None:
-        """A request ended by a row that was or will be added."""
+        """Add the note of a request that ended; its last row was or will be added by `add_rows`."""
         self._of(session).finished.append(note)
 
     def prefilled(self, session: int, note: PrefilledNote) -> None:
-        """A request has been prefilled; the row of its token was or will be added."""
+        """Add the note of a request that has been prefilled; the row of its token was or will be added by
+        `add_rows`."""
         self._of(session).prefilled.append(note)
 
     def pulled(self, session: int, note: PulledNote) -> None:
-        """A request needs its ticket no more."""
+        """Add the note of a request that needs its ticket no more."""
         self._of(session).pulled.append(note)
 
     def aborted(self, session: int, note: FinishedNote) -> None:
-        """A request was aborted: it ends by a row without tokens."""
+        """Add the note of a request that was aborted, and a row without tokens that ends it."""
         self._of(session).finished.append(note)
         self._ends.setdefault(session, []).append((note.handle, FinishReason.ABORT))
 
     def failed(self, session: int, note: FailedNote) -> None:
-        """A request failed."""
+        """Add the note of a request that failed."""
         self._of(session).failed.append(note)
 
     def prompt_logprobs(self, session: int, chunk: PromptLogprobs) -> None:
-        """Logprobs of some of a prompt's tokens; the chunk's owner is the handle."""
+        """Add logprobs of some of a prompt's tokens. The chunk's owner is the request's handle."""
         self._of(session).prompt_logprobs.append(chunk)
 
     def forget(self, session: int) -> None:
-        """Nobody listens to the session any more."""
+        """Drop the outputs of a session that nobody listens to any more."""
         self._outputs.pop(session, None)
         self._ends.pop(session, None)
 
     def take_outputs(self) -> list[SessionOutputs]:
-        """Return everything since the last call, one entry per session, and clear the buffer. Rows of aborted requests
+        """Return the outputs since the last call, one entry per session, and clear the buffer. Rows of aborted requests
         come last."""
         if not self._outputs:
             return []
@@ -183,7 +186,7 @@ class OutputBuffer:
 
 
 def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
-    """Return a copy of the outputs without these requests' rows and finished notes."""
+    """Return a copy of the outputs without the rows and finished notes of these handles."""
     keep = np.isin(out.handle, list(handles), invert=True)
     rows = Rows(np.zeros(len(keep), np.int32), out.handle, out.count, out.token, out.finish, out.logprobs).select(keep)
     finished = [note for note in out.finished if note.handle not in handles]
@@ -199,8 +202,8 @@ def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
 
 
 def split(rows: Rows) -> list[tuple[int, Rows]]:
-    """Return the rows as pairs of session and its rows. Where all are of one session, which is usual, nothing is
-    copied."""
+    """Split the rows by session, into pairs of a session and its rows. If all rows belong to one session, as is usual,
+    nothing is copied."""
     first = rows.session[0]
     if not np.count_nonzero(rows.session != first):
         return [(int(first), rows)]

@@ -1,7 +1,9 @@
-"""PendingQueue: requests without a slot. A request waits in the queue policy, then for the kvstore's lookup, then for a
-slot; beside that, for a handover from a prefill replica or for pages that another engine sends.
+"""PendingQueue: the requests that have no slot. A request waits first in the queue policy, then for the answer to its
+kvstore lookup, then for a slot. A request may also wait for a handover from a prefill replica, or for pages that
+another engine sends.
 
-RequestChecks bounds how many requests wait. This module knows nothing of pages and slots."""
+RequestChecks limits how many requests wait. This module knows nothing of pages and slots.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +18,37 @@ if TYPE_CHECKING:
     from quire_scheduler.core.queue_policy import QueuePolicy
 
 _SWEEP = 64
-# A lookup that takes longer is not waited for by those behind, while there are not too many.
+# Later requests do not wait for a slower lookup, as long as at most _MOST_LOOKING requests are being looked up.
 _SLOW_S = 0.005
 _MOST_LOOKING = 64
 _READY = (State.READY, State.PULLED)
 
 
 class PendingQueue:
-    """Each request is in one place, which its state names.
+    """Each waiting request is in exactly one place, which its state names.
 
-    QUEUED   in the queue policy, which decides who is next
+    QUEUED   in the queue policy, which decides which request is next
     LOOKUP   the kvstore was asked for its pages
     READY    it starts as soon as a slot and pages are free; it has its final order key
     PULLING  it holds pages, which another engine fills
     PULLED   it holds pages that will not be filled further, and starts as soon as a slot is free
-    ASIDE    parked before the policy until a handover comes, or set aside so that later requests can go on
+    ASIDE    it does not hold up later requests: either parked outside the policy until a handover comes, or set aside
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        # By uid, with the time when the kvstore was asked.
+        # Requests in LOOKUP, by uid, with the time when the kvstore was asked.
         self._lookups: dict[int, tuple[Request, float]] = {}
-        # Requests among these that were READY before.
+        # Uids of the requests in LOOKUP that were READY before.
         self._looked_up_again: set[int] = set()
         self._ready: list[tuple[int, Request]] = []
         self._num_ready = 0
         self._holding: dict[int, Request] = {}
-        # ASIDE, by uid: requests that were never in the policy, and requests that were READY or PULLING.
+        # Requests that are ASIDE, by uid. Parked ones were never in the policy; the others were READY or PULLING.
         self._parked: dict[int, Request] = {}
         self._set_aside: dict[int, Request] = {}
-        # Prompt and output tokens of all requests inside, by uid, as they were on arrival; and their sum.
+        # `_tokens`: the number of prompt and output tokens of each request inside, by uid, as counted on arrival.
+        # `known_tokens`: their sum.
         self._tokens: dict[int, int] = {}
         self.known_tokens = 0
 
@@ -55,29 +58,30 @@ class PendingQueue:
 
     @property
     def deferred(self) -> int:
-        """How many wait for something other than a slot and pages: a lookup, a handover, or pages on their way."""
+        """The number of requests that wait for something other than a slot and pages: a lookup, a handover, or pages on
+        their way."""
         return len(self._lookups) + len(self._holding) + len(self._parked) + len(self._set_aside)
 
     def ahead(self, now: float) -> int:
-        """Return how many requests have left the policy and wait for a slot, without those whose lookup takes so long
-        that others should go on meanwhile."""
+        """Return how many requests have left the policy and wait for a slot. Requests with a slow lookup are left out,
+        so that others go on meanwhile."""
         slow = 0
         if 0 < len(self._lookups) < _MOST_LOOKING:
             slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
         return len(self._lookups) - slow + self._num_ready
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """Return about how many requests would go before a new one of this tenant and priority. Those that are parked
+        """Return about how many requests would start before a new one of this tenant and priority. Parked requests
         delay no other."""
         return len(self) - len(self.policy) - len(self._parked) + self.policy.requests_ahead(context)
 
     def tokens_of(self, uid: int) -> int:
-        """Return the tokens that the request counts among `known_tokens`; 0 where it is not inside."""
+        """Return how many of the `known_tokens` belong to the request; 0 if the request is not in the queue."""
         return self._tokens.get(uid, 0)
 
     def enter(self, request: Request, *, aside: bool) -> None:
-        """Add a new request: to the queue policy or, with `aside`, to the parked ones, for which no other request waits
-        until `recall`."""
+        """Add a new request: to the queue policy or, with `aside`, to the parked requests. No other request waits for a
+        parked one until `recall`."""
         self._count_tokens(request)
         if aside:
             request.move_to(State.ASIDE)
@@ -86,8 +90,8 @@ class PendingQueue:
             self.policy.push(request)
 
     def recall(self, request: Request) -> None:
-        """Return a request that is ASIDE: one that was parked enters the policy, one that was set aside is READY again
-        with the order key that it had."""
+        """Return a request that is ASIDE to the queue: a parked one enters the policy, one that was set aside is READY
+        again with its former order key."""
         if self._parked.pop(request.uid, None):
             self._count_tokens(request)  # a handover may have brought one
             request.move_to(State.QUEUED)
@@ -97,8 +101,8 @@ class PendingQueue:
             self.make_ready(request)
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
-        """Remove and return the policy's next request, if fewer than `ahead` requests are ahead of it or it precedes
-        every READY request; else None."""
+        """Remove and return the policy's next request. Returns None if `ahead` requests or more are ahead of it, unless
+        it precedes every READY request."""
         if self.ahead(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
@@ -106,8 +110,8 @@ class PendingQueue:
         return self.policy.pop()
 
     def look_up(self, request: Request, now: float) -> None:
-        """Move the request, from the policy or the first of the READY ones, to LOOKUP, where it waits for the kvstore's
-        answer."""
+        """Move the request, which comes from the policy or is the first READY one, to LOOKUP, where it waits for the
+        kvstore's answer."""
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)
@@ -115,18 +119,18 @@ class PendingQueue:
         self._lookups[request.uid] = request, now
 
     def end_lookup(self, uid: int) -> Request | None:
-        """Take the request out of LOOKUP, since the kvstore has answered; None if the request has left."""
+        """Remove and return the request whose lookup the kvstore has answered; None if the request has left."""
         self._looked_up_again.discard(uid)
         request, _ = self._lookups.pop(uid, (None, 0.0))
         return request
 
     def tokens_of_repeated_lookups(self) -> list[int]:
-        """Number of known tokens of each request that was READY and is looked up again."""
+        """Return the number of known tokens of each request in LOOKUP that was READY before."""
         return [self._lookups[uid][0].known_len for uid in self._looked_up_again]
 
     def make_ready(self, request: Request) -> None:
-        """Put the request among those that may start as soon as there is room: READY, or PULLED if it was PULLING. A
-        preempted request keeps its order key, a pulled one its pages."""
+        """Put the request among those that may start: PULLED if it was PULLING, else READY. A preempted request keeps
+        its order key, and a pulled one its pages."""
         self._holding.pop(request.uid, None)
         self._count_tokens(request)
         request.move_to(State.PULLED if request.state is State.PULLING else State.READY)
@@ -148,13 +152,14 @@ class PendingQueue:
         return request
 
     def hold(self, request: Request) -> None:
-        """Move the head, which holds pages now, to PULLING, where it waits until another engine has filled them."""
+        """Move the head, which now holds pages, to PULLING, where it waits until another engine has filled them."""
         self._remove_ready(request)
         request.move_to(State.PULLING)
         self._holding[request.uid] = request
 
     def set_aside(self, request: Request) -> None:
-        """Move a READY or PULLING request, which holds no pages, to ASIDE, so that later ones go on until `recall`."""
+        """Move a READY or PULLING request, which holds no pages, to ASIDE, so that later requests go on until
+        `recall`."""
         if self._holding.pop(request.uid, None) is None:
             self._remove_ready(request)
         request.move_to(State.ASIDE)
@@ -165,12 +170,12 @@ class PendingQueue:
         return request.uid in self._parked
 
     def requests_set_aside(self) -> list[Request]:
-        """Requests that were set aside, in the order of their keys."""
+        """Return the requests that were set aside, in the order of their keys."""
         return sorted(self._set_aside.values(), key=lambda request: request.order_key)
 
     def discard(self, request: Request) -> None:
-        """Remove a request that ends from the place where it waits, and set its state to FINISHED. Called while its
-        state still names that place."""
+        """Remove a request that ends from its place in the queue, and set its state to FINISHED. Until this call, its
+        state must still name the place."""
         state = request.state
         self._forget_tokens(request)
         request.move_to(State.FINISHED)
@@ -191,7 +196,7 @@ class PendingQueue:
                 raise AssertionError(f"{state.name} does not wait")
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where counts and states disagree with the requests inside."""
+        """Raise AssertionError if counts and states disagree with the requests in the queue."""
         require(self._num_ready == sum(r.state in _READY for _, r in self._ready), "READY requests were miscounted")
         require(
             self._looked_up_again <= self._lookups.keys(), "a request that is READY is still awaited from the kvstore"
@@ -210,7 +215,7 @@ class PendingQueue:
         require(self.known_tokens == sum(self._tokens.values()), "waiting tokens were miscounted")
 
     def _count_tokens(self, request: Request) -> None:
-        """Count the request's tokens as they are now, instead of those that were counted before."""
+        """Count the request's present tokens in place of those that were counted before."""
         self._forget_tokens(request)
         self._tokens[request.uid] = request.known_len
         self.known_tokens += request.known_len
@@ -219,7 +224,8 @@ class PendingQueue:
         self.known_tokens -= self._tokens.pop(request.uid, 0)
 
     def _remove_ready(self, request: Request) -> None:
-        """Remove the request, usually the head, at once: it may come back and must not be found twice."""
+        """Remove the request, usually the head, from the heap at once: it may come back, and must not be found
+        twice."""
         if self._ready[0][1] is request:
             heapq.heappop(self._ready)
         else:
@@ -228,7 +234,7 @@ class PendingQueue:
         self._num_ready -= 1
 
     def _sweep(self) -> None:
-        """Drop requests that have left, so that aborts cannot grow the heap."""
+        """Remove the heap's entries of requests that have left, so that aborts cannot make it grow without bound."""
         if len(self._ready) > 2 * self._num_ready + _SWEEP:
             self._ready = [entry for entry in self._ready if entry[1].state in _READY]
             heapq.heapify(self._ready)

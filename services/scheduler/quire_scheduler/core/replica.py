@@ -1,4 +1,4 @@
-"""All the state of one replica in one epoch of its worker; the parts know only what they need of it."""
+"""Replica: all the state of one replica in one epoch of its worker. Each part gets only what it needs of the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """Slots, pages, who waits, and what is to be told."""
+    """Slots, pages, waiting requests, and the outputs for their sessions."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello, *, kvstore: bool, instance: str) -> None:
         self.config = config
@@ -83,18 +83,18 @@ class Replica:
         self.next_seq = 1
 
     def stop_slot(self, slot: int) -> None:
-        """The next Grant stops the slot."""
+        """Have the next Grant stop the slot."""
         self.stops.append(slot)
 
     def granted(self) -> None:
-        """The next Grant was made, with all stops."""
+        """Note that the next Grant was made and carries all stops."""
         self.stops = []
         self.next_seq += 1
         self.stats.granted()
 
     def waiting_tokens(self) -> int:
-        """Tokens to prefill before all who wait for a slot can decode, as far as can be said. Requests whose pages
-        another engine computes are left out."""
+        """Return how many tokens must be prefilled before all waiting requests can decode, as far as is known. Requests
+        whose pages another engine computes are left out."""
         elsewhere = self.handovers.awaited() | self.pulls.pulling()
         return self.waiting.known_tokens - sum(map(self.waiting.tokens_of, elsewhere))
 
@@ -121,6 +121,6 @@ class Replica:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
 
     def _evicted(self, group: int, pages: Sequence[int]) -> None:
-        """Kept pages are about to be used anew."""
+        """Count the evicted pages, and remove their names."""
         self.kv.offload.evicted(group, [digest for digest, _ in self.names.of(group, pages)])
         self.names.forget(group, pages)

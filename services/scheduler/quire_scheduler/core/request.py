@@ -1,6 +1,8 @@
-"""One request's life: a state machine with asserted transitions, its tokens, and what it holds.
+"""Request: the life of one request as a state machine with checked transitions, its tokens, and the slot and pages that
+it holds.
 
-A request's pull, transfer, handover, lookups and offers to the kvstore live with their owners, by the request's `uid`.
+Records of a request's pull, transfer, handover, lookups and stores are kept by the modules that own them, by the
+request's `uid`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Where a request is in its life."""
+    """The state of a request."""
 
     # In the queue policy, without an order key yet.
     QUEUED = enum.auto()
@@ -32,9 +34,10 @@ class State(enum.Enum):
     LOOKUP = enum.auto()
     # Has its order key; waits for a slot and pages.
     READY = enum.auto()
-    # Waits for a handover, or for room among those that hold pages without a slot, and is waited for by nobody.
+    # Waits for a handover, or for room among the requests that hold pages without a slot. No other request waits for
+    # it.
     ASIDE = enum.auto()
-    # Holds pages and no slot: what they are to hold is on its way, or tokens are.
+    # Holds pages but no slot; the content of the pages, or tokens, are on their way from another engine.
     PULLING = enum.auto()
     # Holds pages that will not be filled further; waits for a slot.
     PULLED = enum.auto()
@@ -63,7 +66,8 @@ _WAITING = (State.QUEUED, State.LOOKUP, State.READY, State.ASIDE, State.PULLING,
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request of a session. `uid` grows with arrival and names it within one core; compared by identity."""
+    """A request of a session. `uid` grows with arrival and identifies the request within one core. Requests are
+    compared by identity."""
 
     uid: int
     session: int
@@ -72,32 +76,35 @@ class Request:
     sequence: Sequence
     timing: Timing
     transfer: KvTransfer = NO_TRANSFER
-    # Leading tokens whose pages anybody had when it came, as its router believed; None: it did not say.
+    # Number of leading tokens whose pages somebody had when the request came, as its router believed; None: the router
+    # did not say.
     held_tokens: int | None = None
     state: State = State.QUEUED
-    # Lower goes first; kept over preemption.
+    # Requests with a lower key start first. A preempted request keeps its key.
     order_key: int = 0
-    # All output ids, those of earlier attempts first; while it holds a slot, the latest are in the slot table.
+    # All output ids; those of earlier attempts come first. While the request holds a slot, the latest ids are in the
+    # slot table.
     output: array[int] = field(default_factory=lambda: array("i"))
-    # Identities of the full pages of prompt and output, as far as they were asked for.
+    # Hashes of the full pages of prompt and output, as far as they were asked for.
     hashes: list[bytes] = field(default_factory=list)
     # Device pages by group.
     tables: tuple[list[int], ...] = ()
     slot: int = -1
-    # Tokens whose KV this run need not compute: it was on the device, another fills it, or it is loaded.
+    # Number of tokens whose KV this run need not compute: it was on the device, another request computes it, or it is
+    # loaded.
     cached_tokens: int = 0
-    # The same as it was thought to be at the start.
+    # The value of `cached_tokens` at the start of the run; a pulled page that is not full is left out.
     expected_tokens: int = 0
-    # Of these, those found on the device; the others come from the kvstore.
+    # Number of cached tokens that were found on the device; the others come from the kvstore or another engine.
     local_tokens: int = 0
-    # Prompt tokens that no run so far has computed.
+    # Number of prompt tokens that no run so far has computed.
     saved_tokens: int = 0
     preemptions: int = 0
     pages_lost: int = 0
-    # Errors of which it is not known whether they were this request's.
+    # Number of errors that may or may not have been this request's.
     doubts: int = 0
     admitted: bool = False
-    # Its prompt is among the tokens counted by source.
+    # Whether the prompt's tokens have been counted by the source of their KV.
     counted: bool = False
 
     @classmethod
@@ -118,17 +125,17 @@ class Request:
 
     @property
     def prefill_only(self) -> bool:
-        """It is over when it has drawn a token."""
+        """Whether the request ends when it has sampled its first token."""
         return self.transfer.prefill_only
 
     @property
     def prompt_len(self) -> int:
-        """Prompt tokens."""
+        """The number of prompt tokens."""
         return len(self.sequence.prompt_ids)
 
     @property
     def known_len(self) -> int:
-        """Prompt and output tokens."""
+        """The number of prompt and output tokens."""
         return len(self.sequence.prompt_ids) + len(self.output)
 
     def ids(self, first: int, end: int) -> NDArray[np.int32]:
@@ -141,46 +148,47 @@ class Request:
         return np.concatenate([prompt[first:], output]) if first < length else output
 
     def take_order_key(self, order_key: int) -> None:
-        """The queue policy has fixed the request's place."""
+        """Set the request's order key, which the queue policy has decided."""
         self.order_key = order_key
 
     def take_slot(self, slot: int) -> None:
-        """The request holds the slot."""
+        """Note that the request holds the slot."""
         require(self.slot < 0, "a request takes a second slot")
         self.slot = slot
 
     def leave_slot(self) -> None:
-        """The request holds no slot."""
+        """Note that the request holds no slot."""
         self.slot = -1
 
     def hold_pages(self, tables: tuple[list[int], ...]) -> None:
-        """The request holds these pages, by group."""
+        """Note that the request holds these pages, by KV group."""
         self.tables = tables
 
     def give_up_pages(self) -> None:
-        """The request holds no pages."""
+        """Note that the request holds no pages."""
         self.tables = ()
 
     def took_pages(self, local_tokens: int, cached_tokens: int, expected_tokens: int) -> None:
-        """Note that a run begins: how many leading tokens have their KV on the device (`local_tokens`), there or on its
-        way (`cached_tokens`), and how many of them loads and other requests are to bring (`expected_tokens`). Prompt
-        tokens count as saved that no run computes."""
+        """Note that a run begins. `local_tokens`: the number of leading tokens whose KV is on the device.
+        `cached_tokens`: the number whose KV is on the device or on its way there. `expected_tokens`: the same,
+        without a last page that is not full. Prompt tokens that no run computes count as saved."""
         saved = min(cached_tokens, self.prompt_len)
         self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
         self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
         self.expected_tokens = expected_tokens
 
     def lost_pages(self, cached_tokens: int) -> None:
-        """Less was loaded than this run was started on."""
+        """Note that only the KV of the first `cached_tokens` tokens was loaded, fewer than this run was started on."""
         self.cached_tokens = min(self.cached_tokens, cached_tokens)
         self.saved_tokens = min(self.saved_tokens, cached_tokens)
 
     def admit(self) -> None:
-        """The request has taken its first slot."""
+        """Note that the request has taken its first slot."""
         self.admitted = True
 
     def preempt(self, now: float, *, counts: bool) -> None:
-        """The request has lost its slot; `counts` says whether that is a preemption, for lack of pages."""
+        """Note that the request has lost its slot. With `counts` that is a preemption for lack of pages, and is
+        counted."""
         self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
         if counts:
@@ -188,37 +196,37 @@ class Request:
             self.timing.preempted(now)
 
     def count_lost_pages(self) -> int:
-        """Count that the worker lost the request's pages. Returns how often it has."""
+        """Count that the worker lost the request's pages. Returns how often that has happened."""
         self.pages_lost += 1
         return self.pages_lost
 
     def count_doubt(self) -> int:
-        """Count an error that may be the request's. Returns how many such came."""
+        """Count an error that may be the request's. Returns the number of such errors."""
         self.doubts += 1
         return self.doubts
 
     def count_prompt(self) -> bool:
-        """Mark the prompt as counted. Returns whether it was not before."""
+        """Mark the prompt as counted. Returns False if it was counted before."""
         counted, self.counted = self.counted, True
         return not counted
 
     @property
     def waits(self) -> bool:
-        """Whether it holds a place among the waiting."""
+        """Whether the request is in the pending queue."""
         return self.state in _WAITING
 
     @property
     def holds(self) -> bool:
-        """Whether it has pages without a slot."""
+        """Whether the request holds pages without a slot."""
         return self.state in (State.PULLING, State.PULLED)
 
     def move_to(self, state: State) -> None:
-        """Move on; only the transitions drawn above exist."""
+        """Change the state. Raises AssertionError for a transition that `_NEXT` does not list."""
         require(state in _NEXT[self.state], "a request cannot change its state so")
         self.state = state
 
     def resumed_sequence(self) -> Sequence:
-        """The sequence as a Start must carry it: with every token emitted so far."""
+        """Return the sequence for a Start, with every token emitted so far."""
         if len(self.output) == len(self.sequence.output_ids):
             return self.sequence
         return replace(self.sequence, output_ids=np.array(self.output, np.int32))

@@ -1,4 +1,5 @@
-"""Whether a request may enter: typed refusals for what can never run here, and Overloaded when the queue is full."""
+"""RequestChecks: decides whether a request may enter the queue. A request that can never run here gets an error that
+says why; when the queue is full, a request gets Overloaded."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from quire_scheduler.core.request import Request
     from quire_scheduler.kv.page_pools import PagePools
 
-# A place in a full queue should be free once this share of those who wait was served.
+# A place in a full queue is expected to be free once this share of the waiting requests has been served.
 _PLACE_SHARE = 0.1
 
 
 class RequestChecks:
-    """The bounds of one replica. `max_len` is the longest prompt and output together."""
+    """The limits of one replica. `max_len` is the largest number of tokens that prompt and output may have together."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class RequestChecks:
         self.draining = True
 
     def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
-        """Raise the QuireError that refuses the request: it can never run here, has passed its deadline, the queue is
-        full, it would wait too long, or the replica drains. Returns if it may wait. `deadline_s` is on the clock of
+        """Raise the QuireError that refuses the request, if it can never run here, its deadline has passed, the queue
+        is full, it would wait too long, or the replica drains. `deadline_s` is in seconds of the same clock as
         `now`."""
         if self.draining:
             raise draining_error()
@@ -69,17 +70,17 @@ class RequestChecks:
             message = "Too many requests of this tenant wait already."
             raise _overloaded("TENANT_QUEUE_FULL", message, wait_s * _PLACE_SHARE)
         if not len(sequence.output_ids):
-            # One that ran before has waited already, and would lose its tokens.
+            # A request that ran before has waited already, and would lose its tokens.
             self._check_wait(wait_s, deadline_s - now)
 
     def check_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Raise InvalidArgument if the request could not go on after these tokens, which another engine drew."""
+        """Raise InvalidArgument if the request could not go on after these tokens, which another engine sampled."""
         output = np.array([*request.output, *tokens], np.int32)
         self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, no token left to
-        generate, or a constraint that the worker cannot apply."""
+        """Raise InvalidArgument for an empty or too long prompt, for a token id outside the vocabulary, if no token is
+        left to generate, or for a constraint that the worker cannot apply."""
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop
         if not len(prompt):
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one.", param="prompt")
@@ -126,8 +127,8 @@ class RequestChecks:
         )
 
     def _check_wait(self, wait_s: float, left_s: float) -> None:
-        """Raise Overloaded where the expected wait is longer than the longest that is allowed, or than the time that is
-        `left_s` until the request's deadline."""
+        """Raise Overloaded if the expected wait is longer than the configured maximum, or at least as long as the
+        `left_s` seconds until the request's deadline."""
         if wait_s >= left_s:
             message = f"The request would wait about {wait_s:.1f} s, and its deadline is in {left_s:.1f} s."
             raise _overloaded("DEADLINE_TOO_NEAR", message, wait_s - left_s)
@@ -143,12 +144,12 @@ def _overloaded(code: str, message: str, wait_s: float) -> Overloaded:
 
 
 def draining_error() -> Unavailable:
-    """What a draining replica answers; a router sends the request elsewhere."""
+    """Return the error for requests at a draining replica; a router sends the request elsewhere."""
     return Unavailable("DRAINING", "This replica is draining.", "Send the request to another replica.")
 
 
 def deadline_error() -> DeadlineExceeded:
-    """The request's own deadline has passed."""
+    """Return the error for a request whose deadline has passed."""
     return DeadlineExceeded(
         "DEADLINE_EXCEEDED", "The request's deadline passed.", "Allow more time, or lower the load."
     )

@@ -1,5 +1,5 @@
-"""What a replica is meant for, as routers are told, and what it refuses while that changes. A role is advice: between
-changes nothing is refused by it."""
+"""Roles: which requests a replica is meant for, as routers are told, and which ones it refuses while its role changes.
+A role is advice: except during a change, no request is refused because of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETRY_S = 1.0
 
 
 def takes(role: str, transfer: KvTransfer) -> bool:
-    """Whether a replica of the role is meant for requests of this kind."""
+    """Whether a replica of this role is meant for requests with this transfer."""
     return role == BOTH or transfer.prefill_only == (role == PREFILL)
 
 
@@ -34,7 +34,7 @@ def role_changing() -> Unavailable:
 
 
 class Roles:
-    """The present role and, while it changes, the next."""
+    """The present role and, during a change, the next one."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -42,18 +42,18 @@ class Roles:
 
     @property
     def parts(self) -> bool:
-        """Whether requests are here for one part of their life, so that pages come or go."""
+        """Whether prefill and decode are on different replicas, so that pages come from or go to other engines."""
         return self.role != BOTH
 
     def check(self, transfer: KvTransfer) -> None:
-        """Raise Unavailable for what the next role does not take."""
+        """Raise Unavailable if the role is changing and the next role does not take the request."""
         if self._next and not takes(self._next, transfer):
             raise role_changing()
 
     def change(self, role: str) -> AbstractContextManager[None]:
-        """Return a context in which requests that the new role does not take are refused. When it is left, the role has
-        changed; when it is left by an error, nothing has. Raises InvalidArgument for an unknown role,
-        FailedPrecondition while another change is under way."""
+        """Return a context in which requests that the new role does not take are refused. When the context ends
+        normally, the role changes; when it ends by an error, the role stays. Raises InvalidArgument for an unknown
+        role, FailedPrecondition while another change is under way."""
         if role not in ROLES:
             raise InvalidArgument("BAD_ROLE", f"There is no role {role!r}.", f"Use one of {', '.join(ROLES)}.")
         if self._next:
@@ -64,8 +64,8 @@ class Roles:
 
     @contextmanager
     def _change(self, role: str) -> Iterator[None]:
-        """Refuse what `role` does not take while the context is open; then make it the role, unless the context
-        raised."""
+        """Refuse requests that `role` does not take while the context is open; then make it the role, unless the
+        context raised."""
         self._next = role
         try:
             yield

@@ -1,11 +1,14 @@
-"""One replica's core: requests in, Grants out; Reports in, outputs out. Pure and synchronous, with no transport.
+"""Scheduler: the core of one replica. It is pure and synchronous and has no transport: requests and Reports go in,
+Grants and outputs come out.
 
     core = Scheduler(config, hello)
     core.submit(session, handle, context, sequence, now)
-    grant = core.next_grant(now)            # None: nothing to say
-    outputs = core.on_report(report, now)   # what each session must be told
+    grant = core.next_grant(now)            # None: there is nothing to send
+    outputs = core.on_report(report, now)   # the outputs for each session
 
-It lives for one epoch of the worker. `now` is seconds since the Unix epoch from a clock that does not jump.
+A Grant tells the worker which sequences to start and stop and how far each may run; a Report tells which steps the
+worker has run. A Scheduler serves one epoch of the worker: from the worker's hello until the connection is lost. `now`
+is in seconds since the Unix epoch, of a clock that does not jump.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class LoadFigures(NamedTuple):
-    """How busy the replica is, and where; the domain form of what quire.v1.Load says of that."""
+    """The load of the replica: the domain form of the load fields of quire.v1.Load."""
 
     running: int
     waiting: int
@@ -63,7 +66,7 @@ class LoadFigures(NamedTuple):
 
 
 class Scheduler:
-    """The brain of one engine replica, for one epoch of its worker."""
+    """Makes all decisions of one replica, for one epoch of its worker."""
 
     def __init__(
         self,
@@ -94,9 +97,9 @@ class Scheduler:
         held_tokens: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Take a request into the queue. Raises the QuireError that refuses it; then no output follows. `held_tokens`:
-        see Request. `deadline_s` is on the clock of `now`, infinite for none; None: the context's, which is then on
-        that clock too."""
+        """Take a request into the queue. Raises the QuireError that refuses the request; then no output follows.
+        `held_tokens`: see Request. `deadline_s` is in seconds of the same clock as `now`, infinite for no deadline;
+        None: the deadline of the context, which must be of that clock too."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -115,13 +118,13 @@ class Scheduler:
         replica.deadlines.watch_deadline(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
-        """Give a request that awaits it a ticket, tokens, or the news that nothing will come; other requests ignore
-        it."""
+        """Give a ticket, tokens, or the news that nothing will come to a request that awaits a handover. A request that
+        awaits none ignores it."""
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
     def abort(self, session: int, handle: int, now: float) -> bool:
-        """End a request; its session is told by a row with reason ABORT. Returns False where it has ended already."""
+        """End a request; its session gets a row with reason ABORT. Returns False if the request has ended already."""
         request = self._replica.requests.get((session, handle))
         if request is None:
             return False
@@ -129,7 +132,7 @@ class Scheduler:
         return True
 
     def fail(self, session: int, handle: int, error: QuireError, now: float) -> bool:
-        """End a request by an error, which its session is told. Returns False where it has ended already."""
+        """End a request by an error, and tell its session. Returns False if the request has ended already."""
         request = self._replica.requests.get((session, handle))
         if request is None:
             return False
@@ -138,7 +141,7 @@ class Scheduler:
 
     def abort_session(self, session: int, now: float) -> int:
         """End all requests and transfers of a session that nobody listens to any more, and drop its outputs. Returns
-        how many requests were ended."""
+        the number of requests that were ended."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)
@@ -147,7 +150,7 @@ class Scheduler:
         return len(handles)
 
     def on_report(self, report: Report, now: float) -> list[SessionOutputs]:
-        """Apply a Report, and return what sessions must be told. A heartbeat, or a Report of another epoch, is not
+        """Apply a Report, and return the outputs for the sessions. A heartbeat or a Report of another epoch is not
         applied."""
         if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
@@ -155,51 +158,53 @@ class Scheduler:
         return self._replica.outputs.take_outputs()
 
     def next_grant(self, now: float) -> Grant | None:
-        """The next Grant, or None while there is nothing to say. Call after every other call, until None."""
+        """Return the next Grant, or None while there is nothing to send. Call it after every call of another method,
+        until it returns None."""
         self.expire(now)
         return self._planner.plan_grant(now)
 
     def on_lookup(self, uid: int, result: LookupResult) -> None:
-        """Take the kvstore's answer to a Lookup and make its request READY. A failure is a result without pages; the
-        leases of a request that has left are released."""
+        """Take the kvstore's answer to a Lookup, and make its request READY. A failed lookup is a result without pages.
+        If the request has left, the leases are released."""
         request = self._replica.waiting.end_lookup(uid)
         self._replica.kv.take_answer(request, result)
         if request is not None:
             self._replica.waiting.make_ready(request)
 
     def ticket(self, transfer_id: bytes) -> Ticket | None:
-        """The ticket of a transfer that is open."""
+        """Return the ticket of an open transfer; None if no such transfer is open."""
         return self._replica.transfers.find_ticket(transfer_id)
 
     def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Renew the leases of these transfers, which somebody still waits to pull; unknown ones are ignored."""
+        """Renew the leases of these transfers, which an engine still waits to pull; unknown ids are ignored."""
         self._replica.transfers.renew_leases(transfer_ids, now)
 
     def release(self, transfer_ids: Iterable[bytes]) -> None:
-        """End these transfers, which nobody will pull any more; unknown ones are ignored."""
+        """End these transfers, which nobody will pull any more; unknown ids are ignored."""
         self._replica.transfers.release_transfers(transfer_ids)
 
     def expire(self, now: float) -> None:
-        """Fail requests that have passed their deadline, and end transfers whose lease nobody has renewed."""
+        """Fail the requests whose deadline has passed, and end the transfers whose lease nobody has renewed."""
         self._replica.transfers.expire_leases(now)
         for request in self._replica.deadlines.take_expired(now):
             self._lifecycle.fail(request, deadline_error(), now)
 
     def take_outputs(self) -> list[SessionOutputs]:
-        """What sessions must be told since the last Report: admissions, aborts, failures."""
+        """Return the outputs since the last Report, and clear them: admissions, aborts and failures."""
         return self._replica.outputs.take_outputs()
 
     def take_effects(self) -> Effects:
-        """Lookups and releases to carry out; call after every other call."""
+        """Return the lookups and releases that the caller must carry out. Call it after every call of another
+        method."""
         return self._replica.kv.take_effects()
 
     def drain(self) -> None:
-        """Refuse new requests from now on; the admitted go on. Drained when `idle`."""
+        """Refuse new requests from now on; admitted ones go on. The replica is drained when it is `idle`."""
         self._replica.admission.drain()
 
     def end_all(self, error: QuireError | None, now: float) -> int:
-        """Fail every request with the error, or as draining where it is None, and end all transfers. Returns how many
-        requests."""
+        """Fail every request with the error (None: the error of a draining replica), and end all transfers. Returns the
+        number of requests that failed."""
         requests = list(self._replica.requests.values())
         for request in requests:
             self._lifecycle.fail(request, error or draining_error(), now)
@@ -207,13 +212,13 @@ class Scheduler:
         return len(requests)
 
     def is_fit(self, role: str) -> bool:
-        """Whether no request and no transfer is here that a replica of the role is not meant for."""
+        """Whether a replica of the role is meant for all requests and transfers that are here."""
         exports = len(self._replica.transfers) and not takes(role, PREFILL_ONLY)
         return not exports and all(takes(role, request.transfer) for request in self._replica.requests.values())
 
     def make_fit(self, role: str, error: QuireError, now: float) -> int:
-        """Fail the requests that a replica of the role is not meant for, and end all transfers if it does not prefill
-        for others. Returns how many requests."""
+        """Fail the requests that a replica of the role is not meant for, and end all transfers if the role does not
+        prefill for other replicas. Returns the number of requests that failed."""
         requests = [r for r in self._replica.requests.values() if not takes(role, r.transfer)]
         for request in requests:
             self._lifecycle.fail(request, error, now)
@@ -222,58 +227,58 @@ class Scheduler:
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
-        """End the epoch: fail every request, and release the leases held in the kvstore. Returns what sessions must be
-        told. Only `take_effects` is of use afterwards."""
+        """End the epoch: fail every request, and release the leases in the kvstore. Returns the outputs for the
+        sessions. Afterwards only `take_effects` may be called."""
         self.end_all(error, now)
         self._replica.kv.lost()
         self._replica.pulls.lost()
         return self._replica.outputs.take_outputs()
 
     def count(self, session: int) -> int:
-        """Requests of a session that have not ended."""
+        """Return the number of the session's requests that have not ended."""
         return sum(owner == session for owner, _ in self._replica.requests)
 
     @property
     def idle(self) -> bool:
-        """No request waits or runs, and nobody may pull pages."""
+        """Whether no request waits or runs, and no transfer is open."""
         return not self._replica.requests and not len(self._replica.transfers)
 
     @property
     def busy(self) -> bool:
-        """Slots are held."""
+        """Whether any request holds a slot."""
         return self._replica.slots.num_active > 0
 
     @property
     def quiet(self) -> bool:
-        """Idle, and no page is referenced: stores have been reported too."""
+        """Whether the core is idle and no move, lease or stop is outstanding, so that no page is referenced."""
         return self.idle and self._replica.kv.idle and not len(self._replica.moves) and not self._replica.stops
 
     @property
     def stats(self) -> Stats:
-        """Counters."""
+        """The counters of this core."""
         return self._replica.stats
 
     @property
     def names(self) -> PageNames:
-        """Named pages and their events."""
+        """The names of pages, and the events of their changes."""
         return self._replica.names
 
     @property
     def max_len(self) -> int:
-        """Longest prompt and output together."""
+        """The largest number of tokens that prompt and output may have together."""
         return self._replica.admission.max_len
 
     @property
     def hello(self) -> WorkerHello:
-        """The worker, as it introduced itself."""
+        """The hello by which the worker introduced itself."""
         return self._replica.hello
 
     def load(self) -> LoadFigures:
-        """Return how busy the replica is. Sequences that were started ahead count as waiting; pages are those of the KV
-        group with the fewest free."""
+        """Return the load of the replica. Sequences that were started ahead of need count as waiting. The page counts
+        are those of the KV group with the fewest free pages."""
         replica, rates = self._replica, self._replica.rates
         pool = min(replica.pools.pools, key=lambda p: p.free)
-        # What was started ahead waits still, if in a slot.
+        # A sequence that was started ahead of need still waits, though it has a slot.
         running = min(replica.slots.num_active, self._policy.rows)
         return LoadFigures(
             running=running,
@@ -295,20 +300,20 @@ class Scheduler:
 
     @property
     def deferred(self) -> int:
-        """How many of the waiting requests wait for the kvstore or another engine, not for a slot."""
+        """The number of waiting requests that wait for the kvstore or another engine, not for a slot."""
         return self._replica.waiting.deferred
 
     def oldest_wait_s(self, now: float) -> float:
-        """Return how long the request has waited that waits longest; 0.0 if none does. A request that was preempted
-        waits since then."""
+        """Return the longest time, in seconds, that any waiting request has waited; 0.0 if none waits. The wait of a
+        preempted request begins at its preemption."""
         waiting = [request.timing.waiting_since_s for request in self._replica.requests.values() if request.waits]
         return max(0.0, now - min(waiting)) if waiting else 0.0
 
     @property
     def cached_pages(self) -> int:
-        """Free pages of the fullest KV group that still hold a named prefix."""
+        """The number of free pages, in the KV group with the fewest free ones, that still hold a named prefix."""
         return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
-        """All parts agree with one another; for idle moments and tests."""
+        """Check that all parts agree with one another. Called in idle moments and by tests. Raises AssertionError."""
         self._replica.check_integrity()

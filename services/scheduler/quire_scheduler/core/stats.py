@@ -1,4 +1,5 @@
-"""Counters of one core, and rates over recent steps. Monotonic counts: the service turns differences into metrics."""
+"""Stats: the counters of one core, which never decrease; the service turns their differences into metrics. Rates:
+speeds over recent steps."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the core began."""
+    """The counts since the core began."""
 
     steps: int = 0
     grants: int = 0
@@ -19,7 +20,7 @@ class Stats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     prefill_tokens: int = 0
-    # By what the request's pages come back: all of them, and of these by stores and loads.
+    # Preemptions, and how many of them were swaps, whose pages come back by stores and loads.
     preemptions: int = 0
     swaps: int = 0
     reclaims: int = 0
@@ -27,111 +28,113 @@ class Stats:
     late_tokens: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
-    # Tokens looked for, and found, on the device, at every start.
+    # Tokens that were looked for, and found, on the device, counted at every start.
     prefix_queries: int = 0
     prefix_hits: int = 0
-    # Prompt tokens of requests whose first token has come, by where their KV came from.
+    # Prompt tokens by the source of their KV, counted at the request's first token.
     prompt_computed: int = 0
     prompt_local: int = 0
     prompt_kvstore: int = 0
     prompt_transferred: int = 0
-    # Bytes that came from other engines.
+    # Bytes of pages that were pulled from other engines.
     pulled_bytes: int = 0
-    # Lookups without an answer in time.
+    # Lookups that were not answered in time.
     lookups_failed: int = 0
-    # Lookups that were not made, since the router knew that nothing would be found.
+    # Lookups that were not made, because the router knew that they would find nothing.
     lookups_spared: int = 0
-    # Pages that stores brought to the kvstore or found there, that were not stored for want of room in its queue, that
-    # it did not take, and that left the device without having been stored.
+    # Pages that stores brought to the kvstore or found there; that found no room in the store queue; that the kvstore
+    # did not accept; and that were evicted without having been stored.
     offload_pages: int = 0
     offload_dropped: int = 0
     offload_failed: int = 0
     offload_missed: int = 0
-    # Tokens whose KV came from the kvstore, by the slowest medium that it was found on.
+    # Tokens whose KV was loaded from the kvstore, by the slowest medium that held a page.
     loaded_tokens: dict[str, int] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
-    # Transfers of pages to others, by how they ended.
+    # Transfers of pages to other engines, by the way in which they ended.
     transfers: dict[str, int] = field(default_factory=dict)
 
     @property
     def recomputes(self) -> int:
-        """Preemptions after which pages are computed again, but for what is left of them."""
+        """Preemptions that were not swaps: the request's pages are computed again, except those that are still on the
+        device."""
         return self.preemptions - self.swaps
 
     def stepped(self, steps: int, generated: int, prefilled: int) -> None:
-        """A Report told of steps and their tokens."""
+        """Count the steps that a Report told of, and their tokens."""
         self.steps += steps
         self.generation_tokens += generated
         self.prefill_tokens += prefilled
 
     def late(self, tokens: int) -> None:
-        """Tokens came of requests that had left their slots."""
+        """Count tokens of requests that had left their slots."""
         self.late_tokens += tokens
 
     def granted(self) -> None:
-        """A Grant was made."""
+        """Count a Grant."""
         self.grants += 1
 
     def searched_device(self, tokens: int, found: int) -> None:
-        """A request started; so many of its tokens were looked for, and found, on the device."""
+        """Count, at the start of a request, how many tokens were looked for and found on the device."""
         self.prefix_queries += tokens
         self.prefix_hits += found
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request started for the first time."""
+        """Count the first start of a request."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
     def preempted(self, *, swapped: bool) -> None:
-        """A running request lost its slot."""
+        """Count a running request that lost its slot."""
         self.preemptions += 1
         self.swaps += swapped
 
     def reclaimed(self) -> None:
-        """A request lost its spare slot."""
+        """Count a request, started ahead of need, that lost its spare slot."""
         self.reclaims += 1
 
     def lost_pages(self) -> None:
-        """The worker lost a slot's pages."""
+        """Count a slot whose pages the worker lost."""
         self.pages_lost += 1
 
     def pulled(self, num_bytes: int) -> None:
-        """Pages arrived from another engine."""
+        """Count bytes of pages that arrived from another engine."""
         self.pulled_bytes += num_bytes
 
     def lookup_spared(self) -> None:
-        """A request started without a lookup."""
+        """Count a request that went on without a lookup."""
         self.lookups_spared += 1
 
     def lookup_failed(self) -> None:
-        """The kvstore did not answer in time."""
+        """Count a lookup that the kvstore did not answer in time."""
         self.lookups_failed += 1
 
     def looked_up(self, tokens: int, found: int) -> None:
-        """So many tokens were looked for, and found, in the kvstore."""
+        """Count how many tokens were looked for and found in the kvstore."""
         self.cache_queries += tokens
         self.cache_hits += found
 
     def stored(self, pages: int, failed: int) -> None:
-        """A store ended."""
+        """Count the pages of a store that has ended, and those that failed."""
         self.offload_pages += pages
         self.offload_failed += failed
 
     def store_dropped(self, pages: int) -> None:
-        """There was no room to store these pages."""
+        """Count pages that were not stored for lack of room."""
         self.offload_dropped += pages
 
     def store_missed(self, pages: int) -> None:
-        """These pages were evicted and had not been stored."""
+        """Count pages that were evicted without having been stored."""
         self.offload_missed += pages
 
     def loaded(self, medium: str, tokens: int) -> None:
-        """Pages arrived."""
+        """Count tokens whose pages arrived from the kvstore, by medium."""
         self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
 
     def served_prompt(self, request: Request, *, pulled: bool) -> None:
-        """Count the request's prompt tokens, once, by where their KV came from: computed, device, kvstore or another
-        engine. `pulled`: cached tokens beyond the local ones came from another engine, not from the kvstore."""
+        """Count the request's prompt tokens, once, by the source of their KV: computed, on the device, kvstore or
+        another engine. With `pulled`, cached tokens beyond the local ones came from another engine, else from the
+        kvstore."""
         if not request.count_prompt():
             return
         saved = min(request.cached_tokens, request.prompt_len)
@@ -144,19 +147,19 @@ class Stats:
         self.prompt_computed += request.prompt_len - saved
 
     def ended(self, reason: str) -> None:
-        """A request left for the reason."""
+        """Count a request that left, by the reason."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
 
-# A mean over requests covers the last 64 or so: each new request keeps this share of what was measured before.
+# Means over requests cover about the last 64: with each new request, the earlier ones keep this share of their weight.
 _KEEP = 63 / 64
-# So many requests make a mean.
+# The fewest requests that make a mean.
 _LEAST = 10.0
 
 
 class Rates:
-    """Tokens per second and step time, as exponential means over about the last `horizon_s` seconds of work; and what
-    requests need, as exponential means over the last ones."""
+    """Tokens per second and the time per step, as exponential means over about the last `horizon_s` seconds of work;
+    and the needs of requests, as exponential means over the latest requests."""
 
     def __init__(self, horizon_s: float = 5.0) -> None:
         self._horizon_s = horizon_s
@@ -165,21 +168,21 @@ class Rates:
         self._decode = 0.0
         self._prefill = 0.0
         self._steps = 0.0
-        # How many requests left their slots lately, and their seconds in slots.
+        # Decayed sums: the requests that left their slots, and the seconds that they spent in slots.
         self._left = 0.0
         self._left_s = 0.0
-        # Known tokens of the requests that started lately, and how many of these had to be computed.
+        # Decayed sums: the known tokens of the requests that started, and those of them that had to be computed.
         self._started = 0.0
         self._computed = 0.0
 
     def idle(self) -> None:
-        """Nothing runs: the time until the next Report is no step's."""
+        """Note that nothing runs, so that the time until the next Report is not counted as time of a step."""
         self._last_s = 0.0
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
-        """Count the steps and tokens of a Report that came at `now`. What was counted before is first reduced, the more
-        the longer ago the last Report was. The first Report after `idle` is not counted: it only sets the time from
-        which the next one is measured."""
+        """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, more so if the
+        last Report was long ago. The first Report after `idle` is not counted: it only sets the time from which the
+        next one is measured."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)
@@ -190,38 +193,40 @@ class Rates:
         self._last_s = now
 
     def finish(self, slot_s: float) -> None:
-        """A request left its slot for good, after so many seconds in slots."""
+        """Count a request that left its slot for good, after `slot_s` seconds in slots."""
         self._left = self._left * _KEEP + 1.0
         self._left_s = self._left_s * _KEEP + slot_s
 
     def start(self, known_tokens: int, cached_tokens: int) -> None:
-        """A request took a slot; the KV of `cached_tokens` of its tokens need not be computed."""
+        """Count a request that took a slot; `cached_tokens` of its tokens need not be computed."""
         self._started = self._started * _KEEP + known_tokens
         self._computed = self._computed * _KEEP + max(known_tokens - cached_tokens, 0)
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Output tokens."""
+        """Output tokens per second."""
         return self._per_s(self._decode)
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens computed."""
+        """Computed prompt tokens per second."""
         return self._per_s(self._prefill)
 
     @property
     def slot_s(self) -> float:
-        """Mean time that a request spends in slots; 0.0 before so many have left that it is a mean."""
+        """The mean number of seconds that a request spends in slots; 0.0 before enough requests have left for a
+        mean."""
         return self._left_s / self._left if self._left >= _LEAST else 0.0
 
     @property
     def computed_share(self) -> float:
-        """Share of the tokens of starting requests whose KV is computed: the rest is cached. 1.0 before the first."""
+        """The share of a starting request's tokens that must be computed; the others are cached. 1.0 before the first
+        request."""
         return self._computed / self._started if self._started else 1.0
 
     @property
     def step_ms(self) -> float:
-        """Mean time from Report to Report, per step."""
+        """The mean time from Report to Report, in milliseconds per step."""
         return self._span_s / self._steps * 1000 if self._steps else 0.0
 
     def _per_s(self, amount: float) -> float:

@@ -1,4 +1,4 @@
-"""Where one request's time went, phase by phase, over preemptions."""
+"""Timing: how long one request spent in each phase, added up over its preemptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 
 class Hop(NamedTuple):
-    """Microseconds spent in a phase and the operations that they cover; the domain form of quire.v1.HopTiming."""
+    """The microseconds that a request spent in a phase, and the number of operations in that time; the domain form of
+    quire.v1.HopTiming."""
 
     service: str
     phase: str
@@ -15,7 +16,7 @@ class Hop(NamedTuple):
     operations: int
 
 
-# Whose time each phase is; in the order of a request's life.
+# The service that each phase belongs to; phases are in the order of a request's life.
 _SERVICES = {
     "queue": "scheduler",
     "lookup": "kvstore",
@@ -29,7 +30,8 @@ _NOTHING = (0.0, 0)
 
 @dataclass(slots=True)
 class Timing:
-    """Stamps are seconds of the scheduler's clock. Phases: queue, then prefill and decode per run of the request."""
+    """The times and phases of one request. Times are in seconds of the scheduler's clock. Each run of the request has a
+    phase queue, then prefill, then decode."""
 
     submitted_s: float
     waiting_since_s: float = field(init=False)
@@ -40,50 +42,50 @@ class Timing:
     _run_s: float = 0.0
     _run_token_s: float = 0.0
     _run_output: int = 0
-    # Seconds and operations, by phase.
+    # Seconds and number of operations, by phase.
     _spent: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting_since_s = self.submitted_s
 
     def looked_up(self, us: int) -> None:
-        """A lookup in the kvstore ended."""
+        """Add a lookup in the kvstore."""
         self._add("lookup", us / 1e6, 1)
 
     def loaded(self, us: int, pages: int) -> None:
-        """Pages came from the kvstore."""
+        """Add a load of pages from the kvstore."""
         self._add("load", us / 1e6, pages)
 
     def pulled(self, us: int, pages: int) -> None:
-        """Pages came from another engine."""
+        """Add a pull of pages from another engine."""
         self._add("pull", us / 1e6, pages)
 
     @property
     def pull_s(self) -> float:
-        """How long pages were on their way from another engine."""
+        """The seconds that pages were on their way from another engine."""
         return self._spent.get("pull", _NOTHING)[0]
 
     @property
     def slot_s(self) -> float:
-        """How long the request held slots, until it last left one."""
+        """The seconds that the request held slots, until it last left one."""
         return self._spent.get("prefill", _NOTHING)[0] + self._spent.get("decode", _NOTHING)[0]
 
     def started(self, now: float) -> None:
-        """Took a slot."""
+        """Note that the request took a slot; its wait is added to the phase queue."""
         self._add("queue", now - self.waiting_since_s, 1)
         self.first_start_s = self.first_start_s or now
         self._run_s, self._run_token_s = now, 0.0
 
     def first_token(self, now: float, computed: int, output: int) -> None:
-        """The first token since the start came, after `computed` tokens of prefill; the output has `output` tokens
-        then."""
+        """Note the first token since the start, after `computed` tokens of prefill. The output then has `output`
+        tokens."""
         self._add("prefill", now - self._run_s, computed)
         self.first_token_s = self.first_token_s or now
         self._run_token_s, self._run_output = now, output
 
     def stopped(self, now: float, output: int) -> None:
-        """The request lost or left its slot: count the time as decode, or as prefill where no token had come. It waits
-        from now."""
+        """Note that the request lost or left its slot. The time since its first token is added to decode; if no token
+        had come, the time since its start is added to prefill. The request waits from now on."""
         if self._run_token_s:
             self._add("decode", now - self._run_token_s, output - self._run_output)
         elif self._run_s:
@@ -92,11 +94,11 @@ class Timing:
         self.waiting_since_s = now
 
     def preempted(self, now: float) -> None:
-        """The request lost its slot for lack of pages."""
+        """Note that the request lost its slot for lack of pages."""
         self.preempted_s = (*self.preempted_s, now)
 
     def finished(self, now: float) -> None:
-        """The request ended; where it never started, its whole wait counts as queue."""
+        """Note the end of the request. If it never started, all its time is added to the phase queue."""
         if not self.first_start_s:
             self._add("queue", now - self.waiting_since_s, 1)
         self.finished_s = now

@@ -1,1 +1,1 @@
-"""The service around the core: sessions, the worker's link, watchers and events."""
+"""The service around the core: routers' sessions, the link to the worker, watchers, and page events."""

@@ -1,4 +1,4 @@
-"""The scheduler's one clock: seconds since the Unix epoch that never jump while the process lives."""
+"""The scheduler's only clock: seconds since the Unix epoch. It never jumps while the process lives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _OFFSET_S = time.time() - time.monotonic()
 
 
 def now_s() -> float:
-    """Seconds since the Unix epoch, advanced by the monotonic clock."""
+    """Return the seconds since the Unix epoch, advanced by the monotonic clock."""
     return _OFFSET_S + time.monotonic()
 
 
 def from_monotonic(monotonic_s: float) -> float:
-    """A reading of `time.monotonic()` on this clock; infinity stays infinity."""
+    """Convert a reading of `time.monotonic()` to this clock; infinity stays infinity."""
     return _OFFSET_S + monotonic_s

@@ -1,4 +1,5 @@
-"""The kvstore's control calls that a scheduler makes: look up with a lease, and release. Every failure is a miss."""
+"""KvstoreClient: the control calls that a scheduler makes to the kvstore: lookups with leases, and releases. Every
+failure counts as a miss."""
 
 from __future__ import annotations
 
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _RELEASE_TIMEOUT_S = 5.0
-# Of the time that computing all the pages would take, the part that their lookup may: what has come by then is kept, so
-# that a store that is slower than the model costs a prompt at most half of its time, and a quick one is waited for.
+# A lookup may take this share of the time that computing all its pages would take. Answers that have come by then are
+# used. So a kvstore that is slower than the model costs a prompt at most half of its time, and a quick one is waited
+# for.
 _PATIENCE = 0.5
-# Within these bounds; until something was computed, in between.
+# The bounds of that time, and the time that is used until prefill has been measured.
 _LEAST_S, _UNMEASURED_S, _MOST_S = 0.03, 0.05, 1.0
-# Of a lease's time, the part within which a load may still begin.
+# A load may begin within this share of its lease's time.
 _USABLE = 0.8
 
 
 class KvstoreClient:
-    """One channel."""
+    """One channel to the kvstore."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._channel = aio_channel(config.kvstore, config, KVSTORE)
@@ -46,8 +48,8 @@ class KvstoreClient:
         self._lease_ms = config.kvstore_lease_ms
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
-        """Look up and pin the pages in every KV group at once. Returns no pages where a group has none or a call fails;
-        leases that were granted all the same are in the result, to be released."""
+        """Look up and pin the pages in all KV groups at the same time. The result has no pages if a group has none or a
+        call fails. Leases that were granted nevertheless are in the result, so that the caller releases them."""
         started = time.perf_counter()
         context = context_to_pb(lookup.context)
         with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):
@@ -64,12 +66,12 @@ class KvstoreClient:
             return LookupResult(0, leases, us, 0.0, failed=None in found, boot_id=boot_id, watched=watched)
         lease_ms = min(answer.lease_ms or self._lease_ms for answer in complete)
         pages = min(len(lookup.hashes), *(answer.pages for answer in complete))
-        # Pages of several groups lie together, but for what is evicted between.
+        # The groups hold the same pages, unless some have been evicted in between.
         expires_s = now_s() + lease_ms / 1000 * _USABLE
         return LookupResult(pages, leases, us, expires_s, complete[0].medium, boot_id=boot_id, watched=watched)
 
     async def release(self, leases: Sequence[bytes]) -> None:
-        """Release leases. A failed call is only logged: a lease that is not released ends by its time."""
+        """Release leases. A failed call is only logged, since a lease that is not released ends by itself."""
         try:
             await self._stub.Release(kvstore_pb2.ReleaseRequest(leases=leases), timeout=_RELEASE_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -81,7 +83,7 @@ class KvstoreClient:
 
     def _patience_s(self, lookup: Lookup) -> float:
         """Return how many seconds to wait for the lookup's answer: a share of the time that computing the pages would
-        take."""
+        take, or the configured time."""
         if self._fixed_s or lookup.compute_s is None:
             return self._fixed_s or _UNMEASURED_S
         return min(max(_PATIENCE * lookup.compute_s, _LEAST_S), _MOST_S)
@@ -89,7 +91,7 @@ class KvstoreClient:
     async def _look_up_group(
         self, lookup: Lookup, context: common_pb2.RequestContext, hello: WorkerHello, group: int, patience_s: float
     ) -> kvstore_pb2.LookupAndPinResponse | None:
-        """Look up and pin the pages in one KV group; None where the call fails or takes longer than `patience_s`."""
+        """Look up and pin the pages in one KV group; None if the call fails or takes longer than `patience_s`."""
         request = kvstore_pb2.LookupAndPinRequest(
             context=context,
             keys=kvstore_pb2.PageKeys(namespace=hello.model.pages.namespace, group=group, hashes=lookup.hashes),

@@ -1,15 +1,15 @@
-"""LivenessMonitor: whether a worker is alive (it sends frames) and makes progress (it answers Grants and reports
-steps).
+"""LivenessMonitor: decides whether a worker is alive (it sends frames) and makes progress (it answers Grants and
+reports steps).
 
-A silent worker counts as dead, since a healthy one sends heartbeats. A worker that only sends heartbeats while Grants
-wait counts as hung.
+A silent worker counts as dead, since a healthy one sends heartbeats. A worker counts as hung if it sends only
+heartbeats while Grants are unanswered or slots are held.
 """
 
 from __future__ import annotations
 
 
 class LivenessMonitor:
-    """One epoch's. Times are the caller's clock, in seconds."""
+    """Monitors the worker during one epoch. Times are in seconds of the caller's clock."""
 
     def __init__(self, silence_s: float, progress_s: float, now: float) -> None:
         self._silence_s = silence_s
@@ -19,24 +19,25 @@ class LivenessMonitor:
         self._retired = 0
 
     def grant_sent(self, seq: int) -> None:
-        """A Grant was sent."""
+        """Note that Grant `seq` was sent."""
         self._sent = seq
 
     def frame_received(self, now: float, retired: int, *, heartbeat: bool) -> None:
-        """Note that a frame came; only one that is no heartbeat is progress. A frame that the worker sent before a
-        Grant arrived does not answer that Grant."""
+        """Note that a frame came. Only a frame that is no heartbeat counts as progress. `retired` is the last Grant
+        that the worker has retired; a frame that was sent before a Grant arrived does not answer that Grant."""
         self._heard = now
         if not heartbeat:
             self._progressed = now
             self._retired = retired
 
     def restart(self, now: float) -> None:
-        """The scheduler was not reading: frames that came meanwhile are still to be read."""
+        """Begin the measurement anew, because the scheduler did not run and frames that came meanwhile are still
+        unread."""
         self._heard = self._progressed = now
 
     def failure(self, now: float, *, busy: bool) -> str:
-        """Return why the worker counts as lost, or an empty string. `busy`: slots are held, so the worker should report
-        steps."""
+        """Return why the worker counts as lost; an empty string if it does not. `busy`: slots are held, so the worker
+        should report steps."""
         if now - self._heard > self._silence_s:
             return "it is silent"
         if self._sent <= self._retired and not busy:

@@ -1,4 +1,4 @@
-"""WatchLoad: how busy a replica is, at once when its phase changes, else at most once per interval."""
+"""WatchLoad: tells watchers how busy the replica is: at once when its phase changes, else at most once per interval."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _LEAST_INTERVAL_MS = 10
 _MOST_INTERVAL_MS = 60_000
-# A watcher hears something at least so often, so that it can tell silence from death.
+# A watcher gets a message at least this often, so that it can tell an idle replica from a dead one.
 _HEARTBEAT_S = 2.0
 _VERSION = installed_version("quire-scheduler")
-# Fields that hold 32 bits. 5,000 prompts of a million tokens wait with more tokens than that.
+# The names of 32-bit fields. A count may be larger: 5,000 waiting prompts of a million tokens each exceed 32 bits.
 _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field.type == field.TYPE_UINT32}
 
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
-    """Yield load messages to one watcher, for ever: at once when the phase changes, else when the load has changed, at
-    most once per interval, and every 2 s as a heartbeat."""
+    """Yield load messages to one watcher, for ever: at once when the phase changes; when the load has changed, at most
+    once per interval; and every 2 s as a heartbeat."""
     wanted = interval_ms or engine.config.load_interval_ms
     interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
     loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
 
 
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
-    """Build the message of the present load; without a worker it has the phase alone."""
+    """Build the message of the present load. Without a worker, it has the phase but no load figures and no epoch."""
     load = scheduler_pb2.Load(
         instance=instance,
         phase=engine.phase,

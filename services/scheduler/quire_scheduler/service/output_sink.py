@@ -1,4 +1,4 @@
-"""Who hears of a session's steps."""
+"""OutputSink: the receiver of a session's outputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ if TYPE_CHECKING:
 
 
 class OutputSink(Protocol):
-    """Called from the loop, in order; must not block."""
+    """Receives the outputs of one session, in order. Its methods are called in the event loop and must not block."""
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """Take a step's outputs; False where it cannot keep up: it is ended, and its requests are aborted."""
+        """Take a step's outputs. Returns False if the sink cannot keep up: then its session is closed and the requests
+        are aborted."""
 
     def beat(self) -> None:
-        """Now and then: say something if nothing was said for a while, so that silence means death."""
+        """Send something if nothing was sent for a while, so that the receiver can take silence for death. Called
+        regularly."""

@@ -1,7 +1,8 @@
-"""Cuts a step's outputs for one session into pieces of bounded size, so that no message is larger than gRPC carries.
+"""Splits a step's outputs for one session into pieces of bounded size, so that no message is larger than gRPC permits.
 
-The pieces keep the order in which a router takes a message's parts: admissions first, then prompt logprobs, then rows,
-each finished note with its request's last row, then the other notes. Knows nothing of the wire.
+The pieces keep the order in which a router handles the parts of a message: admissions first, then prompt logprobs, then
+rows, each finished note with the last row of its request, then the other notes. This module does not know the wire
+format.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 
     from quire_scheduler.core.outputs import AdmittedNote
 
-# A step of more bytes travels as several messages.
+# A step with more bytes is sent as several messages.
 PIECE_BYTES = 1024 * 1024
-# Bytes of a row, of a token, of an entry of logprobs and of one of its alternatives, of a note without a ticket, and of
-# a page in a ticket.
+# The estimated bytes of a row, of a token, of a logprobs entry and of each of its alternatives, of a note without a
+# ticket, and of a page in a ticket.
 _ROW, _TOKEN, _ENTRY, _TOP, _NOTE, _TICKET_PAGE = 9, 4, 16, 8, 512, 34
 
 T = TypeVar("T")
 
 
 def split_outputs(out: SessionOutputs, most_bytes: int) -> list[SessionOutputs]:
-    """Cut the outputs into pieces of about `most_bytes` at most, in order; a single row, note or entry may be larger.
-    The usual step is one piece, itself."""
+    """Split the outputs, in order, into pieces of about `most_bytes` at most. A single row, note or entry may be
+    larger. A step that fits, as is usual, is returned unchanged as the only piece."""
     if _bytes_of(out) <= most_bytes:
         return [out]
     return [
@@ -76,7 +77,7 @@ def _nothing(out: SessionOutputs) -> SessionOutputs:
 
 
 def _cut(items: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Yield neighbouring items in groups of at most `most` bytes; an item that is larger is a group of its own."""
+    """Yield consecutive items in groups of at most `most` bytes; a larger item is a group of its own."""
     group, total = list[T](), 0
     for item in items:
         total += size(item)
@@ -125,8 +126,8 @@ def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
 
 
 def _row_bytes(out: SessionOutputs, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of each row on the wire, with its tokens and logprobs. `ends`: the number of tokens before each
-    row."""
+    """Return the bytes of each row on the wire, with its tokens and logprobs. `ends` has the number of tokens before
+    each row."""
     sizes: NDArray[np.int64] = _ROW + _TOKEN * out.count.astype(np.int64)
     if out.logprobs is not None:
         rows = np.searchsorted(ends, out.logprobs.token_index, side="right") - 1
@@ -144,8 +145,8 @@ def _logprobs_of(logprobs: LogprobColumns | None, first: int, after: int) -> Log
 
 
 def _ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of neighbouring items whose sizes add up to `most` at most; an item that is larger is
-    alone."""
+    """Yield the ranges (begin, end) of consecutive items whose sizes add up to at most `most`; a larger item has a
+    range of its own."""
     ends, begin = np.cumsum(sizes), 0
     while begin < len(sizes):
         before = int(ends[begin - 1]) if begin else 0

@@ -1,8 +1,8 @@
-"""WatchPages: which named pages the worker holds: a snapshot, then the tail, as joined frames.
+"""WatchPages: tells watchers which named pages the worker holds. A watcher gets a snapshot first, then the changes.
 
-Every watcher reads at its own pace from the bounded tail, so that nothing is queued for it. One that is too slow, or
-that saw another epoch, gets a new snapshot. A snapshot is read piece by piece while pages change: what the tail says
-from its sequence on makes it right.
+Every watcher reads the changes at its own pace from a bounded list of recent events, so that nothing is queued for it.
+A watcher that falls behind the list, or that followed another epoch, gets a new snapshot. A snapshot is read in pieces
+while pages change; the events after the sequence number at its beginning correct it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PageWatches:
         self._open = 0
 
     async def watch(self, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield frames to one watcher, for ever. Raises Overloaded where too many watch already."""
+        """Yield frames to one watcher, for ever. Raises Overloaded if there are too many watchers already."""
         most = self._engine.config.max_page_watchers
         if self._open >= most:
             raise Overloaded(
@@ -55,7 +55,8 @@ class PageWatches:
 
 
 class _Watch:
-    """One watcher: `_core` is whose pages it hears of, `_at` the sequence that it has heard; -1: nothing."""
+    """One watcher. `_core` is the core whose pages the watcher follows; `_at` is the sequence of the last event that it
+    was sent, or -1."""
 
     def __init__(self, engine: Engine, request: common_pb2.WatchPagesRequest) -> None:
         self._engine = engine
@@ -63,12 +64,13 @@ class _Watch:
         self._interval_s = min(request.interval_ms, _MOST_INTERVAL_MS) / 1000
         self._core: Scheduler | None = None
         self._at = -1
-        # It is to hear that it goes on from where it was: then silence means that nothing changes.
+        # The watcher must be told that it resumes where it was; afterwards silence means that nothing changes.
         self._resumed = False
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
         """Yield a snapshot of the worker's named pages and then their changes, at most once per interval; after a gap,
-        a snapshot again. When an epoch ends, a frame says that nothing is held. Without a worker nothing is yielded."""
+        yield a snapshot again. When an epoch ends, a frame says that no pages are held. Nothing is yielded while
+        there is no worker."""
         clock = asyncio.get_running_loop().time
         changed_s = sent_s = clock()
         while True:
@@ -103,15 +105,15 @@ class _Watch:
             changed_s = sent_s = clock()
 
     def _attach(self, core: Scheduler | None) -> None:
-        """Follow the core from now on. A request that names this core's epoch resumes after its sequence; others get a
-        snapshot."""
+        """Follow this core from now on. A watcher whose request names this core's epoch resumes after the sequence in
+        the request; any other gets a snapshot."""
         request = self._request
         resumes = core is not None and request.HasField("epoch") and epoch_from_pb(request.epoch) == core.hello.epoch
         self._core, self._at, self._resumed = core, request.after_sequence if resumes else -1, resumes
 
     async def _snapshot(self, core: Scheduler) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield all named pages as one or more frames, the last of which is marked complete. Stops without that mark if
-        the epoch ends meanwhile."""
+        """Yield all named pages as one or more frames; the last one is marked complete. If the epoch ends meanwhile,
+        stop without that mark."""
         metrics.page_snapshots.labels("new" if self._at < 0 else "gap").inc()
         self._at = core.names.sequence
         wire, held = _Wire(core, self._request.with_token_ids), list[Stored]()
@@ -125,7 +127,8 @@ class _Watch:
 
 
 class _Wire:
-    """Domain to wire. `since_s`: when the changes began, for their age."""
+    """Converts page events to messages. `since_s` is the time when the changes began, from which their age is
+    computed."""
 
     def __init__(self, core: Scheduler, with_token_ids: bool, since_s: float | None = None) -> None:
         pages = core.hello.model.pages
@@ -149,7 +152,7 @@ class _Wire:
     def frame(
         self, sequence: int, *, snapshot: bool = False, snapshot_complete: bool = False, stored: Iterable[Stored] = ()
     ) -> common_pb2.PageEvents:
-        """Build a frame that tells of stored pages."""
+        """Build a frame that lists stored pages."""
         return common_pb2.PageEvents(
             epoch=self._epoch,
             sequence=sequence,
@@ -160,7 +163,7 @@ class _Wire:
         )
 
     def _stored(self, chain: Stored) -> common_pb2.StoredPages:
-        """Convert a chain of named pages to the wire; without token ids unless the watcher wants them."""
+        """Convert a chain of named pages to its message. Token ids are left out unless the watcher asked for them."""
         return common_pb2.StoredPages(
             namespace=self._namespace,
             group=chain.group,

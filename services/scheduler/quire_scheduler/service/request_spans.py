@@ -1,4 +1,5 @@
-"""One span per request, `scheduler.request`, with its queueing as a child; the worker's span hangs below it."""
+"""RequestSpans: one trace span per request, `scheduler.request`. The time in the queue is a child span, and so is the
+worker's span."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class RequestSpans:
-    """Spans of requests that have not ended, by session and handle. Without tracing it holds nothing."""
+    """The spans of requests that have not ended, by session and handle. Without tracing there are none."""
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], tracing.Span] = {}
 
     def begin(self, session: int, handle: int, context: RequestContext) -> RequestContext:
-        """Start the request's span; returns the context that the worker and the kvstore must see as their parent."""
+        """Start the request's span. Returns the context that makes this span the parent of the worker's and the
+        kvstore's spans."""
         key = (session, handle)
         if not tracing.enabled() or key in self._spans:
             return context
@@ -30,7 +32,7 @@ class RequestSpans:
         return replace(context, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
 
     def refused(self, session: int, handle: int, code: str) -> None:
-        """The request did not enter."""
+        """End the span of a request that was refused."""
         if code != "HANDLE_IN_USE" and (span := self._spans.pop((session, handle), None)):
             tracing.mark_error(span, code)
             span.end()

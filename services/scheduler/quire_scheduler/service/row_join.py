@@ -1,7 +1,8 @@
-"""What waits for a router, joined: of each request one row with the tokens of several steps. Knows nothing of the wire.
+"""Joins outputs that wait for a slow router, so that each request has one row with the tokens of several steps. This
+module does not know the wire format.
 
-A router takes a message's admissions and ends ahead of its rows, and failures, pulls and prefills after them. So only
-what a request says before it is admitted again may not join what its handle's last owner said.
+A router handles the admissions and ends of a message before its rows, and failures, pulls and prefills after them. Only
+one case cannot be joined: a request is admitted under a handle that earlier outputs still speak of.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ MOST_JOINED_TOKENS = 1 << 14
 
 
 def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None:
-    """Join two outputs into one that has a single row per handle, in the order of the handles. Returns None where they
-    are too large for one message, where the second has prompt logprobs, or where it admits a handle that the first
-    speaks of."""
+    """Join two outputs into one that has a single row per handle, ordered by handle. Returns None if the result is too
+    large for one message, if the second has prompt logprobs, or if the second admits a handle that occurs in the
+    first."""
     if len(first.token) + len(second.token) > MOST_JOINED_TOKENS or second.prompt_logprobs:
         return None
     if second.admitted and not _handles(first).isdisjoint(note.handle for note in second.admitted):
@@ -52,7 +53,7 @@ def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None
 
 
 def _handles(outputs: SessionOutputs) -> set[int]:
-    """Return all handles that rows and notes of the outputs name."""
+    """Return all handles that occur in rows or notes of the outputs."""
     found: set[int] = set(outputs.handle.tolist())
     found.update(note.handle for note in outputs.admitted)
     found.update(note.handle for note in outputs.finished)

@@ -1,10 +1,11 @@
-"""One router's Session stream: submits and aborts in, steps out, through a bounded queue.
+"""Session: one router's Session stream. Submits and aborts come in; the outputs of steps go out through a bounded
+queue.
 
-A router that keeps up has a message for each step. What would wait behind another step joins it, so that a router that
-falls behind has fewer to take. A large step is cut into several messages. A session whose router does not read at all
-is ended rather than waited for, unless it is a request's prompt logprobs that fill the queue: then that request fails.
-When the stream ends, its requests are aborted. A session with nothing to say sends empty messages, so that its router
-can tell silence from death.
+A router that keeps up gets a message for each step. If a step's message still waits in the queue, the next step is
+joined to it, so that a router that falls behind has fewer messages to read. A large step is split into several
+messages. If the queue is full, the session is ended; but if a request's prompt logprobs fill it, only that request
+fails. When the stream ends, the requests of the session are aborted. A session that has nothing to send sends empty
+messages, so that its router can tell silence from death.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 HEARTBEAT_MS = 500
-# Bytes of one message of steps that wait, whatever the queue may hold. gRPC carries 64 MiB.
+# The most bytes of a message that several steps are joined in, whatever the queue may hold. gRPC carries 64 MiB.
 MOST_JOINED_BYTES = 8 * 1024 * 1024
-# Said to be due a little earlier: the clock that asks ticks by itself.
+# A heartbeat is sent after less than HEARTBEAT_MS of silence, since the engine calls `beat` only every 0.1 s.
 _QUIET_S = 0.35
-# Submits of one message are taken for so long at a stretch.
+# The longest time that submits of one message are handled before other tasks may run.
 _TURN_S = 0.005
 
 
 class Session:
-    """An OutputSink of the engine for one stream."""
+    """The engine's OutputSink for one stream."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: deque[scheduler_pb2.SessionResponse | None] = deque()
         self._wake = asyncio.Event()
-        # What the last of those says, where more may join it.
+        # The outputs in the last waiting message, if more outputs may be joined to it.
         self._last: SessionOutputs | None = None
         self._bound = engine.config.session_queue
         self._bound_bytes = engine.config.session_queue_bytes
@@ -62,8 +63,8 @@ class Session:
     async def run(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        """Open a session by the stream's first message, and yield what the router must be told until it wants no more
-        and all its requests have ended. Raises the error that ends the session. Requests that still run at the end are
+        """Open a session by the stream's first message, and yield messages for the router until it wants no more and
+        all its requests have ended. Raises the error that ends the session. Requests that still run at the end are
         aborted."""
         first = await anext(requests, None)
         if first is None:
@@ -83,12 +84,12 @@ class Session:
             self._engine.close_session(self._number)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """Queue a step's outputs for the router. Returns False where the queue is full; the session ends by an error
-        then."""
+        """Queue a step's outputs for the router. Returns False if the queue is full; the session then ends by an
+        error."""
         if not self._take_step(outputs):
             return False
         if self._half_closed:
-            # Once all that this session is to hear now has been delivered.
+            # The check runs after everything that this session must be told now has been delivered.
             asyncio.get_running_loop().call_soon(self._end_if_done)
         return True
 
@@ -99,7 +100,7 @@ class Session:
     async def _read(
         self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> None:
-        """Apply the router's messages until it closes its side. An error ends the session."""
+        """Handle the router's messages until it closes its side. An error ends the session."""
         try:
             await self._apply(first)
             async for message in requests:
@@ -111,17 +112,17 @@ class Session:
                 log.exception("session broke")
             self._end(as_quire_error(error))
         else:
-            # The router wants nothing more; what runs may finish.
+            # The router submits nothing more; requests that run may finish.
             self._half_closed = True
             self._end_if_done()
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
         """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
-        answered by a failed note. Lets other tasks run in between."""
+        answered by a failed note. Between submits, other tasks may run."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
-                # Submits with many control values or tokens take milliseconds each; steps go on between.
+                # Submits with many control values or tokens take milliseconds each, so steps go on in between.
                 await asyncio.sleep(0)
                 turn_s = clock() + _TURN_S
             try:
@@ -156,14 +157,14 @@ class Session:
 
     def _take_step(self, outputs: SessionOutputs) -> bool:
         """Queue a step's outputs for the router: joined to the last waiting message if possible, else as new messages.
-        Outputs with prompt logprobs that find no room are queued without these, whose requests fail instead. Returns
-        False where even so there is no room: the router reads too slowly, and the session ends."""
+        If outputs with prompt logprobs find no room, the requests of these fail, and the rest is queued. Returns
+        False if there is no room even so: the router reads too slowly, and the session ends."""
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
         if len(messages) == 1 and self._join_last_message(outputs, messages[0]):
             return True
         if not self._has_room(messages) and outputs.prompt_logprobs:
-            # The router may read as fast as it can: it is the requests that ask for too much.
+            # The router may read as fast as it can: the requests ask for too much.
             return self._take_step(self._without_prompt_logprobs(outputs))
         if not self._put(*messages):
             return False
@@ -171,8 +172,8 @@ class Session:
         return True
 
     def _without_prompt_logprobs(self, outputs: SessionOutputs) -> SessionOutputs:
-        """Fail the requests whose prompt logprobs the step brings, for their size, and return the rest of the step.
-        Where such a request ends in this step, a failed note takes the place of its rows and finished note."""
+        """Fail the requests whose prompt logprobs are in the step, because these are too large, and return the rest of
+        the step. If such a request ends in this step, a failed note replaces its rows and its finished note."""
         owners = {chunk.owner for chunk in outputs.prompt_logprobs}
         ended = {owner for owner in owners if not self._engine.fail(self._number, owner, _too_large(self._bound_bytes))}
         rest = replace(outputs, prompt_logprobs=[])
@@ -183,8 +184,8 @@ class Session:
         return rest
 
     def _join_last_message(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
-        """Join `outputs`, whose wire form is `message`, to the last message in the queue. Returns False, and changes
-        nothing, where they cannot be joined."""
+        """Join `outputs`, which `message` encodes, to the last message in the queue. Returns False, and changes
+        nothing, if they cannot be joined."""
         if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
             return False
         into = self._waiting[-1]
@@ -200,15 +201,15 @@ class Session:
         return True
 
     def _has_room(self, messages: Sequence[scheduler_pb2.SessionResponse]) -> bool:
-        """Whether the queue takes these messages. An empty queue takes one step, however large."""
+        """Whether the queue has room for these messages. An empty queue has room for one step of any size."""
         if not self._waiting:
             return True
         size = sum(message.ByteSize() for message in messages)
         return len(self._waiting) + len(messages) <= self._bound and self._bytes + size <= self._bound_bytes
 
     def _put(self, *messages: scheduler_pb2.SessionResponse) -> bool:
-        """Queue the messages. Returns False where they have no room, which ends the session, or where it has ended
-        before."""
+        """Queue the messages. Returns False if the session has ended before, or if there is no room; lack of room ends
+        the session."""
         if self._error is not None:
             return False
         if self._has_room(messages):
@@ -242,7 +243,7 @@ class Session:
         self._wake.set()
 
     def _welcome(self) -> scheduler_pb2.SessionWelcome:
-        """Build the session's first message, with the worker's epoch and capabilities if there is one."""
+        """Build the session's first message. It has the worker's epoch and capabilities if there is a worker."""
         welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION, heartbeat_ms=HEARTBEAT_MS)
         if self._engine.core is not None:
             hello = self._engine.core.hello

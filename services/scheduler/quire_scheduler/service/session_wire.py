@@ -1,4 +1,5 @@
-"""A step's outputs for one session, packed: columns as bytes, notes as messages. The one place that knows both."""
+"""Converts a step's outputs for one session to messages, with columns as bytes and notes as messages, and the router's
+transfers and handovers from messages. Only this module knows both forms."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
 
 
 def put_columns(out: SessionOutputs, into: scheduler_pb2.SessionResponse) -> None:
-    """Write the outputs' rows and logprobs into the message, in the place of those that it has."""
+    """Write the outputs' rows and logprobs into the message, in place of those that it has."""
     into.handle, into.count = out.handle.tobytes(), out.count.tobytes()
     into.token, into.finish = out.token.tobytes(), out.finish.tobytes()
     if out.logprobs is not None:
@@ -57,13 +58,14 @@ def put_columns(out: SessionOutputs, into: scheduler_pb2.SessionResponse) -> Non
 
 
 def transfer_from_pb(message: scheduler_pb2.KvTransfer) -> KvTransfer:
-    """Wire to domain. A ticket that contradicts itself is of no use, and no reason to fail."""
+    """Decode a transfer. If its ticket contradicts itself, the transfer has the error in place of the ticket, and the
+    request does not fail."""
     ticket, refusal = _ticket_of(message)
     return KvTransfer(message.prefill_only, ticket, message.await_handover, message.lease_ms, refusal)
 
 
 def handover_from_pb(message: scheduler_pb2.Handover) -> Handover:
-    """Wire to domain; raises InvalidArgument for a column that is none."""
+    """Decode a handover. Raises InvalidArgument if its tokens are not a column of int32."""
     ticket, refusal = _ticket_of(message)
     return Handover(ticket, tuple(i32(message.token, "token").tolist()), message.give_up, refusal)
 
@@ -101,8 +103,8 @@ def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
 def _ticket_of(
     message: scheduler_pb2.KvTransfer | scheduler_pb2.Handover,
 ) -> tuple[Ticket | None, InvalidArgument | None]:
-    """Decode the message's ticket. Returns it, or the error of one that contradicts itself; neither where there is
-    none."""
+    """Decode the message's ticket. Returns the ticket, or the error if the ticket contradicts itself; two times None if
+    the message has no ticket."""
     if not message.HasField("ticket"):
         return None, None
     try:

@@ -1,4 +1,5 @@
-"""One request per call, for clients that are no router: a session of its own with one handle."""
+"""SingleStream: one request per call, for clients that are not routers. Each call has a session of its own with one
+handle."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _HANDLE = 0
 
 
 class SingleStream:
-    """An OutputSink of the engine. Its queue is bounded by the request's tokens."""
+    """The engine's OutputSink for one request. Its queue is bounded by the number of the request's tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -29,8 +30,8 @@ class SingleStream:
     async def run(
         self, context: RequestContext, sequence: Sequence
     ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
-        """Submit the request and yield its outputs until it has finished. Raises the error that refuses it or by which
-        it fails. Closing the stream early aborts the request."""
+        """Submit the request and yield its outputs until it has finished. Raises the error by which the request is
+        refused or fails. If the caller closes the stream early, the request is aborted."""
         session = self._engine.open_session(self)
         try:
             self._engine.submit(session, _HANDLE, context, sequence)
@@ -51,4 +52,4 @@ class SingleStream:
         return True
 
     def beat(self) -> None:
-        """A call per request needs no sign of life."""
+        """Do nothing: a call with one request needs no heartbeat."""

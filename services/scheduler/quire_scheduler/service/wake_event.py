@@ -1,4 +1,4 @@
-"""WakeEvent: wakes all waiters each time it is set. Watchers look for themselves what has changed."""
+"""WakeEvent: wakes all waiters each time it is set. It does not say what has changed; waiters look for themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 
 class WakeEvent:
-    """Belongs to one event loop. A `set` between two waits is missed, so look before you wait."""
+    """An event of one event loop. A waiter misses a `set` that comes between two of its waits, so it must look for
+    changes before it waits."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -1,7 +1,9 @@
-"""The link to the replica's worker: follows its loading, opens Run, feeds Reports to the engine and sends its Grants.
+"""WorkerLink: the connection to the replica's worker. It follows the loading of the model, opens the Run stream, passes
+Reports to the engine and sends the engine's Grants.
 
-When the worker is lost, its requests fail, and the link comes back with a backoff to a new epoch. Frames of another
-epoch are dropped. Lost is: the stream broke, it said nothing sensible, or nothing at all, or made no progress in time.
+The worker counts as lost if the stream breaks, if its frames cannot be understood, if it is silent, or if it makes no
+progress in time. Then its requests fail, and the link connects again, with a backoff, for a new epoch. Frames of
+another epoch are dropped.
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
 _FREE_POLL_S, _STATUS_S = 1.0, 5.0
-# What a worker tells the scheduler that another has taken over from.
+# The error code of a worker that another scheduler has taken over.
 _REPLACED = "SCHEDULER_REPLACED"
-# A watchdog that wakes so late was not listening meanwhile.
+# If the watchdog wakes this much too late, the process did not run and received nothing meanwhile.
 _LATE_S = 0.5
 
 
 class WorkerLink:
-    """One channel to one worker, for the life of the scheduler. `attached` hears whether there is a worker now."""
+    """One channel to one worker, for the life of the scheduler. The link calls `attached` with True when an epoch
+    begins, with False when it ends."""
 
     def __init__(
         self, config: SchedulerConfig, engine: Engine, attached: Callable[[bool], None] = lambda up: None
@@ -54,18 +57,18 @@ class WorkerLink:
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._engine = engine
         self._call: Any = None
-        # What the stream has not taken yet: as many as the policy grants without an answer.
+        # Grants that the stream has not taken yet; at most as many as the policy permits without an answer.
         self._out: asyncio.Queue[worker_pb2.Grant | None] = asyncio.Queue()
         self._kicked: asyncio.Handle | None = None
         self._monitor = LivenessMonitor(*self._timeouts_s, 0.0)
-        # Why this side cancelled the stream, if it did.
+        # The reason for which this side cancelled the stream, if it did.
         self._gave_up = ""
         self._ready = asyncio.Event()
         engine.call_for_grants(self._kick)
 
     async def run(self) -> None:
         """Follow the worker's loading, then serve an epoch; after each loss try again with a backoff, until cancelled.
-        Where another scheduler has taken the worker, wait until it is free."""
+        If another scheduler has taken over the worker, wait until the worker is free."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -86,7 +89,7 @@ class WorkerLink:
             await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
 
     async def wait_ready(self) -> None:
-        """Until the first epoch has begun."""
+        """Wait until the first epoch has begun."""
         await self._ready.wait()
 
     async def close(self) -> None:
@@ -96,15 +99,16 @@ class WorkerLink:
         await self._channel.close()
 
     async def _wait_until_free(self) -> None:
-        """Wait until no scheduler has the worker, or the worker cannot be asked: two that take it from each other would
-        serve nobody. The worker's epoch would not tell, as it changes late in a takeover."""
+        """Wait until no scheduler is attached to the worker, or the worker does not answer: two schedulers that take a
+        worker from each other would serve nobody. The worker's epoch is no help, since it changes late in a
+        takeover."""
         with contextlib.suppress(grpc.RpcError):
             while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
                 await asyncio.sleep(_FREE_POLL_S)
 
     async def _follow_load(self) -> None:
         """Pass the worker's loading progress to the engine, and return when its model is ready. Raises the error by
-        which loading fails, Unavailable where it stops."""
+        which loading fails, or Unavailable if the worker stops loading."""
         loaded = False
         async for progress in self._stub.Load(worker_pb2.LoadRequest()):
             if progress.HasField("error"):
@@ -119,7 +123,7 @@ class WorkerLink:
 
     async def _serve(self) -> None:
         """Serve one epoch: open Run, attach the engine, then apply Reports and send Grants until the worker ends the
-        stream. Raises QuireError or grpc.RpcError where the worker is lost."""
+        stream. Raises QuireError or grpc.RpcError if the worker is lost."""
         out = self._out = asyncio.Queue()
         out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
         self._gave_up = ""
@@ -146,14 +150,15 @@ class WorkerLink:
                 self._monitor.frame_received(now, message.retired, heartbeat=message.heartbeat)
                 report = decode_report(message)
                 self._engine.on_report(report)
-                # The worker's next step first, then what sessions must hear of the last.
+                # The Grant for the worker's next step goes out first, then the sessions get the outputs of the last
+                # step.
                 self._pump()
                 self._engine.flush()
-                # Its measures can wait until that is on its way.
+                # Metrics are updated after both are on their way.
                 asyncio.get_running_loop().call_soon(metrics.steps, report)
         except asyncio.CancelledError:
-            # A call that this side cancels ends its reader so, as does the end of the link itself; so does one that
-            # gRPC cancels, since a Grant cannot be written.
+            # CancelledError has three causes: this side cancelled the call, the link itself is being closed, or gRPC
+            # cancelled the call because a Grant could not be written.
             if not is_cancelled():
                 raise _lost(self._gave_up or "a Grant could not be sent") from None
             raise
@@ -165,18 +170,18 @@ class WorkerLink:
             out.put_nowait(None)
 
     def _pump(self) -> None:
-        """Send Grants until there is none to send."""
+        """Send Grants until the engine has no more."""
         while self._call is not None and (grant := self._engine.next_grant()) is not None:
             self._monitor.grant_sent(grant.seq)
             self._out.put_nowait(encode_grant(grant))
 
     def _kick(self) -> None:
-        """Something changed outside a Report: pump soon, once for all that happens in this turn of the loop."""
+        """Schedule one `_pump_and_flush` for all changes that this turn of the event loop makes outside a Report."""
         if self._kicked is None:
             self._kicked = asyncio.get_running_loop().call_soon(self._pump_and_flush)
 
     def _pump_and_flush(self) -> None:
-        """Send Grants and deliver what sessions must be told. If that raises, the worker is given up."""
+        """Send Grants and deliver the outputs to the sessions. If that raises, give up the worker."""
         self._kicked = None
         try:
             self._pump()
@@ -186,14 +191,14 @@ class WorkerLink:
             self._give_up("its scheduler failed")
 
     def _give_up(self, why: str) -> None:
-        """Cancel the stream to the worker, for the reason given."""
+        """Cancel the stream to the worker, and record the reason."""
         if self._call is not None:
             self._gave_up = why
             self._call.cancel()
 
     async def _watch(self) -> None:
-        """Check every so often whether the worker is silent or hangs, and give it up if so. A check that comes late,
-        since this process did not run, starts the measurement anew."""
+        """Check regularly whether the worker is silent or hangs, and give it up if so. A check that comes late, because
+        this process did not run, begins the measurement anew."""
         loop = asyncio.get_running_loop()
         pause_s = min(_WATCHDOG_S, *(timeout_s / 4 for timeout_s in self._timeouts_s))
         while True:
@@ -208,8 +213,8 @@ class WorkerLink:
                 return
 
     def _detach(self, reason: QuireError) -> None:
-        """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase is failed where
-        loading failed or another scheduler has the worker, else loading."""
+        """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase becomes failed
+        if loading failed or another scheduler has the worker, else loading."""
         detail = f"{reason.code}: {reason.message}"
         if self._engine.core is not None:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
@@ -219,14 +224,14 @@ class WorkerLink:
 
 
 async def _frames(out: asyncio.Queue[worker_pb2.Grant | None]) -> AsyncIterator[worker_pb2.Grant]:
-    """Yield the queue's Grants until a None. The None is needed, since a call that its peer ends leaves this
-    waiting."""
+    """Yield the queue's Grants until a None. The None is needed because a call that the worker ends would leave this
+    generator waiting."""
     while (grant := await out.get()) is not None:
         yield grant
 
 
 def worker_lost_error() -> Unavailable:
-    """What requests are told whose worker went away."""
+    """Return the error for requests whose worker went away."""
     return Unavailable(
         "WORKER_LOST", "The worker that ran this request went away.", "Resume it on another replica.", retry_after_s=1.0
     )

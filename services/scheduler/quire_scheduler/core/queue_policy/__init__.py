@@ -1,4 +1,4 @@
-"""Who runs next: queue policies by name. Adding one is a file and a line here."""
+"""Queue policies by name: they decide which waiting request is next. A new policy is one file and one line here."""
 
 from __future__ import annotations
 

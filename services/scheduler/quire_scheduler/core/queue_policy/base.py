@@ -1,4 +1,4 @@
-"""What a queue policy is."""
+"""QueuePolicy: the interface of a queue policy."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
 
 
 class QueuePolicy(Protocol):
-    """Holds requests in state QUEUED and hands them out one by one, giving each its `order_key`.
+    """Holds requests in state QUEUED, hands them out one by one, and gives each its `order_key`.
 
-    Called from one thread. A request that leaves by abort or deadline is told of by `discard` and may stay inside
-    until it would be handed out: what is no longer QUEUED is skipped.
+    All methods are called from one thread. When a request leaves by abort or deadline, `discard` is called. The policy
+    may keep its entry until the request would be handed out, and then skips it, since the request is no longer QUEUED.
     """
 
     def push(self, request: Request) -> None:
-        """Take a request in."""
+        """Add a request."""
 
     def pop(self) -> Request | None:
-        """Hand out the next one, with its `order_key` set; None when empty."""
+        """Remove and return the next request, with its `order_key` set; None when empty."""
 
     def next_key(self) -> int | None:
-        """The order key of the next one, where the policy fixes it at arrival; None where not, or when empty."""
+        """Return the order key of the next request; None when empty, or if the policy does not fix keys at arrival."""
 
     def discard(self, request: Request) -> None:
-        """A request that was pushed and not popped is gone."""
+        """Note that a request has left that was pushed and not popped."""
 
     def charge(self, context: RequestContext, tokens: int) -> None:
-        """Output tokens were computed for a request of the tenant; coarse, as pages are granted."""
+        """Charge the tenant for output tokens of a request. Tokens are charged in advance, when pages for them are
+        granted."""
 
     def room(self, context: RequestContext, free: int) -> bool:
-        """Whether one more request of the tenant may wait, by the policy's own rule, while `free` places are left to
-        all."""
+        """Whether the policy lets one more request of the tenant wait, while `free` places are left for all tenants."""
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """About how many of those inside would be handed out before a new request of this tenant and priority."""
+        """Return about how many waiting requests would be handed out before a new one of this tenant and priority."""
 
     def __len__(self) -> int:
-        """Requests inside that still wait."""
+        """Return the number of requests inside that still wait."""

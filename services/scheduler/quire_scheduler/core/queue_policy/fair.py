@@ -1,13 +1,15 @@
-"""Weighted fair queueing between tenants, by tokens; within a tenant by priority, then by arrival.
+"""FairQueue: weighted fair queueing between tenants, by tokens. Within a tenant, requests are ordered by priority, then
+by arrival.
 
 The algorithm is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
-with weights. Each tenant has a counter of the tokens computed for it, divided by its weight; the tenant with the least
-counter goes next. One that comes back from idleness is lifted to the least counter among the active, so that absence
-earns no credit; what it took shortly before still counts. Tenants are in a heap by their counters, which only grow: an
-entry that is too low is put right when it comes to the top. So a step costs O(log n) of n waiting requests.
+with weights. Each tenant has a counter of the tokens computed for it, divided by its weight. The tenant with the lowest
+counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the active tenants, so
+that a tenant earns no credit by its absence; a higher counter stays. Tenants are in a heap by their counters, which
+only grow: an entry that is too low is corrected when it comes to the top. So each operation costs O(log n) for n
+waiting requests.
 
-How many requests of a tenant may wait follows Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory
-Packet Switches" (1998): a multiple of the places that are free.
+The number of requests that a tenant may have waiting follows Choudhury and Hahne, "Dynamic Queue Length Thresholds for
+Shared-Memory Packet Switches" (1998): it is a multiple of the number of free places.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ if TYPE_CHECKING:
     from quire_common.sequence import RequestContext
     from quire_scheduler.core.request import Request
 
-# Idle tenants whose counters are kept; tenants are the clients' to name.
+# The most idle tenants whose counters are kept. The number of tenants has no other bound, since clients choose their
+# names.
 _REMEMBERED = 4096
 _SWEEP = 64
-# A tenant of weight 1 may have so many requests waiting for each free place. Alone, it fills 8 of 9 places.
+# The most waiting requests of a tenant of weight 1 for each free place. A tenant that is alone fills 8 of 9 places.
 _PER_FREE_PLACE = 8
 
 
 class _Tenant:
-    """`served`: tokens divided by the weight. `order` breaks ties. `in_heap`: whether the heap has its entry."""
+    """A tenant. `served`: its tokens divided by its weight. `order` breaks ties. `in_heap`: whether the heap has an
+    entry of it."""
 
     __slots__ = ("in_heap", "name", "order", "queue", "served", "weight")
 
@@ -47,10 +51,11 @@ class FairQueue:
     """One queue per tenant, and a heap of tenants."""
 
     def __init__(self) -> None:
-        # Tenants with requests inside, and others, those that changed longest ago first.
+        # `_active`: tenants with waiting requests. `_idle`: tenants without, ordered by their last change, the oldest
+        # first.
         self._active: dict[str, _Tenant] = {}
         self._idle: OrderedDict[str, _Tenant] = OrderedDict()
-        # Entries of tenants that are idle by now are skipped.
+        # Entries of tenants that have become idle are skipped.
         self._heap: list[tuple[float, int, _Tenant]] = []
         self._length = 0
         self._weights = 0
@@ -59,8 +64,8 @@ class FairQueue:
         self._popped = 0
 
     def push(self, request: Request) -> None:
-        """Add the request to its tenant's queue. A tenant that comes back from idleness is lifted to the least counter
-        among the active ones. The tenant's weight is that of its latest request."""
+        """Add the request to its tenant's queue. If the tenant was idle, its counter is raised to the lowest one of the
+        active tenants. The tenant's weight is that of its latest request."""
         context = request.context
         tenant = self._active.get(context.tenant) or self._activate(context.tenant)
         self._weights += context.weight - tenant.weight
@@ -69,7 +74,7 @@ class FairQueue:
         self._length += 1
 
     def pop(self) -> Request | None:
-        """Remove and return the next request of the tenant with the least counter, and charge the tenant for its
+        """Remove and return the next request of the tenant with the lowest counter, and charge the tenant for its
         prompt; None when empty."""
         tenant = self._first()
         if tenant is None:
@@ -83,16 +88,16 @@ class FairQueue:
         request.take_order_key(self._popped)
         if not len(tenant.queue):
             self._deactivate(tenant)
-        # The prompt counts at once: several may be handed out before the first is computed.
+        # The prompt is charged at once, because several requests may be handed out before the first is computed.
         self.charge(request.context, request.prompt_len)
         return request
 
     def next_key(self) -> int | None:
-        """The order key is given at `pop`."""
+        """Return None: order keys are set by `pop`."""
         return None
 
     def discard(self, request: Request) -> None:
-        """Note that a request inside has left."""
+        """Note that a waiting request has left."""
         tenant = self._active[request.context.tenant]
         tenant.queue.discard(request)
         self._length -= 1
@@ -102,7 +107,7 @@ class FairQueue:
                 self._sweep()
 
     def charge(self, context: RequestContext, tokens: int) -> None:
-        """See QueuePolicy; the prompt was charged by `pop`."""
+        """Charge the tenant for output tokens, as QueuePolicy says. The prompt was charged by `pop`."""
         tenant = self._active.get(context.tenant)
         if tenant is None:
             tenant = self._idle.get(context.tenant) or self._new_tenant(context.tenant)
@@ -110,14 +115,14 @@ class FairQueue:
         tenant.served += tokens / context.weight
 
     def room(self, context: RequestContext, free: int) -> bool:
-        """Whether the tenant has fewer requests waiting than its multiple of the `free` places. So each tenant leaves
-        places to others, and leaves more of them the more tenants there are."""
+        """Whether the tenant has fewer requests waiting than its multiple of the `free` places. Each tenant so leaves
+        places to others; the more tenants there are, the more places stay free."""
         tenant = self._active.get(context.tenant)
         return tenant is None or len(tenant.queue) < _PER_FREE_PLACE * context.weight * free
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """Return about how many requests are handed out until those before it of its own tenant are, and it is its
-        turn. Others get their shares meanwhile, as if all requests had the same size."""
+        """Return about how many requests are handed out before a new one: the earlier ones of its own tenant, and the
+        shares that other tenants get meanwhile, as if all requests had the same size."""
         tenant = self._active.get(context.tenant)
         own = tenant.queue.requests_ahead(context) if tenant else 0
         others = self._weights - (tenant.weight if tenant else 0)
@@ -128,7 +133,8 @@ class FairQueue:
         return self._length
 
     def _first(self) -> _Tenant | None:
-        """Return the active tenant with the least counter; its entry, at the top of the heap, is right then."""
+        """Return the active tenant with the lowest counter, after correcting its entry at the top of the heap; None if
+        there is none."""
         while self._heap:
             served, order, tenant = self._heap[0]
             if self._active.get(tenant.name) is not tenant:
@@ -141,7 +147,7 @@ class FairQueue:
         return None
 
     def _activate(self, name: str) -> _Tenant:
-        """Move the tenant from the idle ones, or make it, and lift its counter."""
+        """Make the tenant active, whether it is idle or new, and raise its counter."""
         first = self._first()
         tenant = self._idle.pop(name, None) or self._new_tenant(name)
         tenant.served = max(tenant.served, first.served if first else self._floor)
@@ -157,15 +163,15 @@ class FairQueue:
         return _Tenant(name, self._tenants, self._floor)
 
     def _deactivate(self, tenant: _Tenant) -> None:
-        """Keep the counter alone of a tenant that has no request inside."""
+        """Make a tenant without waiting requests idle; only its counter is kept."""
         del self._active[tenant.name]
         self._weights -= tenant.weight
-        # Emptied by discards, it may still have entries of requests that have left.
+        # A queue that was emptied by discards may still have entries of requests that have left.
         tenant.queue = OrderedQueue(priority_level)
         self._remember(tenant)
 
     def _remember(self, tenant: _Tenant) -> None:
-        """Note that an idle tenant has changed. Where too many are remembered, the one that changed longest ago is
+        """Note that an idle tenant has changed. If too many are remembered, the one whose last change is the oldest is
         dropped."""
         self._idle[tenant.name] = tenant
         self._idle.move_to_end(tenant.name)
@@ -173,7 +179,7 @@ class FairQueue:
             self._idle.popitem(last=False)
 
     def _sweep(self) -> None:
-        """Drop entries of idle tenants, so that aborts cannot grow the heap."""
+        """Remove the entries of idle tenants, so that aborts cannot make the heap grow without bound."""
         for _, _, tenant in self._heap:
             tenant.in_heap = False
         self._heap = [(tenant.served, tenant.order, tenant) for tenant in self._active.values()]

@@ -1,4 +1,4 @@
-"""Policies whose order is fixed at arrival: first come first served, and priority."""
+"""OrderedQueue: policies that fix the order at arrival: first come first served, and priority."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ _SWEEP = 64
 
 
 def one_level(context: RequestContext) -> int:
-    """All requests are alike: earlier goes first."""
+    """Return the same level for all requests: the earliest goes first."""
     return 0
 
 
 def priority_level(context: RequestContext) -> int:
-    """Lower priority values go first, as in vLLM. Clamped so that the order key fits 64 bits."""
+    """Return the priority as the level; lower values go first, as in vLLM. It is clamped so that the order key fits 64
+    bits."""
     return min(max(context.priority, -_MAX_PRIORITY), _MAX_PRIORITY)
 
 
 class OrderedQueue:
-    """A heap by `level`, the lowest first, and by arrival within a level."""
+    """A heap of requests: the lowest `level` first, and within a level the earliest arrival."""
 
     def __init__(self, level: Callable[[RequestContext], int]) -> None:
         self._level = level
         self._heap: list[tuple[int, Request]] = []
         self._length = 0
-        # How many wait, by level.
+        # The number of waiting requests, by level.
         self._waiting: dict[int, int] = {}
 
     def push(self, request: Request) -> None:
@@ -58,22 +59,22 @@ class OrderedQueue:
         return self._heap[0][0] if self._heap else None
 
     def discard(self, request: Request) -> None:
-        """Note that a request inside has left. The heap is swept when most of it is gone, so that aborts cannot grow
-        it."""
+        """Note that a waiting request has left. When most entries of the heap are of such requests, they are removed,
+        so that aborts cannot make the heap grow without bound."""
         self._count_out(request)
         if len(self._heap) > 2 * self._length + _SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]
             heapq.heapify(self._heap)
 
     def charge(self, context: RequestContext, tokens: int) -> None:
-        """Tenants are alike here."""
+        """Do nothing: this policy treats all tenants alike."""
 
     def room(self, context: RequestContext, free: int) -> bool:
-        """Tenants are alike here."""
+        """Return True: this policy treats all tenants alike."""
         return True
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """Return how many requests have the same level or a lower one."""
+        """Return how many waiting requests have the same level or a lower one."""
         level = self._level(context)
         return sum(count for other, count in self._waiting.items() if other <= level)
 
