@@ -1,1 +1,2 @@
-"""Pages from one worker to another: exports, which peers come for, and pulls, which go for them."""
+"""Pages from one worker to another. An export offers pages to peers (other workers); a pull fetches them from a
+peer."""

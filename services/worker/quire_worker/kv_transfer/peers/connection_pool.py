@@ -1,8 +1,8 @@
-"""ConnectionPool: data connections to peers of this host that pulls have left in order, for the next ones to go on
-with. A new one costs threads on both sides and a greeting, which is a good part of a short pull.
+"""ConnectionPool: keeps open data connections to peers of this host, so that the next pull can use them. A new
+connection costs threads on both sides and a handshake, a large part of the time of a short pull.
 
-Only Unix sockets are kept: there the kernel tells when the other end has gone. The peer holds a session for each, so
-they are few, and not kept for long.
+Only Unix sockets are kept, since the kernel tells at once when the other end of such a socket is gone. The peer holds a
+session for each connection, so only few are kept, for a short time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 16
 
 
 class ConnectionPool:
-    """By address. Used by the threads of all pulls."""
+    """Idle connections by address. The threads of all pulls use the pool."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -29,7 +29,8 @@ class ConnectionPool:
         self._closed = False
 
     def take_connection(self, address: Address) -> DataConnection | None:
-        """Take the kept connection to this address out of the pool: the caller owns it now. None: there is none."""
+        """Take the kept connection to this address out of the pool, or return None if there is none. The caller then
+        owns the connection."""
         with self._lock:
             found = self._kept.pop(address, None)
         if found is None:
@@ -39,8 +40,9 @@ class ConnectionPool:
         return connection
 
     def put_connection(self, address: Address, connection: DataConnection) -> None:
-        """Keep an idle connection for the next pull. It is closed instead if it is not local, the address has one
-        already, or the pool is full or closed; and later if nobody takes it within `idle_s`."""
+        """Keep an idle connection for the next pull. The connection is closed instead if it is not local, if the pool
+        already has one for the address, or if the pool is full or closed. A connection that no pull takes within
+        `idle_s` is closed too."""
         with self._lock:
             if connection.local and not self._closed and address not in self._kept and len(self._kept) < _MOST:
                 timer = threading.Timer(self._idle_s, self._close_idle, (address, connection))

@@ -1,8 +1,9 @@
-"""Export: one lease's pages on their way out of this worker. Knows nothing of sockets.
+"""Export: the pages of one lease that peers fetch from this worker. Export knows nothing of sockets.
 
-One session at a time serves it, its holder: a peer that comes again takes over from its own earlier connection. The
-engine puts pages into the ring as they are asked for and filled, the first first. Slots are kept for none but the next
-few pages of the holder: whoever has slots can send, and nobody waits for those that hold what comes later.
+One session at a time serves an export: its holder. A peer that connects again takes over from its own earlier
+connection. The engine puts the requested pages into the ring in ascending order, each once it is filled. Only the next
+few pages of the holder get slots of the ring. So every page in a slot can be sent next, and no session waits for slots
+that hold later pages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Holder(Protocol):
 
 
 class Export:
-    """`over` never becomes false again. Used by the process's main thread and by sessions' threads."""
+    """One export. Once `over` is true, it stays true. The process's main thread and the sessions' threads use it."""
 
     def __init__(self, job: Job, namespace: bytes) -> None:
         self.job = job
@@ -57,9 +58,9 @@ class Export:
         return slots
 
     def request_pages(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
-        """Note that these pages, in ascending order, are due next; returns those that the engine must be asked for.
-        None are returned while fewer than `several` are new, unless the first of all is among them: each request wakes
-        the engine."""
+        """Note that these pages, in ascending order, are due next, and return those that the caller must request from
+        the engine. Each request wakes the engine. So none are returned while fewer than `several` pages are new, unless
+        the first page is one of them."""
         with self._changed:
             if self._is_lost(holder):
                 return []
@@ -107,8 +108,8 @@ class Export:
             self._changed.notify_all()
 
     def await_offer(self, holder: Holder, index: int, timeout_s: float) -> int | None:
-        """Wait until page `index` is filled; returns how many pages are, or None if it is not in time. Raises NotFound
-        as `take_slot`."""
+        """Wait until page `index` is filled. Returns the number of filled pages, or None if the page is not filled in
+        time. Raises NotFound as `take_slot` does."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_lost(holder) or index < self._offered, timeout_s)
             if self._is_lost(holder):
@@ -124,8 +125,8 @@ class Export:
             return self._take_filled()
 
     def end(self) -> list[int]:
-        """End the export for good; returns slots that the caller must release. The holder finds out when it asks
-        next."""
+        """End the export for good. Returns slots that the caller must release. The holder notices the end at its next
+        call."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
@@ -143,10 +144,10 @@ class Export:
 
 
 def export_ended() -> NotFound:
-    """The lease was known here, and is no more."""
+    """Return the error for a lease that was known here and has ended."""
     return NotFound("EXPORT_ENDED", "The export has ended.", "Compute the pages.")
 
 
 def export_unknown() -> NotFound:
-    """It may be that the lease is yet to be known."""
+    """Return the error for a lease that is not known here, and perhaps not yet."""
     return NotFound("EXPORT_UNKNOWN", "No export has this lease.", "Compute the pages.")

@@ -1,4 +1,5 @@
-"""ExportRegistry: which leases peers may pull pages of, and what the engine hears of them. Knows nothing of sockets."""
+"""ExportRegistry: the leases whose pages peers may pull. It reports their progress to the engine. It knows nothing of
+sockets."""
 
 from __future__ import annotations
 
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.peers.export import Holder
 
 log = get_logger(__name__)
-# Keys of leases that have ended, so that who comes late gets a refusal that is genuine.
+# Number of ended leases whose keys are kept, so that a late peer gets an authentic refusal.
 _REMEMBERED = 1024
 # Pages of one export that lie in the ring at once: a share of it, so that slow peers hold up no others.
 _SHARE = 4
 _MAX_WINDOW = 8
-# What the engine has said comes sooner.
+# A frame that the engine has sent arrives sooner.
 CANCELLATION_TIMEOUT_S = 1.0
-# The engine gives signs of life twice a second.
+# The engine sends a frame at least twice a second.
 ENGINE_SILENT_S = 2.0
 
 
 class ExportRegistry:
-    """A StoreHandler. `find_export`, `finish_export` and what follows are called from sessions' threads."""
+    """A StoreHandler. Sessions' threads call `find_export`, `finish_export` and the methods after them."""
 
     def __init__(self, context: AgentContext) -> None:
         self._send = context.send
         self._silence_s = context.silence_s
         self._namespace = bytes.fromhex(context.setup.namespace)
         self.window = max(1, min(_MAX_WINDOW, len(context.setup.store_slots) // _SHARE))
-        # What wakes the engine is said of so many pages at once, where that delays none.
+        # Frames wake the engine, so they name so many pages at once if this delays no page.
         self.several = (self.window + 1) // 2
         self._lock = threading.Lock()
         self._ring = context.ring
@@ -52,8 +53,8 @@ class ExportRegistry:
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
 
     def start_job(self, job: Job) -> None:
-        """Register the export under its lease key, so that peers find it. Without a valid key of its own it ends at
-        once."""
+        """Register the export under its lease key, so that peers find it. If it has no valid key, or another export has
+        the same key, the export ends at once."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)
@@ -94,7 +95,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def close(self) -> None:
-        """The process ends, and its sessions with it."""
+        """Does nothing: the process ends, and its sessions with it."""
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """The key of the lease with this handle, and its export (None: it has ended); None if the lease is unknown or
@@ -113,7 +114,8 @@ class ExportRegistry:
             return None if key is None else (key, None)
 
     def engine_is_silent(self) -> bool:
-        """Whether the worker hangs or was stopped: then nothing of it may be taken for a sign of life."""
+        """Whether the engine has sent nothing for some time, since the worker hangs or was stopped. Sessions then send
+        no signs of life to peers."""
         return self._silence_s() > ENGINE_SILENT_S
 
     def take_over(self, export: Export, holder: Holder) -> None:

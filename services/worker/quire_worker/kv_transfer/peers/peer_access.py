@@ -1,4 +1,4 @@
-"""PeerAccess: where the worker that has pages serves them, and what shows that they may be had."""
+"""PeerAccess: the addresses at which a peer serves the pages of a pull, and the lease key that permits it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?")
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """Of one pull. `tcp` and `grpc` are None, and `socket` empty, where that is no way; `first_index` is the place of
-    the pull's first page in the export."""
+    """The access of one pull. `tcp` and `grpc` are None, and `socket` is empty, if the peer cannot be reached in that
+    way. `first_index` is the place of the pull's first page in the export."""
 
     key: bytes = field(repr=False)
     first_index: int
@@ -46,7 +46,7 @@ class PeerAccess:
 
     @property
     def route(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
-        """What tells this peer from others where a transport fails."""
+        """The key under which the failure of a transport towards this peer is remembered."""
         return self.tcp, self.grpc
 
     @classmethod
@@ -89,7 +89,7 @@ def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
 
 @functools.cache  # a process lives in one boot
 def boot_id() -> str:
-    """The kernel's boot id, which is unique to this host since it was booted; empty where the system does not say."""
+    """Return the kernel's boot id, which is unique to this host and this boot; empty if the system does not name it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -97,8 +97,8 @@ def boot_id() -> str:
 
 
 def neighbourhood() -> bytes:
-    """Identifies the processes that find each other's abstract Unix sockets, and so each other's memory: the host's
-    boot and the network namespace. Empty where the system does not say."""
+    """Return an id of the host's boot and the network namespace. Processes with the same id find each other's abstract
+    Unix sockets, and so each other's memory. Empty if the system does not name them."""
     boot = boot_id()
     try:
         namespace = Path("/proc/self/ns/net").readlink()

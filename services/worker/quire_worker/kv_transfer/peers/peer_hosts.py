@@ -1,7 +1,8 @@
-"""PeerHosts: to which addresses this worker opens connections for pages. Tickets name addresses, and come from outside.
+"""PeerHosts: the addresses to which this worker may open connections for pages. Tickets name addresses, and tickets
+come from outside.
 
-So an address of a ticket is compared with this worker's own configuration before anybody dials it. Names are compared
-as names: none is resolved to see whether it lies in a network.
+So each address of a ticket is compared with this worker's own configuration before any connection is made. A host name
+is compared as a name; it is not resolved to see whether it lies in a network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Of the list: a network or a name; port 0 stands for all ports."""
+    """One entry of the list: a network or a name. Port 0 stands for all ports."""
 
     network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
     name: str
@@ -48,13 +49,13 @@ class _Entry:
 
 
 class PeerHosts:
-    """Made of the entries of --peer-hosts. Raises ConfigError for an entry that is none."""
+    """The parsed entries of --peer-hosts. Raises ConfigError for an invalid entry."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._entries = [_parse(entry) for entry in entries]
 
     def refusal(self, host: str, port: int) -> PermissionDenied | None:
-        """Return why nobody may dial this address; None if it may be dialled."""
+        """Return the error if this worker may not connect to this address; None if it may."""
         if any(entry.covers(host, port) for entry in self._entries):
             return None
         return PermissionDenied(

@@ -40,7 +40,7 @@ _BACKLOG = 256
 
 
 class PeerListeners:
-    """Opens at once; raises ConfigError. `addresses` are for the worker's hello."""
+    """Opens the sockets at once; raises ConfigError. `addresses` go into the worker's hello."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
@@ -76,8 +76,8 @@ class PeerListeners:
 
     @property
     def kinds(self) -> frozenset[MoveKind]:
-        """The kinds of moves that are possible: none without the package for keys; pulls alone if no address is
-        advertised, since nobody comes for exports then."""
+        """The kinds of moves that are possible. There are none if the package for keys is missing, and only pulls if no
+        address is advertised, since no peer can reach an export then."""
         if not AVAILABLE:
             return frozenset()
         return PEER_KINDS if self.addresses else frozenset({MoveKind.PULL})
@@ -96,7 +96,7 @@ class PeerListeners:
         return False
 
     def close(self) -> None:
-        """Close the sockets: nobody comes in any more."""
+        """Close the sockets: no peer can connect any more."""
         for sock in self._sockets.values():
             sock.close()
         if self._reserved is not None:

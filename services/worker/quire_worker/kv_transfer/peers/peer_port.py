@@ -1,8 +1,9 @@
-"""PeerPort: where peers come in that pull, and how many there may be. Those who come by another door are passed on.
+"""PeerPort: accepts connections of peers that pull, up to a limit. It also serves connections that came in by the gRPC
+server.
 
-The sockets were bound by the engine, which keeps them: they outlive this process, and so does the address that tickets
-name. Whoever connects has to show the key of an export; of those who have not yet, the one who has waited longest makes
-room for the next.
+The engine has bound the sockets and keeps them. So they outlive this process, and the address that tickets name stays
+valid. Each peer must show the key of an export. At the limit, a new connection replaces the one that has waited longest
+without showing a key.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 MAX_SESSIONS = 256
-# For one frame, either way: a peer that was stopped is noticed after so long.
+# Time limit of one frame, in either direction: a stopped peer is noticed after so long.
 FRAME_S = 2.0
 
 
 class PeerPort:
-    """Serves until the process ends."""
+    """Accepts and serves connections until the process ends."""
 
     def __init__(self, context: AgentContext, exports: ExportRegistry, max_sessions: int = MAX_SESSIONS) -> None:
         self._context = context
@@ -60,7 +61,7 @@ class PeerPort:
                 self.begin(connection, SHM if connection.local else TCP)
 
     def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
-        """Serve a peer's connection, which came in by `transport`, on a thread of its own; `over` is called at its end.
-        From any thread."""
+        """Serve a peer's connection, which came in by `transport`, on a thread of its own. `over` is called when the
+        session has ended. May be called from any thread."""
         session = PeerSession(connection, self._exports, self._context, transport)
         self._sessions.begin(session, lambda reason: None, over)

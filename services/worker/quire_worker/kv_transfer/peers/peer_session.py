@@ -1,6 +1,5 @@
-"""PeerSession: one connection of a peer that pulls. A peer that does not read holds its pages' slots for a bounded
-time.
-"""
+"""PeerSession: one connection of a peer that pulls. If the peer does not read, its pages keep their slots only for a
+bounded time."""
 
 from __future__ import annotations
 
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.peers.export_registry import ExportRegistry
 
 log = get_logger(__name__)
-# A peer waits for its next page as long as it hears that somebody is there.
+# A sign of life is sent so often: a peer waits for its next page as long as these come.
 ALIVE_S = 0.5
-# One that has shown its key may take so long before it asks for something else.
+# The longest that a peer which has shown its key may wait before its next request.
 IDLE_S = 10.0
 # A page may take PAGE_S and its bytes at this rate.
 PAGE_S = 2.0
 FLOOR_BYTES_PER_S = 20e6
 # A page that was filled before is in the ring so soon after it was asked for.
 SOON_S = 5e-3
-# Of one answer.
+# Most places in one answer.
 _MOST_PLACES = 4096
 
 
 class PeerSession(ServedSession["Export"]):
-    """Serves one connection of a peer, which pulls exports by their leases; a refusal ends the connection. `transport`:
-    how the peer came in."""
+    """Serves one connection of a peer, which pulls exports by their leases. A refused request ends the connection.
+    `transport` is the way by which the peer connected."""
 
     goes_on_refused = False
 
@@ -74,7 +73,7 @@ class PeerSession(ServedSession["Export"]):
             self._handlers |= {FrameKind.AGENT: self._send_agent_metadata, FrameKind.SHOW: self._show}
 
     def _on_broken(self, error: DataConnectionError) -> None:
-        """Log why the connection was ended."""
+        """Log the reason why the connection ended."""
         log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
 
     def _on_end(self) -> None:
@@ -93,8 +92,8 @@ class PeerSession(ServedSession["Export"]):
         return seals, export_ended() if export is None or self._is_another(export) else export
 
     def _is_another(self, export: Export) -> bool:
-        """Whether this is a new export of a lease whose earlier export has ended since the peer was told places of it:
-        what the peer read there may be anything."""
+        """Whether this is a new export of the lease, while the peer was told the places of pages in an earlier export
+        that has ended. The peer may then have read anything at those places."""
         before = self._placed
         return before is not None and before is not export and before.handle == export.handle
 
@@ -138,8 +137,9 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer a request for pages by telling where in the ring each lies, as soon as it is there, with those of the
-        next that are there too; the peer copies them. A slot is kept until the peer has said that it has the page."""
+        """Answer a request for pages by naming their places in the ring: each page as soon as it is in the ring,
+        together with the next pages that are there too. The peer copies them. A slot is kept until the peer has
+        confirmed that it has the page."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)

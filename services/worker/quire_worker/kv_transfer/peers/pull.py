@@ -1,7 +1,7 @@
-"""Pull: one move's pages from another worker into the ring, on a thread of its own.
+"""Pull: copies the pages of one move from another worker into the ring, on a thread of its own.
 
-It goes on with the next transport where one breaks, as the FallbackPolicy of all pulls says, and comes again while that
-leads to anything. A peer that was there and says nothing more ends it.
+If one transport breaks, the pull continues with the next; the FallbackPolicy, which all pulls share, decides which. The
+pull repeats this as long as pages come. It ends if a peer that answered before falls silent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MAX_FRUITLESS_ROUNDS = 2
 
 
 class Pull:
-    """`run` and `close` are the thread's; `cancel` may be called from any. `last_used`: what carried pages last."""
+    """One pull. Only its thread calls `run` and `close`; any thread may call `cancel`. `last_used` is the transport
+    that carried pages last."""
 
     def __init__(
         self,

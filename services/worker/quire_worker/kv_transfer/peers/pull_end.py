@@ -1,8 +1,8 @@
-"""What the transports of one pull are made from, and PoolPageSink, the pull's way past the ring, where the engine's
-device fetches pages from the peer's memory by itself.
+"""PullEnd: the parts from which the transports of one pull are made. PoolPageSink: takes the pages of a pull that go
+past the ring, since the engine's device fetches them from the peer's memory.
 
-What was fetched may be read by nobody before it is kept: only then it is known that the pages were the lease's all
-the while.
+No sequence may read a fetched page before it is kept. Only then it is certain that the lease still held when the page
+was read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PullEnd:
-    """`link` leads to the peer's data port or socket, `tunnel_link` to its gRPC server."""
+    """The parts of one pull. `link` leads to the peer's data port or socket, `tunnel_link` to its gRPC server."""
 
     link: DataLink
     tunnel_link: DataLink
@@ -42,7 +42,8 @@ class PullEnd:
 
 
 class PoolPageSink:
-    """`fetch` and `keep` are the pull's thread's, the rest may be called from any. `sink` counts for all ways."""
+    """The pull's thread calls `fetch` and `keep`; any thread may call the other methods. `sink` counts the pages of all
+    transports."""
 
     def __init__(self, job: Job, sink: RingPageSink, send: Send, is_cancelled: Callable[[], bool]) -> None:
         self._job = job
@@ -59,8 +60,8 @@ class PoolPageSink:
         return self._sink.received_pages + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Have the engine copy the next pages from these pages of the peer's memory, and wait until it has. Raises
-        TransferCancelled, and TransportError if the engine cannot."""
+        """Have the engine copy the next pages from the pages `places` of the peer's memory, and wait until it has.
+        Raises TransferCancelled, and TransportError if the engine cannot."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
@@ -73,7 +74,7 @@ class PoolPageSink:
             self._fetched += len(places)
 
     def keep(self) -> None:
-        """Count the fetched pages as received, and tell the engine: the lease stood until after the last fetch."""
+        """Count the fetched pages as received, and tell the engine that the lease held until after the last fetch."""
         self._sink.skip_pages(self._fetched)
         self._send_kept(self._fetched)
 

@@ -1,4 +1,4 @@
-"""PullManager: pulls that run, each on a thread of its own, since most of what a pull does is to wait for its peer."""
+"""PullManager: the running pulls. Each has a thread of its own, since a pull mostly waits for its peer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _TELL_SHARE = 8
 
 
 class PullManager:
-    """A LoadHandler, and the SlotSource of its pulls: whichever page comes first takes the next. The engine bounds how
-    many pulls there are."""
+    """A LoadHandler, and the SlotSource of its pulls: the next page to arrive, of whichever pull, takes the next free
+    slot. The engine bounds the number of pulls."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context

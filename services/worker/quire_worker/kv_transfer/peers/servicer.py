@@ -1,5 +1,5 @@
-"""The gRPC server of an agent process of peers, for those whom the network lets come over gRPC alone. Each call is a
-data connection; what is said on it, and who may say it, is the session's affair."""
+"""The gRPC server of an agent process for peers that can reach this worker only over gRPC. Each call carries a data
+connection, which a PeerSession serves and authenticates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PeerServicer(worker_pb2_grpc.PeerServicer):
-    """Peers that come in are the port's."""
+    """Turns each call into a data connection, and hands it to the PeerPort."""
 
     def __init__(self, port: PeerPort) -> None:
         self._port = port

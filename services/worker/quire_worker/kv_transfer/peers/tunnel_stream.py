@@ -1,7 +1,7 @@
-"""A data connection in a gRPC stream: both its ends are sockets, as if there were nothing between them.
+"""A data connection in a gRPC stream. Each end is a socket, so both ends work as if they were connected directly.
 
-At either end two threads carry bytes between the stream and a socket pair, and neither looks at them. Both sides' own
-limits of time hold: what the stream does not take fills the socket pair, and then whoever sends waits.
+At each end, two threads carry bytes between the stream and a socket pair, and do not look at them. The time limits of
+both sides hold: if the stream takes no more bytes, the socket pair fills, and the sender waits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def shut(end: socket.socket) -> None:
 
 
 class TunnelDialer:
-    """Implements Dial. A server that does not listen yet is waited for, as long as for an answer."""
+    """Implements Dial. If the server does not listen yet, waits for it, as long as for an answer."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -79,7 +79,7 @@ class TunnelDialer:
         self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:
-        """A new connection, greeted; raises PeerUnreachable."""
+        """Return a new connection, after its handshake; raises PeerUnreachable."""
         if isinstance(address, str):
             raise ValueError("gRPC is for hosts and ports")
         began_s = time.monotonic()
