@@ -1,1 +1,2 @@
-"""How pages travel between the ring and a kvstore: a file for each transport, one interface, and the choice between."""
+"""Transports of pages between the ring and a kvstore or a peer: one file for each transport, one interface, and the
+choice between them."""

@@ -1,5 +1,5 @@
-"""DataLink: a data connection to who serves pages, made when it is needed and kept for the next move. One thread at a
-time."""
+"""DataLink: a data connection to a server of pages. The connection is made when it is first needed and kept for the
+next move. One thread at a time may use it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ FLOOR_BYTES_PER_S = 50e6
 
 
 class PeerUnreachable(DataConnectionError):
-    """Nobody has answered. `silent`: this took long to find out; otherwise the connection was refused."""
+    """No connection was made. If `silent`, nobody answered for the whole time limit; otherwise the connection was
+    refused."""
 
     def __init__(self, text: str, began_s: float) -> None:
         super().__init__("unreached", text)
@@ -46,8 +47,9 @@ class PeerUnreachable(DataConnectionError):
 
 
 class Exchange:
-    """The frames of one lease on a connection, about pages of `size` bytes in all. Raises DataConnectionError, also if
-    the other side takes too long over the whole of it; the time that the engine takes meanwhile does not count."""
+    """The frames of one lease on a connection, about pages of `size` bytes in all. The other side has a time budget for
+    the whole exchange; time that the engine takes does not count. Raises DataConnectionError, also if the budget is
+    used up."""
 
     def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
         self.connection = connection
@@ -56,7 +58,7 @@ class Exchange:
         self.set_time_budget(size)
 
     def set_time_budget(self, size: int) -> None:
-        """Give the other side, from now on, the time that `size` bytes may take."""
+        """From now on, allow the other side the time for `size` bytes."""
         self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
 
     def send(
@@ -130,8 +132,8 @@ class Exchange:
 
 
 class DataLink:
-    """A connection to one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange;
-    `dial` makes connections as `connect` does."""
+    """A connection to one address at a time. `frame_s` is the longest that the other side may be silent within an
+    exchange. `dial` makes connections, as `connect` does."""
 
     def __init__(self, frame_s: float = FRAME_S, dial: Dial | None = None) -> None:
         self._frame_s = frame_s
@@ -161,8 +163,8 @@ class DataLink:
             raise
 
     def abort(self) -> None:
-        """End the connection from another thread, so that whoever waits for it notices; the link makes no other from
-        now on."""
+        """End the connection from another thread, so that a waiting thread notices. The link makes no further
+        connection."""
         with self._lock:
             self._is_aborted = True
             if self._connection is not None:
@@ -173,8 +175,8 @@ class DataLink:
         self._address, self._connection = address, connection
 
     def release_connection(self) -> tuple[Address, DataConnection] | None:
-        """Hand the connection, with its address, to the caller; nothing may be under way on it. None: there is none, or
-        the link was aborted."""
+        """Hand the connection, with its address, to the caller; no exchange may be under way. Returns None if there is
+        no connection or the link was aborted."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is None:

@@ -1,7 +1,8 @@
-"""FallbackPolicy: which transport is tried next, when one that failed is tried again, and which failures count.
+"""FallbackPolicy: decides which transport is tried next, when a failed transport is tried again, and which failures
+count.
 
-The same policy serves the kvstore's transports and those between workers; FallbackRules say where the two differ. A
-*route* is what a transport failed on: a failure towards one peer says nothing of another.
+The same policy serves the kvstore's transports and those between workers; FallbackRules state the differences. A
+*route* is the destination of a failed attempt. A failure towards one peer does not affect the route to another.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_PAUSES = 1024
 
 @dataclass(frozen=True, slots=True)
 class FallbackRules:
-    """What a failure brings about, for one kind of traffic. Pauses double from the first to the longest."""
+    """The consequences of a failure, for one kind of traffic. Pauses double from the first to the longest."""
 
     first_pause_s: float
     max_pause_s: float
@@ -66,14 +67,14 @@ PEER_RULES = FallbackRules(
 
 @dataclass(slots=True)
 class _Pause:
-    """Of a transport that has failed on a route; `next_length_s` is that of its next pause."""
+    """The pause of a transport that has failed on a route. `next_length_s` is the length of its next pause."""
 
     until_s: float
     next_length_s: float
 
 
 class FallbackPolicy:
-    """Used by any thread."""
+    """Remembers the pauses by transport and route. Used by any thread."""
 
     def __init__(self, rules: FallbackRules, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""The portable way: Put and Get streams on the channel that everything else is said on. It is always there."""
+"""The gRPC transport: Put and Get streams on the channel of the control calls. It is always available."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""SharedNixlAgent: NIXL's agent of a KV transfer agent's process. Peers read the ring by it, and it reads theirs. Knows
-nothing of leases.
+"""SharedNixlAgent: the NIXL agent of a KV transfer agent's process. Peers read this ring by it, and it reads theirs. It
+knows nothing of leases.
 
-It is made when it is needed and ends when nobody has needed it for a while, since its threads never rest. What is read
-lands in areas of its own and is copied from there: a read that was given up may still end, and then nobody looks there.
+The NIXL agent is made when it is needed and closed when unused for a while, since its threads never sleep. It reads
+pages into memory areas of its own, and they are copied from there. A read that was abandoned may still finish later; it
+then writes to an area that is not used again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MEMORY = "DRAM"
 
 
 class SharedNixlAgent:
-    """Used by any thread. NIXL itself is called by one at a time."""
+    """Used by any thread. Only one thread at a time calls NIXL itself."""
 
     def __init__(self, ring: Ring, idle_s: float = IDLE_S) -> None:
         self._ring = ring
@@ -97,7 +98,8 @@ class SharedNixlAgent:
 
 
 class NixlAgent:
-    """One life. `base` is the ring's address; `metadata` is for peers, who can read and write all that it registers."""
+    """One NIXL agent, from its start to its end. `base` is the ring's address. `metadata` is for peers, who can read
+    and write all memory that it registers."""
 
     def __init__(self, ring: Ring) -> None:
         self._lock = threading.Lock()

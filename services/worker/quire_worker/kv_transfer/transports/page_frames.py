@@ -1,8 +1,8 @@
-"""Pages in frames of a data connection: to a store, and from whoever sends them.
+"""Pages in frames of a data connection: sent to a store, and received from a store or peer.
 
-To a store a few pages at a time are under way, and a page is gone when the store has it. So the next page's checksum is
-computed while the store takes in the last ones, and when the connection breaks, all that it did not answer for is left
-for another transport.
+A few pages at a time are under way to a store, and a page is released when the store has confirmed it. So the next
+page's checksum is computed while the store takes in the pages before it. If the connection breaks, all unconfirmed
+pages are left for another transport.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Another GPU of the host: the engine's device reads pages where they lie, in the peer's own memory. All that a
-connection carries is which page lies where, and whether the lease stood until after they were read."""
+"""Transport from another GPU of the host: the engine's device reads pages directly in the peer's memory. The connection
+only carries the places of the pages, and the proof that the lease held until after they were read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Another worker over gRPC: what goes over TCP, in a stream. For networks that let nothing else through."""
+"""Transport from another worker over gRPC: the frames of the TCP transport, in a gRPC stream. For networks that allow
+nothing else."""
 
 from __future__ import annotations
 

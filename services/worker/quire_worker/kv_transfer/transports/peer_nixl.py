@@ -1,7 +1,8 @@
-"""Another worker by NIXL: pages are read out of its ring by whatever UCX finds fastest between both, RDMA where there
-is such a network. All that a data connection carries is who may do so, which page lies where, and that it was taken.
+"""Transport from another worker by NIXL: pages are read out of its ring by the fastest way that UCX finds between both,
+RDMA if there is such a network. The data connection only carries the authorisation, the places of the pages, and the
+confirmations.
 
-As with shared memory, a page that is not what its header says is no proof of damage: its slot may have been taken back.
+As with shared memory, a page that does not match its header is no proof of damage: the peer may have reused its slot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Another worker of the same host: pages are copied out of the ring in which its engine has put them. All that a socket
-carries is who may do so, and which page lies where.
+"""Transport from another worker of the same host: pages are copied out of the ring, where its engine has put them. The
+socket only carries the authorisation and the places of the pages.
 
-The slot of a page is the peer's again once it was told that the page is taken, or when it has lost patience. So a page
-that is not what its header says is no proof of damage: another way is tried.
+The peer may reuse a page's slot once it was told that the page is taken, or when its time limit has passed. So a page
+that does not match its header is no proof of damage: another transport is tried.
 """
 
 from __future__ import annotations

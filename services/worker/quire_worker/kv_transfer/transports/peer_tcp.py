@@ -1,4 +1,5 @@
-"""Another worker's peer port: pages over TCP, straight into the ring, each as soon as it is filled there."""
+"""Transport from another worker's peer port: pages over TCP, straight into the ring, each as soon as the peer has
+filled it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The registry of transports: what carries pages to and from a kvstore, and what carries them between workers.
+"""The registry of transports: those that carry pages to and from a kvstore, and those that carry pages between workers.
 
-Flags, metrics, listeners and the order of preference derive from it. A class is imported when its transport is made, so
-that the engine and its configuration load no transport's code.
+Flags, metrics, listeners and the order of preference derive from the registry. The class of a transport is imported
+when the transport is made, so the engine and its configuration load no transport's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AUTO = "auto"
 
 
 class Traffic(enum.Enum):
-    """Whose pages a transport carries."""
+    """The two kinds of traffic: pages of a kvstore, and pages of peers."""
 
     STORE = "store"
     PEER = "peer"
@@ -92,7 +92,7 @@ def names(traffic: Traffic) -> tuple[str, ...]:
 
 
 def choices(traffic: Traffic) -> tuple[str, ...]:
-    """What a flag takes."""
+    """Return the values that a flag accepts."""
     return (AUTO, *names(traffic))
 
 

@@ -1,12 +1,12 @@
-"""Other processes' memory, mapped to be read: SharedMap is one such map, SharedMapCache keeps maps from one move to the
-next. Knows nothing of whose memory it is.
+"""Memory of other processes, mapped for reading. SharedMap is one mapping; SharedMapCache keeps mappings from one move
+to the next. Neither knows the owner of the memory.
 
-Offsets come from the wire and are compared with the file's size. The file must be sealed against being cut short, or a
-read could kill this process. What its owner writes meanwhile is its own affair: copies are what is checked.
+Offsets come from the wire and are compared with the file's size. The file must be sealed against shrinking, since a
+read past its end would kill this process. The owner may write to the memory during a read; only copies are checked.
 
-A new map costs a fault for every few pages of the machine, which is half a copy. Memory is known by its file, which
-cannot become another's while it is mapped. What nobody used for a while is let go: a map would keep a dead process's
-memory.
+A new mapping costs a page fault for every few memory pages, half the time of a copy. So mappings are kept. The file
+identifies a mapping, since another file cannot take its identity while it is mapped. A mapping that was unused for a
+while is closed, since it would keep a dead process's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SharedMap:
-    """Takes over `fd`. Raises DataConnectionError."""
+    """One mapping. Takes over `fd`. Raises DataConnectionError."""
 
     def __init__(self, fd: int) -> None:
         try:

@@ -1,5 +1,5 @@
-"""Pages that a peer shows, several in a frame, and keeps until they have been taken from where they lie. Knows nothing
-of how they are reached."""
+"""Pages that a peer shows: it names their places, several in a frame, and keeps them there until they have been copied.
+This module does not know how the places are read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     # Given where pages lie.
     Fetch = Callable[[Sequence[int]], AbstractContextManager[Copy]]
 
-# The peer loses patience with who takes nothing: where rooms come slowly it hears of each page.
+# The peer has a time limit for confirmations. If free slots come slowly, each page is confirmed by itself.
 LONG_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedPage:
-    """A page. `last`: of its frame, which is answered then."""
+    """A page that the peer shows. `last`: it is the last page of its frame, and the frame is answered after it."""
 
     page: int
     place: int
@@ -50,9 +50,9 @@ def fetch_shared_pages(
     most: int,
     mac: PageMac | None = None,
 ) -> None:
-    """Ask for all remaining pages with a frame of this kind, and copy each into the sink from where the peer shows it,
-    up to about `most` in one go. `fetch` gives, for some places, the function that copies a page and returns its
-    checksum. `mac`, if given, verifies each page. Raises TransportError for a wrong page."""
+    """Ask for all remaining pages with a frame of this kind, and copy each into the sink from the place that the peer
+    shows, up to about `most` at a time. `fetch` takes some places and yields a function that copies one page and
+    returns its checksum. `mac`, if given, verifies each page. Raises TransportError for a wrong page."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))

@@ -1,8 +1,8 @@
-"""The same host: pages are copied out of the store's arena, and by the store out of the ring. All that a socket carries
-is who may do so, and which page lies where.
+"""Transport within the same host: this process copies pages out of the store's arena, and the store copies pages out of
+the ring. The socket only carries the authorisation and the places of the pages.
 
-A page that was copied counts if its place still has the generation that the lease was told, and if header and checksum
-are right: whatever the store, or a lease that has run out, does meanwhile ends as a miss.
+A copied page counts if its place still has the generation that the lease was told, and if header and checksum are
+right. So if the store reuses the place meanwhile, for example after the lease has expired, the page is a miss.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _GENERATION = struct.Struct("<Q")
 
 
 class ArenaMap:
-    """The store's arena, mapped from `fd`, which is taken over; `sock` is the connection over which it came. Raises
-    DataConnectionError."""
+    """The store's arena, mapped from `fd`, which this object takes over. `sock` is the connection over which the
+    descriptor came. Raises DataConnectionError."""
 
     def __init__(self, fd: int, sock: socket.socket) -> None:
         self._map = SharedMap(fd)
@@ -89,7 +89,7 @@ _NAME = re.compile(r"quire-kvstore-[0-9a-f]{32}")
 
 
 class ShmTransport:
-    """Implements Transport. A link for each direction; the arena goes with its link."""
+    """Implements Transport. There is one link for each direction; the mapping of the arena ends with its link."""
 
     name = "shm"
     needs_attach = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TcpTransport:
-    """Implements Transport. A link for each direction."""
+    """Implements Transport. There is one link for each direction."""
 
     name = "tcp"
     needs_attach = True

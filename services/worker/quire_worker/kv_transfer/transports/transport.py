@@ -1,7 +1,8 @@
-"""What a transport is: pages of one move between the ring and a kvstore, or from another worker. registry.py lists all.
+"""Transport: carries the pages of one move between the ring and a kvstore, or from another worker. registry.py lists
+all transports.
 
-Both directions can go on where another transport broke off: a PageSink knows how far it has come, a PageSource what is
-left.
+In both directions, a transport can continue where another has failed: a PageSink knows the pages that have come, and a
+PageSource knows those that remain.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 
 class TransportError(Exception):  # the next transport's turn, not an error of the other side's
-    """This way is closed, or has broken down under way. `silent`: there may be somebody, who says nothing.
-    `unreached`: nobody has ever answered here, which may be the network's doing."""
+    """A transport is not available, or has failed during a transfer. `silent`: the other side may be there, but sent
+    nothing. `unreached`: nobody has ever answered at this address, perhaps because of the network."""
 
     def __init__(self, text: str, *, silent: bool = False, unreached: bool = False) -> None:
         super().__init__(text)
@@ -33,7 +34,7 @@ class TransportError(Exception):  # the next transport's turn, not an error of t
 
 @dataclass(frozen=True, slots=True)
 class StoreEnd:
-    """What a kvstore's transports are made from: its address, and calls to it."""
+    """The parts from which a kvstore's transports are made: its address, and a client for calls to it."""
 
     kvstore: str
     client: KvClient
@@ -57,7 +58,7 @@ class PageSink(Protocol):
 
     @property
     def received_pages(self) -> int:
-        """How many pages have landed, from the first on; the index of the next."""
+        """Number of pages that have come, from the first on; also the index of the next page."""
 
     def next_buffer(self) -> memoryview:
         """Memory for the body of the next page; the same until that page is committed. May wait; raises
@@ -75,7 +76,7 @@ class PageSource(Protocol):
 
     @property
     def remaining(self) -> Sequence[int]:
-        """Indices that are wanted and not gone, in order."""
+        """The indices of wanted pages that were not yet released, in order."""
 
     @property
     def fd(self) -> int:
@@ -85,8 +86,8 @@ class PageSource(Protocol):
         """Ask for these pages, which will be sent in this order."""
 
     def is_ready(self, index: int) -> bool:
-        """Whether `page_body` would not wait. A caller that holds no page back may always ask for the next one; others
-        could wait for themselves, since the ring is small."""
+        """Whether `page_body` would return without waiting. A caller that holds no page may always ask for the next
+        one. A caller that holds pages must check first: the ring is small, and the wait could be for its own pages."""
 
     def page_body(self, index: int) -> memoryview:
         """A page's body, good until the page is released; waits for it, raises TransferCancelled."""
@@ -95,7 +96,7 @@ class PageSource(Protocol):
         """Offset of a page's body in the file of `fd`."""
 
     def release_page(self, index: int) -> None:
-        """Let go of a page's body: nobody needs it any more."""
+        """Release a page's body, which is not needed any more."""
 
 
 class FetchTransport(Protocol[A_contra]):

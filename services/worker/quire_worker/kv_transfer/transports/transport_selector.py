@@ -1,5 +1,5 @@
-"""TransportSelector: carries the pages of a move to or from a kvstore, by the first transport that is open, and by the
-next one where that breaks in the middle."""
+"""TransportSelector: carries the pages of a move to or from a kvstore, by the first transport that is available, and by
+the next one if that fails in the middle."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LAST_PAUSE_S = 30.0
 
 
 class TransportSelector:
-    """`transports` in order of preference; `data_endpoints` asks the store for its endpoints. Used by the load's and
-    the store's thread at once."""
+    """`transports` are in order of preference; `data_endpoints` asks the store for its endpoints. The threads of the
+    load and of the store use the selector at once."""
 
     def __init__(
         self,
