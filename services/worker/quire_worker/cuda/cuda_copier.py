@@ -1,6 +1,8 @@
-"""CudaCopier: pages between the device and the KV transfer agent's ring, by a stream of their own, beside the steps.
+"""CudaCopier: copies pages between the device and the KV transfer agent's ring, on a stream of its own, beside the
+steps.
 
-The ring is registered with the driver once, so that copies need no buffer between. A thread waits for their ends.
+The ring is registered with the driver once, so copies need no intermediate buffer. A thread waits for the ends of
+copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""CudaDevice: a Device whose steps run on a CUDA stream, launched ahead of their results.
+"""CudaDevice: a Device whose steps run on a CUDA stream, launched before the results of earlier steps are known.
 
-A launch packs the batch into pinned memory, uploads it, replays the size's graph (or launches its kernels one by one)
-and asks for the results; a thread waits for them, so that the model thread never does. Pinned buffers are a ring,
-longer than steps may be in flight, since the device reads them after the launch has returned. A step whose launch
-raises is taken apart (see isolated_steps.py); an error of CUDA's own ends the device.
+A launch packs the batch into pinned memory and uploads it. Then it replays the graph of the step's size, or launches
+the kernels one by one, and enqueues the download of the results. A thread waits for the results, so that the model
+thread never does. The device still reads the pinned buffers after the launch has returned, so they form a ring with
+more buffers than steps in flight. If a launch raises, the sequences of the step are run one by one (see
+isolated_steps.py). An error of CUDA itself ends the device.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _RING = 4
 
 
 class _StepPlan(NamedTuple):
-    """How a step is launched: by which graph (None: kernel by kernel), how it is packed for that, and the row of its
-    results by sequence of the batch."""
+    """How a step is launched: by which graph (None: kernel by kernel), and the layout by which it is packed. Also, for
+    each sequence of the batch, the row of its results."""
 
     graph: StepGraph | None
     layout: StepLayout
@@ -66,7 +67,7 @@ class _StepPlan(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlightStep:
-    """A launched step, and where its results will be."""
+    """A launched step, and the place of its results."""
 
     batch: StepBatch
     sequences: int
@@ -82,8 +83,8 @@ class _InFlightStep:
 
 
 class CudaDevice:
-    """Implements Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`), as those are
-    that have no graph's size; `fresh` None: all prompts are cut into tiles."""
+    """Implements Device. If `graphs` is None, every step is launched kernel by kernel (`--enforce-eager`); otherwise
+    only steps that fit no graph are. If `fresh` is None, attention computes all prompts in tiles."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""CudaPages: the KV pages of one group on the device, as a tensor for kernels and as bytes for those who move them."""
+"""CudaPages: the KV pages of one group on the device, as a tensor for kernels and as bytes for page moves."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """A host copy that is complete once the step's event is."""
+    """Logprobs that are being copied to the host. The copy is complete once the step's event is."""
 
     sequence: Int32
     """Of the batch, by entry."""

@@ -26,7 +26,7 @@ _SCORED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class PendingScores:
-    """Complete once the step's event is."""
+    """Logprobs of prompt tokens that are being copied to the host. They are complete once the step's event is."""
 
     pending: dict[int, tuple[PendingLogprobs, Int32]]
     """Of a sequence's prompt tokens, and these."""

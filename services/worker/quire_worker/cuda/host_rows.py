@@ -1,7 +1,7 @@
-"""HostRows: rows whose logits Python changes, between the model and the draw of a step on a GPU.
+"""HostRows: rows of a step on a GPU whose logits are changed by Python code before the step samples.
 
-Only steps with such rows pay for it: they are launched kernel by kernel, and the model thread waits until the step's
-logits are there. All that such a request asks of its logits is applied on the host, by the reference's own code.
+Only steps with such rows pay for them: they are launched kernel by kernel, and the model thread waits until the step's
+logits are computed. The host applies all logit controls of such a request, with the code of the reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A step that could not be launched, sequence by sequence: those that cannot be launched alone are to blame.
+"""Runs the sequences of a step that could not be launched one by one, to find those that cause the error.
 
-What a CPU's StepRunner does with a model that raises, for devices that keep the sequences' state themselves: there a
-step cannot be run twice, so every sequence runs once, in a step of its own, and these come to the outcome of the whole.
+On a CPU, StepRunner does this if the model raises. A GPU keeps the sequences' state itself, so a step cannot be run
+twice there. So each sequence runs once, in a step of its own, and the outcomes are joined into the outcome of the whole
+step.
 """
 
 from __future__ import annotations

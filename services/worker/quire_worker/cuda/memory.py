@@ -1,5 +1,5 @@
-"""How much of a GPU's memory its KV pages take: arithmetic over what is free, no trial run; and what to do when it was
-too much."""
+"""How much of a GPU's memory the KV pages take: computed from the free memory, without a trial run. Also turns running
+out of memory into an error that names the fix."""
 
 from __future__ import annotations
 

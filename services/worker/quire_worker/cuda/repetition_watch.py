@@ -1,7 +1,7 @@
 """RepetitionWatch: ends sequences by their repetition rule, as their tokens come from the device.
 
-The device knows nothing of it. By the time a repetition is seen, the sequence's next step may have been launched; its
-row is nobody's then, as after any other end.
+The device does not apply this rule. When a repetition is found, the sequence's next step may already be launched. Its
+row is then ignored, as after any other end.
 """
 
 from __future__ import annotations

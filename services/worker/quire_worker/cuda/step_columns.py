@@ -1,7 +1,8 @@
-"""StepColumns: one host buffer that steps are packed into, and what it holds.
+"""StepColumns: one host buffer into which steps are packed, and a record of its contents.
 
-While the same sequences decode, a step differs from the one before by little: what their starts fixed is not written
-again. That those are the same is seen by the arrays being the very same: StepBuilder keeps them for as long.
+While the same sequences decode, a step differs little from the step before, so the columns that their starts have fixed
+are not written again. StepBuilder keeps those arrays while the same slots run. So StepColumns only compares the
+identity of the arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""StepExtras: what sequences want of a step beside its tokens: logprobs of what they draw, and of their prompts.
+"""StepExtras: the logprobs that sequences request beside their tokens, of sampled tokens and of prompt tokens.
 
-They are started behind the draw, when the step cannot be run again: where that fails (they take memory), those that
-asked have failed, and nobody else.
+They are started after the step has sampled, when the step cannot be run again. They take memory and may fail; a failure
+then only fails the sequences that requested them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class PendingExtras:
-    """Complete once the step's event is."""
+    """Logprobs that are being computed and copied to the host. They are complete once the step's event is."""
 
     logprobs: PendingLogprobs | None = None
     scores: PendingScores | None = None

@@ -1,4 +1,4 @@
-"""StepSize: the padded shape of a step, and which sizes are worth a graph of their own."""
+"""StepSize: the padded shape of a step, and the choice of the sizes that get a graph of their own."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Steps that were captured as CUDA graphs, and which are made when."""
+"""Steps that are captured as CUDA graphs, and the choice of the steps that are captured."""

@@ -1,8 +1,8 @@
-"""GraphRecorder: what is launched on the current stream between `begin` and `end`, as a CUDA graph.
+"""GraphRecorder: records the launches on the current stream between `begin` and `end` as a CUDA graph.
 
-All graphs share one memory pool: steps run one after the other, so what one leaves behind the next may overwrite. A
-tensor of a graph is therefore only good until memory of the pool is asked for again, unless it is held: `borrowed` is
-for those whose place in the pool is read and written between two graphs of one step, and at no other time.
+All graphs share one memory pool. Steps run one after the other, so a step may overwrite the memory of the step before.
+A tensor of a graph is therefore valid only until memory of the pool is requested again, unless a reference keeps it.
+`borrowed` makes a tensor without such a reference, for memory that is only used between two graphs of one step.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Replayable(Protocol):
     """A captured graph."""
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
+        """Launch the graph on the current stream."""
         ...
 
 
 class Recorder(Protocol):
-    """What captures. One thread, and one graph at a time."""
+    """Captures graphs, one at a time, on one thread."""
 
     def begin(self) -> None:
-        """From here on launches are kept, not run."""
+        """Begin a capture: from here on, launches are recorded and not run."""
         ...
 
     def end(self) -> Replayable:
-        """What was launched since `begin`."""
+        """End the capture, and return the launches since `begin` as a graph."""
         ...
 
     def abandon(self) -> None:
-        """A launch has failed: end what was begun, if anything was."""
+        """End a capture after a failed launch; does nothing if none was begun."""
         ...
 
 

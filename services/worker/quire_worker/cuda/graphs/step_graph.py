@@ -1,8 +1,10 @@
-"""StepGraph: one captured step, as one graph, or in pieces with torch's attention of fresh chunks between them.
+"""StepGraph: one captured step, as one graph, or in pieces, between which torch's attention of fresh chunks is
+launched.
 
-A graph cannot know where prompts begin in a step. In pieces it need not: a piece ends where a layer's attention has
-done the rows that decode; the chunks are attended to by hand, in tiles or fresh, as is the product behind attention, so
-that nothing is copied and nothing done for chunks that are not there; and the next piece begins with the result.
+A fresh chunk is a long prompt that begins in this step and is left to torch's attention. A graph cannot know where
+prompts begin in a step, and a step in pieces need not. A piece ends where a layer's attention of the decode rows is
+done. Then attention of the chunks, in tiles or by torch, and the output projection are launched outside any graph. So
+nothing is copied, and nothing is computed for absent chunks. The next piece begins with their result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""StepGraphCache: captured steps by size, a few before the first request, the others while nothing runs or when wanted.
+"""StepGraphCache: captured steps by size. A few are captured before the first request, the others while nothing runs or
+when a step needs them.
 
-A capture takes several times as long as the launches that it spares. So a size in pieces, of which there are many, is
-captured at once only where it is wanted again and again; until then such steps run kernel by kernel.
+A capture takes several times as long as the launches that it saves. There are many sizes in pieces, so such a size is
+captured at once only if steps need it again and again. Until then, these steps run kernel by kernel.
 """
 
 from __future__ import annotations

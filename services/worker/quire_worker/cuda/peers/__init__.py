@@ -1,1 +1,1 @@
-"""Memory of other workers' GPUs: calls of the driver, handles, and pools once they are open."""
+"""Memory of other workers' GPUs: driver calls, handles, and opened page pools."""

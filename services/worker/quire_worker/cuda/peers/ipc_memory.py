@@ -1,7 +1,8 @@
-"""IpcMemory: what another process of this host needs to open a page pool that lies on a GPU. Knows nothing of leases.
+"""IpcMemory: the descriptor by which another process of this host opens a page pool on a GPU. IpcMemory knows nothing
+of leases.
 
-Whoever has it can read and write the whole pool, so it travels where a lease's key does and nowhere else. Its bytes are
-a fixed record, never a pickled tensor.
+A process with the descriptor can read and write the whole pool, so the descriptor travels only where a lease's key
+does. Its bytes are a fixed record, never a pickled tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""PeerMemories: other workers' page pools that are open here, as long as pages are read from them.
+"""PeerMemories: page pools of other workers, kept open here while pages are read from them.
 
-A pool that is open is not given back when its worker ends: the GPU would lack that memory for the worker's next life.
-So whatever nobody has read from for a while is closed.
+The driver does not free a worker's pool while another process has it open, even after the worker's end. The restarted
+worker would then lack that memory. So a pool that was unused for a while is closed.
 """
 
 from __future__ import annotations
