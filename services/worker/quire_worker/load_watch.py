@@ -1,4 +1,4 @@
-"""LoadWatch: how far the one load of this process is, for any number of watchers. Loads nothing itself."""
+"""LoadWatch: the progress of this process's only load, for any number of watchers. LoadWatch itself loads nothing."""
 
 from __future__ import annotations
 

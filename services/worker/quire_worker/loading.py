@@ -1,6 +1,6 @@
-"""From a model folder to something that runs: the one entrance to models for the rest of the worker.
+"""Loads a model folder into a runnable model. All other modules of the worker load models through this one.
 
-It knows the order of things (config, spec, weights, pages); each step's knowledge lives elsewhere.
+This module knows the order of the steps (config, spec, weights, pages); other modules know each step.
 """
 
 from __future__ import annotations

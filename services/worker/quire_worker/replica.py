@@ -1,5 +1,5 @@
-"""Replica: a loaded model with its engine, its model thread and its KV transfer agent: what a ready worker consists
-of."""
+"""Replica: a ready worker. It consists of a loaded model with its engine, its model thread and its KV transfer
+agent."""
 
 from __future__ import annotations
 

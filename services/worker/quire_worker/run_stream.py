@@ -25,7 +25,8 @@ HELLO_LIMIT_S = 10.0
 
 
 class RunStream:
-    """Lives as long as the call does. `expect_peers` is called where the scheduler says that there will be some."""
+    """One Run call; ends with the call. `expect_peers` is called if the scheduler announces page moves between
+    workers."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What a decoder is, as data: every choice that tells one family from another, and nothing of how it is computed.
+"""ArchSpec: a decoder described as data. It has every choice by which families differ, and nothing of the computation.
 
-A family is a function that builds an `ArchSpec` from config.json and a map of tensor names (see `architectures`). This
-file knows nothing of files, devices or kernels.
+A family is a function that builds an `ArchSpec` from config.json, with a map of tensor names (see `architectures`).
+This file knows nothing of files, devices or kernels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The feed-forward blocks of a decoder's layers: what each computes with, and how. One class for each type of the
-spec's `FeedForward`."""
+"""The feed-forward blocks of a decoder's layers: their weights and their computation. There is one class for each type
+of the spec's `FeedForward`."""
 
 from __future__ import annotations
 

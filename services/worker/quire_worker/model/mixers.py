@@ -1,7 +1,8 @@
-"""The mixers of a decoder's layers: what each computes with, and how. One class for each type of the spec's `Mixer`.
+"""The mixers of a decoder's layers: their weights and their computation. There is one class for each type of the spec's
+`Mixer`.
 
-A mixer takes the normalised rows of a step and returns what is to be added to the residual stream. It knows nothing of
-the layer's norms, nor of its feed-forward block.
+A mixer takes the normalised rows of a step and returns the rows to be added to the residual stream. It knows neither
+the layer's norms nor its feed-forward block.
 """
 
 from __future__ import annotations

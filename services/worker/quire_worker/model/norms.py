@@ -1,4 +1,4 @@
-"""The norms on a decoder's residual stream: what each computes with, and how."""
+"""The norms on a decoder's residual stream: their weights and their computation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The parameters that an `ArchSpec` implies: their shapes, what they are packed into, and how ranks would share them.
+"""The parameters that an `ArchSpec` implies: their shapes, the packed tensors that hold them, and their partition over
+ranks.
 
-It knows nothing of checkpoints' names or of values.
+This module knows neither the names in checkpoints nor values.
 """
 
 from __future__ import annotations

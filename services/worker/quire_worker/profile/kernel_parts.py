@@ -1,7 +1,7 @@
-"""Parts of a step that no call of `Ops` tells apart, by the kernels that do them.
+"""Splits the parts of a step that one `Ops` call combines, by the kernels that compute them.
 
-Attention is one call, whatever a step's rows are; what is drawn, and logprobs, are launched behind the decoder. Triton
-names kernels as their source does; whatever else attention launches is the library's, for prompts.
+Attention is one call for decode and prefill rows. Sampling and logprobs are launched after the decoder. Triton names
+kernels as in their source code. All other kernels of attention belong to a library, which computes prompts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
 
 
 def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
-    """By part, what sampling and logprobs of one step, which follow the decoder, must read of the logits."""
+    """Return, by part, the bytes of logits that sampling and logprobs of one step must read. Both follow the
+    decoder."""
     rows = {
         THRESHOLDS: int(np.count_nonzero(batch.draws["filtered"])),
         DRAW: len(batch.count),

@@ -1,7 +1,8 @@
-"""The lists of a request's LogitControls in the form in which rows of logits use them.
+"""ControlLists: the lists of a request's LogitControls, in the form that rows of logits need.
 
-Siblings share one LogitControls, and so its lists: thousands of ids take milliseconds of the model thread to prepare,
-for which all steps would wait once a sibling. Knows nothing of the tokens that a sequence has.
+Siblings (the n samples of one request) share one LogitControls, and so its lists. Thousands of ids take milliseconds of
+the model thread to prepare; without sharing, all steps would wait for this once for each sibling. ControlLists does not
+know the tokens of a sequence.
 """
 
 from __future__ import annotations

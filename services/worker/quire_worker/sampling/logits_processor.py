@@ -1,7 +1,8 @@
-"""LogitsProcessor: what an installed package may do to the logits of requests that name it, and how it is found.
+"""LogitsProcessor: the interface by which an installed package changes the logits of requests that name it, and its
+lookup.
 
-A package registers a factory under a name, in the entry-point group `quire.logits_processors`; --logits-processors says
-which of the registered names a worker loads. Nothing of it ever comes from a request but the name.
+A package registers a factory under a name, in the entry-point group `quire.logits_processors`. --logits-processors
+lists the registered names that a worker loads. A request only supplies the name, never code.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ GROUP = "quire.logits_processors"
 
 
 class LogitsProcessor(Protocol):
-    """Called before each token of a request that asks for it, on the thread that runs steps: what it takes, all wait.
+    """Called before each token of a request that names it, on the thread that runs steps. All sequences wait while it
+    runs.
 
-    It must be pure: the same ids and logits give the same result, whatever was computed before and beside. A request
-    may move to another worker between two tokens, and its answer must not show it.
+    A processor must be pure: the same ids and logits must give the same result, independent of earlier and other calls.
+    A request may move to another worker between two tokens, and this must not change its answer.
     """
 
     def __call__(self, prompt_ids: Int32, output_ids: Int32, logits: Float32) -> Float32:
@@ -37,7 +39,7 @@ class LogitsProcessor(Protocol):
 
 
 class MakeLogitsProcessor(Protocol):
-    """What an entry point names: called once, when the worker starts."""
+    """The factory that an entry point names. Called once, when the worker starts."""
 
     def __call__(self, model: Path) -> LogitsProcessor:
         """`model` is the model's folder, whose tokenizer a processor may want to read."""
@@ -47,8 +49,8 @@ LogitsProcessors = Mapping[str, LogitsProcessor]
 
 
 def load_processors(names: Sequence[str], model: Path) -> dict[str, LogitsProcessor]:
-    """Load the named logits processors from installed packages and make them; returns them by name. Raises ConfigError
-    for one that is not installed or cannot be made."""
+    """Load the named logits processors from installed packages and make them. Returns the processors by name. Raises
+    ConfigError for a processor that is not installed or cannot be made."""
     registered = {point.name: point for point in entry_points(group=GROUP)} if names else {}
     found: dict[str, LogitsProcessor] = {}
     for name in names:

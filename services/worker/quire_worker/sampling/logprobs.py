@@ -1,4 +1,5 @@
-"""Logprobs of sampled tokens: the reference of `ops.logprobs`. Of raw logits, whatever was drawn from them."""
+"""Logprobs of sampled tokens: the reference of `ops.logprobs`. They are computed from the raw logits, before all
+changes for sampling."""
 
 from __future__ import annotations
 

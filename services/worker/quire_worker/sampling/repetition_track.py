@@ -26,8 +26,8 @@ _LEAST_BLOCK, _MOST_BLOCK = 64, 16_384
 
 
 class RepetitionTrack:
-    """Follows one output, of which `tokens` are known. `repeats` asks about a token, `add` makes it part of the
-    output."""
+    """Follows one output that begins with `tokens`. `repeats` asks about a possible next token; `add` appends a token
+    to the output."""
 
     def __init__(self, rule: RepetitionDetection, tokens: Sequence[int]) -> None:
         self._most, least = rule.max_pattern_size, max(rule.min_pattern_size, 1)

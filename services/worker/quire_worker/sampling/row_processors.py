@@ -1,4 +1,5 @@
-"""RowProcessors: the logits processors that one sequence asks for, run over its row; their failures are its own."""
+"""RowProcessors: the logits processors that one sequence names, run over its row. If one fails, only this sequence
+fails."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ log = get_logger(__name__)
 
 
 class RowProcessors:
-    """In the order of the request."""
+    """The processors of one sequence, in the order of the request."""
 
     def __init__(self, processors: Sequence[tuple[str, LogitsProcessor]], prompt_ids: Int32) -> None:
         self._processors = processors

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThinkingTrack:
-    """Of one sequence, as far as it is known; `fed` tells of what it draws."""
+    """Follows the tokens of one sequence. `fed` adds each sampled token."""
 
     def __init__(self, budget: ThinkingBudget, prompt_ids: Int32, output: Iterable[int]) -> None:
         self.spent = -1

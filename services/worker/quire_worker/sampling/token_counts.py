@@ -1,4 +1,5 @@
-"""TokenCounts: which tokens a sequence has, and how often its output has each. Small: only tokens that it has."""
+"""TokenCounts: the tokens that a sequence has, and how often each is in its output. It only stores tokens that occur,
+so it is small."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from quire_worker.arrays import Float32, Int32
 
 
 class TokenCounts:
-    """Tokens in the order in which they first came; those of the prompt alone have the count 0."""
+    """Tokens in the order of their first occurrence. Tokens that only the prompt has count 0."""
 
     def __init__(self, prompt_ids: Int32) -> None:
         prompt = np.unique(prompt_ids).astype(np.int64)

@@ -1,7 +1,8 @@
-"""TokenMask: the tokens that a grammar allows at one position of a sequence. It is applied as allowed_token_ids is.
+"""TokenMask: the tokens that a grammar allows at one position of a sequence. It is applied in the same way as
+allowed_token_ids.
 
-If the grammar allows only tokens that are blocked (stop ids before min_tokens), these may be sampled: a complete answer
-ends, whatever its length.
+If all tokens that the grammar allows are blocked (stop ids before min_tokens), they may be sampled all the same: so a
+complete answer ends, whatever its length.
 """
 
 from __future__ import annotations

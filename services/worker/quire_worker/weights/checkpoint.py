@@ -1,6 +1,6 @@
-"""The weight files of a model folder: finds single or sharded safetensors and opens them together.
+"""Checkpoint: the weight files of a model folder. Finds single or sharded safetensors files and opens them together.
 
-It knows how folders are laid out; it knows nothing of models.
+It knows the layout of folders; it knows nothing of models.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
 
 
 class Checkpoint:
-    """All tensors of a folder, by name; a context manager. ConfigError for every flaw, before any tensor is read.
+    """All tensors of a folder, by name; a context manager. Raises ConfigError for every flaw, before any tensor is
+    read.
 
-    `part`: only the tensors of a part of the model, by their names there.
+    `part`: only the tensors of this part of the model, under their names in it.
     """
 
     def __init__(self, folder: Path, part: TextPart | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Fills a ParameterStore from a checkpoint, hashing what it reads, or with seeded random numbers.
+"""Fills a ParameterStore, either from a checkpoint, whose bytes it hashes, or with seeded random numbers.
 
-It knows names and shapes; it knows nothing of how the model computes.
+This module knows names and shapes; it does not know how the model computes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One memory-mapped safetensors file: its header checked in full, its tensors handed out as views.
+"""SafetensorsFile: one memory-mapped safetensors file. Its header is checked in full, and its tensors are returned as
+views.
 
-It knows the format; it knows nothing of models or shards. Every way in which a file can be cut short or damaged in its
-header becomes a typed error; a file whose header is sound is read without copying.
+It knows the format; it knows nothing of models or shards. A truncated file and a damaged header become typed errors. A
+file with a sound header is read without copying.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint that hold a model's parameters: a whole one each, several in one, transposed, or with the
-rows of heads in another order.
+"""SourceTensor: a tensor of a checkpoint, and the model parameters in it. A tensor may hold one parameter or several,
+may be transposed, or may have the rows of heads in another order.
 
-It knows shapes and orders of rows; it knows nothing of files.
+This module knows shapes and orders of rows; it knows nothing of files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Copies tensors from safetensors files to where the decoder keeps them, hashing on the way: several files' worth of
-threads, each with pinned memory of its own, so that reading, hashing and the device's copies overlap.
+"""Copies tensors from safetensors files to the decoder's memory, and hashes them on the way. It uses several threads,
+each with pinned memory of its own, so that reading, hashing and the device's copies overlap.
 
-Bytes are read, never mapped: a cold page cache is filled in large pieces, and a device copies straight from the buffer.
-On the CPU the same code runs with plain memory.
+Files are read, never mapped: so a cold page cache is filled in large pieces, and a device copies straight from the
+buffer. On the CPU, the same code runs with plain memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorCopy:
-    """One tensor: where it lies, and a contiguous tensor of its shape that takes it, in whatever type that has."""
+    """One tensor to copy: its place in a file, and a contiguous target tensor of its shape, of any type."""
 
     path: Path
     entry: TensorEntry
@@ -52,8 +52,8 @@ def copy_tensors(
     threads: int = 0,
     stage_bytes: int = STAGE_BYTES,
 ) -> dict[str, bytes]:
-    """Copy them all; returns digests by name. `progress` gets the bytes that are done, from the calling thread, and
-    grows. Raises the first error once no thread writes any more."""
+    """Copy all tensors; returns digests by name. `progress` is called from the calling thread with the number of bytes
+    done so far. If threads fail, raises the first error once no thread writes any more."""
     copies = list(copies)
     work: queue.SimpleQueue[TensorCopy] = queue.SimpleQueue()
     for each in copies:

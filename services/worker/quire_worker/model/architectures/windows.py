@@ -52,8 +52,8 @@ def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
 
 
 def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[int, ...]:
-    """The window of each layer, where `use_sliding_window` switches them on: of the layers that `layer_types` names or,
-    where that is absent, of those that `default` names, or from `max_window_layers` on."""
+    """Return the window of each layer, if `use_sliding_window` is on. The layers with a window are named by
+    `layer_types` or, if that is absent, by `default`; without both, they are the layers from `max_window_layers` on."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)

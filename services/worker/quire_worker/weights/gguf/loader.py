@@ -1,6 +1,6 @@
-"""Fills a ParameterStore from a GGUF file, hashing what it reads.
+"""Fills a ParameterStore from a GGUF file, and hashes the bytes that it reads.
 
-Knows names, shapes and the order of rotated rows; how blocks are read is `tensor_values`' business.
+This module knows names, shapes and the order of rotated rows. `tensor_values` reads the blocks.
 """
 
 from __future__ import annotations

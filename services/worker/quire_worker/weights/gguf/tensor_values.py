@@ -1,7 +1,8 @@
-"""A GGUF file's tensors, a piece of whole rows at a time: the bytes of blocks, or their values as float32.
+"""The tensors of a GGUF file, read in pieces of whole rows: either the bytes of their blocks, or their values as
+float32.
 
-Bytes are read, never mapped: a file that becomes shorter meanwhile is an error, not the end of the process. Knows
-nothing of parameters.
+The file is read, never mapped. If it becomes shorter meanwhile, an error follows, and not the end of the process. This
+module knows nothing of parameters.
 """
 
 from __future__ import annotations
