@@ -1,4 +1,4 @@
-"""What the client of one sequence has been given, and what waits for it; its deltas are made here."""
+"""Makes the deltas of one sequence for its client, and records which output the client has and which output waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ClientProgress:
-    """Reads what engine and tokenizer have made. `finish` and `stop_reason` are the client's; 0 and None until it has
-    `ended`."""
+    """The client's side of one sequence. Reads the engine's tokens and the tokenizer's text. `finish` and `stop_reason`
+    are those that the client gets; they are 0 and None until the sequence has `ended` for the client."""
 
     __slots__ = (
         "_characters",
@@ -46,18 +46,18 @@ class ClientProgress:
         self.ended = False
         self.finish = 0
         self.stop_reason: str | int | None = None
-        # Tokens that are in deltas, and characters of their text.
+        # The numbers of tokens and of characters that are in deltas already.
         self._taken = 0
         self._characters = 0
         # Text that waits for the next delta.
         self.parts: list[str] = []
 
     def start_after(self, tokens: int, characters: int) -> None:
-        """Begin behind the tokens and characters that the client of a broken stream has."""
+        """Begin after the tokens and characters that the client has from an earlier, broken stream."""
         self._taken, self._characters = tokens, characters
 
     def end(self, finish: int, stop_reason: str | int | None) -> None:
-        """Set the end as the client sees it; nothing comes after it."""
+        """Set the finish reason and stop reason that the client gets. No output comes after this call."""
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
     @property
@@ -66,8 +66,8 @@ class ClientProgress:
         return self._text.confirmed - self._taken
 
     def take_delta(self, most_tokens: int | None = None) -> Delta:
-        """Return all that is new since the last call as a delta. One of more than `most_tokens` is cut if its tokens
-        have offsets: the rest, and the end, are for the next call."""
+        """Return all output since the last call as a delta. If the delta would have more than `most_tokens` tokens, and
+        its tokens have offsets, it is cut; the next calls return the rest and the end."""
         start, end = self._taken, self._text.confirmed
         text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
         self.parts = []

@@ -1,4 +1,4 @@
-"""Delta, and the names of finish reasons: plain values, of which the front makes its formats."""
+"""Delta and other plain values of an answer, and the names of finish reasons. The front makes its formats of them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ class TextPart:
 
 @dataclass(slots=True)
 class Delta:
-    """Since the last one. `token_ids` are int32 bytes of `tokens` tokens; `finish` is a FinishReason, 0 while running.
+    """The output of a sequence since its last delta. `token_ids` are the int32 bytes of `tokens` tokens, if the client
+    wants ids. `finish` is a FinishReason; 0 while the sequence runs.
 
-    `entries` (where logprobs were asked for) has one per token, `offsets` the characters of output after each. `parts`
-    make up the text; None: all of it is content. Not frozen: made once per token on the hot path.
+    If the client asks for logprobs, `entries` has one entry per token, and `offsets` has the number of output
+    characters after each token. `parts` are the parts of `text`; None: all text is content. Not frozen, because a delta
+    is made for every token on the hot path.
     """
 
     index: int
@@ -63,7 +65,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class HopTiming:
-    """Microseconds that one phase of a service took, over `count` operations. `instance`: who says so."""
+    """Microseconds that one phase of a service took, over `count` operations. `instance` is the replica that has
+    reported the time; it may be empty."""
 
     service: str
     phase: str

@@ -23,9 +23,10 @@ QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
 class DeltaQueue(Generic[QueuedT]):
-    """One per job; one consumer, that awaits `wait`, or has itself called; then it calls `take_sequences`.
+    """The sequences of one job that have new output. The one consumer awaits `wait`, or passes a listener to
+    `call_when_ready`; then it calls `take_sequences`.
 
-    `error` ends it, after the output that came before.
+    `error` is the error that ends the job; the consumer gets it after all output that came before.
     """
 
     __slots__ = ("_listener", "_ready", "_waiter", "error")
@@ -51,11 +52,11 @@ class DeltaQueue(Generic[QueuedT]):
             self._wake()
 
     def drop(self) -> None:
-        """Empty the queue: the consumer wants nothing of it."""
+        """Empty the queue, because the consumer does not want its output any more."""
         self.take_sequences()
 
     async def wait(self) -> None:
-        """Return when a sequence is queued. Raises the error of `fail` once none is."""
+        """Return when a sequence is queued. Raises the error of `fail` when no sequence is queued."""
         while not self._ready:
             if self.error is not None:
                 raise self.error
@@ -70,8 +71,8 @@ class DeltaQueue(Generic[QueuedT]):
         return ready
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
-        """Call `listener` once, in the loop's next turn after there is output or an error. So all output of one turn is
-        told together, and no task is woken."""
+        """Call `listener` once, in the event loop's next turn after output or an error came. So the consumer takes all
+        output of one turn together, and no task has to be woken."""
         self._listener = listener
         if self._ready or self.error is not None:
             self._wake()

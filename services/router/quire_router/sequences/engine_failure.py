@@ -1,5 +1,5 @@
-"""What it means for a sequence that its engine failed: whether another engine may continue it, and what is
-suspected."""
+"""Decides what the failure of an engine means for a sequence: whether another engine may continue the sequence, and
+whether the sequence is suspected to have caused the failure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 SESSION_TOO_SLOW = "SESSION_TOO_SLOW"
 _RETRY_AFTER_S = 1.0
-# The engine said so before anything ran, or an operator asked for it: the request is not suspected.
+# With these codes the engine refused the request before it ran, or an operator drained the engine. So the request is
+# not suspected.
 _REFUSALS = {"DRAINING": "draining", "WORKER_NOT_READY": "not_ready"}
 _FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_TOO_SLOW: "too_slow"}
-# An engine's own confusion over slots and pages, in the garb of a state that the request found.
+# These codes look like errors of the request, but they show that the engine's own state of slots and pages is wrong.
 _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
@@ -29,7 +30,8 @@ class Progress(Protocol):
 
 
 class Outage:
-    """An engine's failure, and what ran there: so a fault of the engine is told from a fault of one request."""
+    """The failure of an engine, and the sequences that ran there then. If most of these sequences go on elsewhere, and
+    one of them loses further engines, this one is probably the cause."""
 
     __slots__ = ("_ran", "kind")
 
@@ -38,20 +40,21 @@ class Outage:
         self._ran = [(each, len(each.output_ids)) for each in ran]
 
     def most_progressed(self, suspect: Progress) -> bool:
-        """Whether at least half of the other sequences that ran there have got tokens since; True where there were no
-        others."""
+        """Whether at least half of the other sequences that ran there have got tokens since. True if no other sequence
+        ran there."""
         others = [len(each.output_ids) > known for each, known in self._ran if each is not suspect]
         return 2 * sum(others) >= len(others)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """`reason` is a metric's label, `error` what the client is told if nobody else takes the sequence.
+    """The failure of an engine, for one sequence. `reason` is a label for metrics. The client gets `error` if no other
+    engine takes the sequence.
 
-    `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
-    was lost. `unreachable`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
-    again now. `busy`: it was refused because the replica is full. `outage`: of a suspect,
-    what broke and who ran there.
+    `suspect`: the sequence ran at the engine and may have caused the failure. `bystander`: the sequence only waited
+    there when all sequences that ran there were lost. `unreachable`: the connection was lost, so the engine may still
+    run. `refused`: the replica refused the sequence, and would refuse it again now. `busy`: the replica refused it
+    because it is full. `outage`: for a suspect, the failure and the sequences that ran there.
     """
 
     reason: str
@@ -68,8 +71,9 @@ class EngineFailure:
 def failure_of(
     instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None
 ) -> EngineFailure | None:
-    """Convert a scheduler's error about a sequence to a failure; None where the fault is the request's own. `admitted`:
-    the sequence had reached the worker. `outage`: of all sequences that failed with it; None: it failed alone."""
+    """Convert a scheduler's error about a sequence to a failure. Returns None if the request itself is at fault.
+    `admitted`: the worker had begun to run the sequence. `outage` covers all sequences that failed together; None: the
+    sequence failed alone."""
     outage = outage or Outage(error.code)
     if error.code in _REFUSALS:
         return EngineFailure(_REFUSALS[error.code], instance, error, refused=True)

@@ -1,4 +1,5 @@
-"""What engines have sent of one sequence: tokens, logprobs, its end. The session's reducer alone writes it."""
+"""The output of engines for one sequence: tokens, logprobs, and the end. Messages of an engine are applied only by the
+session's reducer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _CLIENT_HAS = pack_entry(0, 0.0, 0, b"", b"")
 
 
 class EngineProgress:
-    """`output_ids` are int32 bytes; `entries` has one per token where logprobs were asked for."""
+    """The engines' output for one sequence. `output_ids` are int32 bytes. `entries` has one logprob entry per token if
+    the client asks for logprobs. `rows` counts the rows that came; a row has the tokens of one engine step."""
 
     __slots__ = (
         "admitted_attempt",
@@ -45,7 +47,7 @@ class EngineProgress:
         self.finish = 0
         self.stop_reason: str | int | None = None
         self.entries = LogprobEntries()
-        # By position, where the client asked for logprobs of the prompt: packed entries.
+        # Packed logprob entries of prompt tokens, by position, if the client asked for them.
         self.prompt_entries: dict[int, bytes] = {}
         self.cached_tokens = 0
         self.timings: tuple[HopTiming, ...] = ()
@@ -60,12 +62,12 @@ class EngineProgress:
 
     @property
     def tokens(self) -> int:
-        """Tokens so far."""
+        """The number of output tokens so far."""
         return len(self.output_ids) // 4
 
     @property
     def seconds_per_token(self) -> float:
-        """Mean seconds between two tokens that came; 0.0 while there are none."""
+        """Mean seconds between two tokens; 0.0 before the second token."""
         gaps = self.tokens - self.given_tokens - 1
         return (self.last_token_ns - self.first_token_ns) / gaps * 1e-9 if gaps > 0 else 0.0
 
@@ -84,8 +86,8 @@ class EngineProgress:
             self.last_token_ns = now_ns
 
     def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
-        """Keep a chunk of the prompt's logprobs, by position. Positions that come again, after a preemption or a
-        migration, say the same again."""
+        """Keep a chunk of the prompt's logprobs, by position. After a preemption or a migration, positions may come
+        again with the same values."""
         logprobs, at = chunk.logprobs, 0
         tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
         ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
@@ -96,16 +98,16 @@ class EngineProgress:
             at += count
 
     def start_after(self, output_ids: bytes, *, with_entries: bool) -> None:
-        """Begin behind the tokens that the client of a broken stream has; with `with_entries`, placeholders stand for
-        their logprobs."""
+        """Begin after the tokens that the client has from an earlier, broken stream. With `with_entries`, `entries`
+        gets placeholders for these tokens."""
         self.output_ids += output_ids
         self.given_tokens = self.tokens
         self.resumed = bool(output_ids)
-        if with_entries:  # entries go by the token's place
+        if with_entries:  # `entries` is indexed by the token's position in the output
             self.entries = LogprobEntries([_CLIENT_HAS] * self.tokens)
 
     def begin_attempt(self) -> None:
-        """Note that another engine goes on from the tokens so far."""
+        """Note that another attempt begins, which continues from the tokens so far."""
         self.resumed = bool(self.output_ids)
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
@@ -114,26 +116,26 @@ class EngineProgress:
         self._set_cached(cached_tokens)
 
     def complete(self, cached_tokens: int, timings: tuple[HopTiming, ...], stop_token_id: int | None) -> None:
-        """Keep the engine's report at the end: cached tokens, timings and stop token. Fewer tokens may be cached than
-        at the admission, where pages did not come."""
+        """Keep the engine's report at the end: cached tokens, timings and stop token. `cached_tokens` may be less than
+        at the admission, if a pull of pages failed."""
         self._set_cached(cached_tokens)
         self.timings = timings
         if stop_token_id is not None:
             self.stop_reason = stop_token_id
 
     def end_at_length(self) -> None:
-        """End the sequence with the tokens that it has, by length."""
+        """End the sequence with the tokens that it has. The finish reason is `length`."""
         self.finish = LENGTH
 
     def close_attempt(self, max_tokens: int, *, confirmed: int, with_entries: bool) -> None:
-        """Clean up after an engine that sends no more: forget an end by error, and tokens without a logprob entry. End
-        the sequence if it has `max_tokens`."""
+        """Clean up after an engine that sends nothing more. Forget an end by an error, and remove tokens whose logprob
+        entry has not come. End the sequence if it has `max_tokens`."""
         if self.finish == ERROR:
             self.finish = 0
         if self.finish:
             return
         if with_entries and len(self.entries) >= confirmed:
-            # A token without its entry is computed again: engines give the same one.
+            # The next engine computes a removed token again, and samples the same token.
             del self.output_ids[4 * len(self.entries) :]
         if self.tokens >= max_tokens:
             self.finish = LENGTH

@@ -1,4 +1,5 @@
-"""Integer handles: unique over all schedulers and attempts of the router, so that a step's columns pass untouched."""
+"""Makes the integer handles that identify sequences in messages. A handle is unique over all schedulers and attempts of
+this router, so the columns of a scheduler's step go to the tokenizer unchanged."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ _LAST = 2**31 - 2
 
 
 class HandleCounter:
-    """Handles grow by two and are not used again for 2^30 attempts: a late answer finds nobody.
+    """Handles grow by two, and a handle is not used again for 2^30 attempts. So a late answer never matches another
+    sequence.
 
-    The lowest bit says that the sequence wants text offsets, so that a tokenizer's answer can be read even where the
-    sequence has gone in the meantime.
+    The lowest bit says that the sequence wants text offsets. So the router can read a tokenizer's answer even if the
+    sequence has ended meanwhile.
     """
 
     __slots__ = ("_next",)

@@ -1,4 +1,5 @@
-"""What a client asked for, the same over HTTP and gRPC. Knows nothing of tokens' meaning, replicas or formats."""
+"""A client's request as plain values, the same for HTTP and gRPC. Knows nothing of replicas or formats, and does not
+interpret tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template: str = ""
-    """In the place of the model's; tokenizers refuse it unless they were told not to."""
+    """A template to use instead of the model's. Tokenizers refuse it unless they run with
+    --allow-request-chat-template."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -50,8 +52,8 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Parsing:
-    """The parts that a tokenizer takes out of an answer's text. `tools_json` is OpenAI's list; `prompt_end` a
-    quire.v1.PromptEnd, known once the prompt is rendered."""
+    """The parts that a tokenizer separates in an answer's text: tool calls, reasoning, or both. `tools_json` is
+    OpenAI's list of tools. `prompt_end` is a quire.v1.PromptEnd, which is set when the prompt is rendered."""
 
     tool_calls: bool = False
     reasoning: bool = False
@@ -61,7 +63,7 @@ class Parsing:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How tokens become text, and which strings end it."""
+    """Options for turning tokens into text, and the strings that end the text."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -72,8 +74,8 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller: the tenant and the limits of the API key, ids, the trace, and when to give up. `tenant_name` is the
-    tenant's label in metrics."""
+    """The caller of a request: tenant and limits of the API key, request id, trace headers, priority and timeout.
+    `tenant_name` is the tenant's label in metrics. `timeout_s` 0: no timeout."""
 
     request_id: str
     tenant: str = ""
@@ -87,8 +89,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the answer must carry beside text. `stream`: deltas as they come; otherwise one at a sequence's
-    end."""
+    """The contents that the client wants in the answer beside the text. `stream`: deltas are sent as they come;
+    otherwise one delta is sent at a sequence's end. `every_token`: a token without text is a delta, too."""
 
     stream: bool = False
     every_token: bool = False
@@ -98,18 +100,21 @@ class Wants:
     timings: bool = False
     echo: bool = False
     logprobs: bool = True
-    """Whether logprobs are shown where `sampling` asks for them; it may do so to find the best of several."""
+    """Whether logprobs are shown if `sampling` asks for them. `sampling` may also ask for them to find the best of
+    several answers."""
     reasoning: bool = True
     """Whether reasoning that was parsed is shown."""
     parallel_calls: bool = True
     """Whether more than the first tool call is shown."""
     prompt_logprobs: int = -1
-    """Alternatives of each prompt token; -1: none are shown, though `sampling` may ask for them, for echo's sake."""
+    """Alternatives that are shown for each prompt token; -1: no prompt logprobs are shown. For echo, `sampling` may ask
+    for prompt logprobs all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What the client has of the one choice: int32 tokens, as a column, and characters of text."""
+    """The output that the client has of its one choice from a broken stream: the bytes of int32 tokens, and the number
+    of characters of text."""
 
     output_ids: bytes
     characters: int
@@ -122,7 +127,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """Where a client says that its prompt was prefilled. Its words: looked up and compared, never followed."""
+    """The engine and transfer that have a prompt's KV pages, as the client names them. The router looks the engine up,
+    and compares the address with that of discovery. It never connects to the client's address."""
 
     engine: str
     transfer_id: bytes
@@ -132,14 +138,16 @@ class KvSource:
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
-    """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
+    """One request to generate. Every prompt yields n choices; choice i of prompt p has the index p * n + i. The
+    sequences of one prompt are siblings.
 
-    With `best_of`, more siblings than n run, and the n likeliest are told. `prompt_only`: nothing is generated that
-    anybody is told of; one token is drawn, since that is what an engine does.
+    With `best_of`, more siblings than n run, and the client gets the n likeliest. `prompt_only`: the client gets no
+    generated output; the engine samples one token, because every sequence has at least one.
 
-    `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
-    None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` and
-    `thinking_tokens` become `thinking` when prompts are encoded, as `structure` becomes `constraint`.
+    `seed` None: the router picks a seed. `max_tokens` None: `default_max_tokens` applies; if that is None, too, the
+    rest of the context. Some fields are completed later. When the prompts are encoded, `bad_words` are added to
+    `sampling.controls`, `thinking` is made from `thinking_tokens`, and `constraint` from `structure`. When the
+    sequences are made, `sampling.seed` and `sampling.sample` are set.
     """
 
     model: str
@@ -155,7 +163,7 @@ class GenerateJob:
     ignore_eos: bool = False
     repetition: RepetitionDetection | None = None
     thinking_tokens: int | None = None
-    """How much the model may think."""
+    """The most tokens that the model may think."""
     thinking: ThinkingBudget | None = None
     structure: AnswerStructure | None = None
     """The constraint that the answer must match."""
@@ -163,7 +171,7 @@ class GenerateJob:
     warnings: tuple[str, ...] = ()
     """The parts of `structure` that are not enforced."""
     truncate_to: int | None = None
-    """Keep so many tokens of each prompt, the last ones; -1: as many as the context has room for."""
+    """The number of tokens at the end of each prompt that are kept; -1: as many as the context has room for."""
     text: TextOptions = field(default_factory=TextOptions)
     add_special_tokens: bool = True
     cache_salt: str = ""
@@ -174,12 +182,12 @@ class GenerateJob:
     """Requests of equal sessions may be placed together."""
     wants: Wants = field(default_factory=Wants)
     beams: bool = False
-    """Whether to search for the n likeliest answers instead of drawing n."""
+    """Whether to find the n likeliest answers by beam search, instead of sampling n answers."""
     length_penalty: float = 1.0
     best_of: int = 1
     prompt_only: bool = False
     kv_export: bool = False
-    """Compute the prompt, draw one token, and keep the pages for whoever has what the answer says."""
+    """Whether to compute the prompt, sample one token, and keep the KV pages. The answer says how to pull them."""
     kv_source: KvSource | None = None
 
     @property

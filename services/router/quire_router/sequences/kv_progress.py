@@ -1,4 +1,4 @@
-"""One sequence's KV pages on their way between engines. The route's owner alone writes it; see kv_transfer/."""
+"""The transfer of one sequence's KV pages between engines. Migration and the routes of kv_transfer/ write it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 class KvProgress:
-    """`route` None: no pages travel. `offer`: how a client can have pages that are kept for it."""
+    """The KV route and the KV offer of one sequence. `route` None: no pages are transferred. `offer` says how the
+    client can pull pages that are kept for it."""
 
     __slots__ = ("offer", "route")
 
@@ -22,14 +23,14 @@ class KvProgress:
         self.route = route
 
     def offer_pages(self, offer: KvOffer) -> None:
-        """Keep how the client can have the pages that an engine keeps for it."""
+        """Set the offer of the pages that an engine keeps for the client."""
         self.offer = offer
 
     def withdraw_offer(self) -> None:
-        """Forget the offer: no engine keeps pages any more."""
+        """Remove the offer, because no engine keeps the pages any more."""
         self.offer = None
 
     def close(self) -> None:
-        """Close the route: the sequence has ended, or nobody wants it any more. Idempotent."""
+        """Close the route, because the sequence has ended or was aborted. Idempotent."""
         if self.route is not None:
             self.route.close()

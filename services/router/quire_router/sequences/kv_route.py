@@ -1,6 +1,7 @@
-"""How a sequence's KV pages travel between engines, where they do: what its Submit says of it, and what comes of that.
+"""The interface of a KV route. A KV route is the object that has a sequence's KV pages transferred between engines: it
+provides the ticket for the Submit, and is called when something happens to the transfer.
 
-Knows no streams: see kv_transfer/handoff.py for the way that most such sequences go.
+Knows no streams. Most routes are a Handoff; see kv_transfer/handoff.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PulledPages:
-    """What a decode side got of a ticket's pages. `error`: why not all, None where it has all. `instance`: who."""
+    """The result of a pull: the decode side `instance` got `pages` of the `wanted` pages in `us` microseconds. `error`
+    says why pages are missing; None: no error."""
 
     pages: int
     wanted: int
@@ -29,8 +31,8 @@ class PulledPages:
 
 @dataclass(frozen=True, slots=True)
 class KvOffer:
-    """What a client needs to have pages that are kept for it: which engine has them, where discovery says that it is,
-    and what of."""
+    """The data with which a client can have kept pages pulled: the engine that has them, its address from discovery,
+    the transfer, and the numbers of its pages, tokens and ranks."""
 
     engine: str
     host: str
@@ -42,13 +44,13 @@ class KvOffer:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split an address of discovery's; port 0 where it has none."""
+    """Split an address from discovery into host and port; the port is 0 if the address has none."""
     host, _, port = address.rpartition(":")
     return (host, int(port)) if host and port.isdecimal() else (address, 0)
 
 
 class TransferSource(Protocol):
-    """The session with a prefill side's scheduler. `life`: grows each time that the session begins anew."""
+    """The session with the scheduler of a prefill side. `life` grows by one each time a stream of the session ends."""
 
     instance: str
     address: str
@@ -62,26 +64,28 @@ class TransferSource(Protocol):
 
 
 class KvRoute(Protocol):
-    """A sequence has one where pages of it are to travel. All methods are called in the event loop."""
+    """The transfer of one sequence's pages. A sequence without transfers has no route. All methods are called in the
+    event loop."""
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """Return the KV transfer for the Submit to this holder; None where no pages are transferred."""
+        """Return the KV transfer for the Submit to this holder; None if no pages are transferred."""
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """The prefill side has begun; `ticket` is the means to pull its pages."""
+        """The prefill side has begun; a decode side can pull the pages with `ticket`."""
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """The prefill side has done its part, and has dropped the sequence."""
+        """The prefill side has computed the prompt, and has dropped the sequence."""
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The engine that has the sequence needs the ticket no more. `found`: the pages that it has got."""
+        """The pull of the engine that has the sequence has ended. `found` is its result; the engine does not need the
+        ticket any more."""
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """A row of the sequence has come. `finish` is the finish reason of its last row, else 0."""
+        """A row of the sequence has come. `finish` is the finish reason in the last row, and 0 in other rows."""
 
     def take_over(self) -> str:
-        """Move a sequence that has no engine any more to a place that is kept for it. Returns that engine's instance;
-        '' where there is no such place."""
+        """Move a sequence that has no engine any more to its reservation. Returns the instance of the engine with the
+        reservation; '' if there is none."""
 
     def timings(self) -> Sequence[HopTiming]:
         """Return the timings of the transfer so far."""

@@ -33,7 +33,7 @@ def unpack_entry(packed: bytes) -> LogprobEntry:
 
 
 class LogprobEntries:
-    """A list of LogprobEntry, by the token's place; slices and iteration unpack what they return."""
+    """A list of LogprobEntry, indexed by the token's position in the output. Reading unpacks the entries."""
 
     __slots__ = ("_packed",)
 
@@ -61,7 +61,8 @@ class LogprobEntries:
 
 
 class PromptEntries(Sequence["LogprobEntry | None"]):
-    """Entries of a prompt's tokens, each unpacked when it is read; None where the engine gave none."""
+    """The logprob entries of a prompt's tokens, by position. Each entry is unpacked when it is read; the entry is None
+    if the engine sent none for the position."""
 
     def __init__(self, packed: Mapping[int, bytes], count: int) -> None:
         self._packed = packed

@@ -1,4 +1,4 @@
-"""What a sequence has been through on its way from engine to engine, since its last token. Decides nothing."""
+"""Records the engines that a sequence has lost, the refusals, and its waits for an engine. Decides nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 
 
 class MigrationHistory:
-    """Made at the first trouble; most sequences never have one. Times `*_s` are those of the event loop.
+    """The migrations of one sequence. The history is made at the first failure, so most sequences never have one. Times
+    `*_s` are times of the event loop's clock.
 
-    `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now.
-    `poison` knows which of the engines that it lost count against it.
-    `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
-    was new. `times` counts migrations, `total_us` the time without an engine before them. `events` has each for the
-    trace, if there is one: the time in Unix nanoseconds, and attributes.
+    `wait_left_s` is the time for which the sequence may still be without an engine; if it waits now, that time ends at
+    `until_s`. `poison` counts the engines that the sequence has lost. `shunned` has the replicas that refused the
+    sequence, and the time until which each of them is not asked again. `busy` has the replicas that were full when the
+    sequence was new. `times` is the number of migrations, and `total_us` the time without an engine before them.
+    `events` has the migrations for the trace, with Unix nanoseconds and attributes.
     """
 
     __slots__ = (
@@ -55,8 +56,8 @@ class MigrationHistory:
         self.events: list[tuple[int, Mapping[str, str | int]]] = []
 
     def note_progress(self, known_bytes: int, wait_s: float) -> None:
-        """Forget former failures if tokens have come since. `known_bytes`: length of the output ids; `wait_s`: how long
-        it may be without an engine from now on."""
+        """Forget earlier failures if tokens have come since. `known_bytes` is the length of the output ids in bytes.
+        `wait_s` is the time for which the sequence may be without an engine after this progress."""
         if known_bytes > self.known_bytes:
             self.known_bytes = known_bytes
             self.poison.clear()
@@ -65,7 +66,7 @@ class MigrationHistory:
             self.shunned.clear()
 
     def leave_engine(self, instance: str) -> None:
-        """Avoid this engine for the next attempts if another one can run the sequence."""
+        """Avoid this engine in the next attempts, if another engine can run the sequence."""
         self.avoid = instance
 
     def lose_engine(self, reason: str) -> None:
@@ -75,7 +76,7 @@ class MigrationHistory:
             self.lost_ns = time.monotonic_ns()
 
     def find_engine(self) -> int:
-        """Record that the sequence has another engine; return how long it had none, in microseconds."""
+        """Record that the sequence has another engine. Returns the microseconds for which it had no engine."""
         us = (time.monotonic_ns() - self.lost_ns) // 1000 if self.lost_ns else 0
         self.times += bool(self.lost_ns)
         self.total_us += us
@@ -87,7 +88,8 @@ class MigrationHistory:
         self.events.append((when_ns, attributes))
 
     def shun(self, instance: str, now_s: float) -> None:
-        """Do not ask this replica, which refused the sequence, for a while. Each refusal doubles that time."""
+        """Do not ask this replica for a while, because it refused the sequence. Each refusal doubles the time, up to
+        _MAX_SHUN_S."""
         self.refusals += 1
         self.shunned[instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(self.refusals, 8))
 
@@ -104,5 +106,6 @@ class MigrationHistory:
         self.wait_left_s = self.until_s - now_s
 
     def next_due_s(self, now_s: float) -> float:
-        """Return when to try again: when a replica may be asked again, or when the wait is over."""
+        """Return the time of the next try: the earliest time at which a replica may be asked again, or the end of the
+        wait."""
         return min([self.until_s, *(due_s for due_s in self.shunned.values() if due_s > now_s)])

@@ -1,12 +1,13 @@
-"""Poison-request detection: which of the engines that a sequence has lost are held against it, and when they are too
-many.
+"""Poison-request detection: decides which of the lost engines count against a sequence, and when they are too many.
 
-An engine that broke while the sequence ran there may have broken of it, of another that ran there too, or of a fault
-that has nothing to do with either. An engine counts where it failed as the last one did (`Outage.kind`) and where most
-of those that ran beside the sequence have gone on since: then the fault goes with this sequence. An engine that only
-could not be heard, and is back in the same epoch, had not broken at all; one where the sequence only waited hardly
-broke of it. Nothing is passed on for ever: engines that do not count end the sequence too, when they are several times
-as many. Knows no replicas.
+If an engine broke while the sequence ran there, the cause may be this sequence, another sequence, or an unrelated
+fault. A lost engine counts against the sequence under two conditions. It failed in the same way as the engine that was
+lost last (`Outage.kind`). And at least half of the other sequences that ran there have got tokens since, so the fault
+seems to follow this sequence.
+
+Other lost engines do not count. An engine that was only unreachable, and comes back in the same epoch, had not broken.
+An engine where the sequence only waited has hardly broken because of it. But no sequence is passed on for ever: it also
+fails after several times as many lost engines that do not count. Knows no replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_router.sequences.engine_failure import EngineFailure, Outage, Progress
 
-# Times the limit: engines that broke and do not count, and engines that had not broken or where the sequence waited.
+# The limit is multiplied by the first factor for all engines that broke, whether they count or not, and by the second
+# factor for engines that had not broken or where the sequence only waited.
 _UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
 
 
@@ -33,7 +35,7 @@ class _Suspected(NamedTuple):
 
 
 class PoisonDetector:
-    """Of one sequence, since its last token."""
+    """The engines that one sequence has lost since its last token."""
 
     __slots__ = ("_spared", "_suspected")
 
@@ -55,13 +57,13 @@ class PoisonDetector:
         limit: int,
     ) -> QuireError | None:
         """Record that the sequence has lost another engine, which was in `epoch`. Returns the error that ends the
-        sequence, or None if it may be passed on. `still_runs` says whether an instance is within reach in that
-        epoch."""
+        sequence, or None if the sequence may go to another engine. `still_runs` says whether an instance can be reached
+        and is still in a given epoch."""
         if not failure.suspect and not failure.bystander:
             return None
         broken = list[_Suspected]()
         for one in self._suspected:
-            # To be lost again it must have been there.
+            # An engine that is lost a second time in the same epoch had not broken the first time.
             lost_again = (one.instance, one.epoch) == (failure.instance, epoch)
             alive = one.epoch is not None and (still_runs(one.instance, one.epoch) or lost_again)
             self._spared += alive
@@ -71,12 +73,12 @@ class PoisonDetector:
         if failure.bystander:
             self._spared += 1
             return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None
-        # What ran beside it has had no time to go on since this last one.
+        # The last engine always counts, because the other sequences there had no time to get tokens since.
         kind = failure.outage.kind
         alike = 1 + sum(one.outage.kind == kind and one.outage.most_progressed(sequence) for one in broken)
         broken.append(_Suspected(failure.instance, epoch if failure.unreachable else None, failure.outage))
         if alike >= limit or len(broken) >= limit * _UNRELATED_FACTOR:
-            # Of an engine that went away nothing better is known; one that lives has said what is wrong.
+            # An Unavailable does not say why the engine went away. Any other error names the cause, so it is returned.
             return _too_many_attempts(len(broken)) if isinstance(failure.error, Unavailable) else failure.error
         return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None
 

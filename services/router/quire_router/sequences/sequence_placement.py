@@ -1,4 +1,5 @@
-"""Where one sequence was placed: the engine's model, what it counts for there, and what is known of its pages."""
+"""The placement of one sequence: the engine's model, the load that is reserved there, and what is known of its KV
+pages."""
 
 from __future__ import annotations
 
@@ -19,24 +20,24 @@ class Run(NamedTuple):
 
 
 class SequencePlacement:
-    """Written by the chooser, and by the session that takes the sequence."""
+    """The placement of one sequence. The chooser, migration, and the session that has the sequence write it."""
 
     __slots__ = ("digest", "held_tokens", "load_reservation", "page_hashes", "runs")
 
     def __init__(self) -> None:
-        # Of the engine's model; None until an engine was asked to run the sequence.
+        # The digest of the engine's model; None until an engine was asked to run the sequence.
         self.digest: bytes | None = None
-        # Until the engine has begun, or has let go of it; siblings are placed by the first of them.
+        # Kept until the engine sends a row or drops the sequence. Of siblings, only the first has the reservation.
         self.load_reservation: LoadReservation | None = None
-        # Leading tokens whose pages anybody had when it was placed; None: not known.
+        # The number of leading tokens whose pages some engine or kvstore had at the placement; None: not known.
         self.held_tokens: int | None = None
-        # Of the prompt's full pages, by page size, while siblings that share this are placed; empty: not known.
+        # The hashes of the prompt's full pages, by page size, while the siblings are placed; empty: not known.
         self.page_hashes: dict[int, list[bytes]] = {}
         # The replicas that were asked to run the sequence, in order.
         self.runs: tuple[Run, ...] = ()
 
     def begin_run(self, instance: str, tokens: int) -> None:
-        """Note that this replica gets the sequence, which has so many tokens."""
+        """Note that the sequence, with so many tokens, is sent to this replica."""
         self.runs = (*self.runs[1 - _MOST_RUNS :], Run(instance, tokens))
 
     def bind_model(self, digest: bytes) -> None:
@@ -52,7 +53,7 @@ class SequencePlacement:
         self.held_tokens = held_tokens
 
     def release_load(self) -> None:
-        """Release the reserved load: the prompt is no work ahead of an engine any more. Idempotent."""
+        """Release the reserved load, because the engine need not compute the prompt any more. Idempotent."""
         reservation, self.load_reservation = self.load_reservation, None
         if reservation is not None:
             reservation.release()
@@ -62,5 +63,5 @@ class SequencePlacement:
         self.page_hashes = {page_size: hashes}
 
     def forget_pages(self) -> None:
-        """Drop the hashes once the sequence is placed: those of a million tokens are megabytes."""
+        """Drop the hashes when the sequence is placed, because the hashes of a million tokens take megabytes."""
         self.page_hashes = {}

@@ -1,7 +1,9 @@
-"""One sequence of a job while it runs: its identity, and a record for each party that has to do with it.
+"""One sequence of a job while it runs: its identity, and one record each for the engine, the tokenizer, the client, the
+placement and the KV transfer.
 
-Everything that another replica or tokenizer would need to carry on is here: prompt ids, emitted ids, seed, characters
-sent, attempt. Methods say what happened; each writes the records that this concerns. Knows neither streams nor formats.
+The state contains everything that another replica or tokenizer needs to continue the sequence: prompt ids, output ids,
+seed, characters sent, attempt. Callers report events by calling methods, which update the records. Knows neither
+streams nor formats.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class Holder(Protocol):
-    """What has a sequence now: a session, or the pending sequences."""
+    """The object that has a sequence now: a session with a scheduler, or PendingSequences."""
 
     def abort(self, sequence: SequenceState) -> None:
-        """Stop the sequence; nothing more is heard of it. Idempotent."""
+        """Stop the sequence. No later message changes it. Idempotent."""
 
 
 class SequenceState:
-    """Touched by its session (rows in), its Detokenize stream (text in) and its generation (deltas out)."""
+    """One sequence. Its session adds rows, its Detokenize stream adds text, and its generation takes deltas."""
 
     __slots__ = (
         "attempt",
@@ -72,10 +74,10 @@ class SequenceState:
         model: str = "",
         stop_token_ids: tuple[int, ...] | None = None,
     ) -> None:
-        """`stop_token_ids`: all ids that end it, the model's own included; None: the job's alone."""
+        """`stop_token_ids`: all ids that end the sequence, with those of the model; None: only those of the job."""
         self.index = index
         self.handle = handle
-        # Attempts may be promised to engines ahead of their turn: the last one that was.
+        # `last_attempt` may be ahead of `attempt`, because a reservation gets its attempt number before it is used.
         self.attempt = self.last_attempt = context.attempt
         self.job = job
         self.spec = spec
@@ -89,7 +91,7 @@ class SequenceState:
         self.text = TextProgress()
         self.client = ClientProgress(index, self.engine, self.text, job.wants, with_entries=self.wants_logprobs)
         self.queued = False
-        # Whether `row_came` is to be called: asked for every token, so that the other records are not touched for it.
+        # Whether `row_came` must be called. A flag, because the hot path asks for every row.
         self.follows_rows = False
         self.placement = SequencePlacement()
         self.kv = KvProgress()
@@ -103,7 +105,7 @@ class SequenceState:
 
     @property
     def max_len(self) -> int:
-        """Prompt and longest answer together."""
+        """The number of tokens of the prompt and the longest answer together."""
         return len(self.spec.prompt_ids) + self.spec.stop.max_tokens
 
     @property
@@ -128,33 +130,33 @@ class SequenceState:
 
     @property
     def held_tokens(self) -> int | None:
-        """Leading tokens whose pages anybody had when it was placed; None: not known."""
+        """The number of leading tokens whose pages some engine or kvstore had at the placement; None: not known."""
         return self.placement.held_tokens
 
     def to_submit(self) -> Sequence:
-        """Return the sequence for a Submit, with all tokens so far, since another engine may take it up. Prompt
-        logprobs that are complete are not asked for again."""
+        """Return the sequence for a Submit, with all tokens so far, so that another engine can continue it. If all
+        prompt logprobs have come, the Submit does not ask for them again."""
         engine = self.engine
         if not engine.output_ids and not engine.prompt_entries:
             return self.spec
         spec = replace(self.spec, output_ids=i32(bytes(engine.output_ids), "output_ids"))
         if engine.prompt_entries and len(engine.prompt_entries) == len(spec.prompt_ids) - 1:
-            # All is said of its prompt: the engine that takes it up need not compute it for that.
+            # All prompt logprobs have come, so the next engine may take the prompt's pages from a cache.
             sampling = replace(spec.sampling, prompt_logprobs=-1)
             spec = replace(spec, sampling=sampling, skip_cache_read=False)
         return spec
 
     def kv_transfer(self) -> KvTransfer | None:
-        """Return the KV transfer for the Submit to the present holder; None where no pages are transferred."""
+        """Return the KV transfer for the Submit to the present holder; None if no pages are transferred."""
         return self.kv.route.kv_transfer(self.holder) if self.kv.route is not None else None
 
     def unconfirmed_ids(self) -> bytes:
-        """Return the tokens that the tokenizer has not answered for: a new Detokenize stream takes up here."""
+        """Return the tokens that the tokenizer has not answered yet. A new Detokenize stream continues with them."""
         return bytes(self.engine.output_ids[4 * self.text.confirmed :])
 
     def resume_from(self, resume: Resume) -> None:
-        """Begin behind the tokens and characters that the client of a broken stream has. Call before it is
-        submitted."""
+        """Begin after the tokens and characters that the client has from an earlier, broken stream. Call before the
+        sequence is submitted."""
         self.engine.start_after(resume.output_ids, with_entries=self.wants_logprobs)
         self.text.start_after(resume.tokens, resume.characters, with_offsets=self.wants_logprobs)
         self.client.start_after(resume.tokens, resume.characters)
@@ -165,13 +167,13 @@ class SequenceState:
         self.follows_rows = True
 
     def promise_attempt(self) -> int:
-        """Return the number of a new attempt, for this engine alone."""
+        """Return the number of a new attempt, which no other engine gets."""
         self.last_attempt += 1
         return self.last_attempt
 
     def begin_attempt(self, handle: int, attempt: int | None = None) -> None:
-        """Begin another attempt, from all tokens so far, under a new handle. Its number is the next one, or `attempt`,
-        which was promised. Answers to the old handle are ignored."""
+        """Begin another attempt under a new handle; it continues from all tokens so far. `attempt` is a number from
+        `promise_attempt`; None: the next number. Answers to the old handle are ignored."""
         self.handle = handle
         self.attempt = self.promise_attempt() if attempt is None else attempt
         self.context = replace(self.context, attempt=self.attempt)
@@ -184,23 +186,23 @@ class SequenceState:
         return self.migration_history
 
     def close_attempt(self) -> None:
-        """Clean up after an engine that sends no more; see EngineProgress."""
+        """Clean up after an engine that sends nothing more; see EngineProgress.close_attempt."""
         self.engine.close_attempt(
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """Release the reserved load, and tell the KV route of the row. Called for the first row at this holder or,
-        where pages are transferred, for all."""
+        """Release the reserved load, and tell the KV route about the row. Called for the first row at this holder; if
+        the sequence has a KV route, called for all rows."""
         self.placement.release_load()
         self.follows_rows = self.kv.route is not None
         if self.kv.route is not None:
             self.kv.route.row_came(finish, now_ns)
 
     def add_text(self, text: str, stop_index: int, used: int, us: float = 0.0) -> bool:
-        """Add the tokenizer's answer to a row: text, and how many of its tokens count. Queues the sequence if the
-        client is to hear of it. Returns True if the sequence has ended by it, `stop_index` >= 0 being the stop string
-        that was found."""
+        """Add the tokenizer's answer to a row: its text, and the number of the row's tokens that count (`used`). `us`
+        is the tokenizer's time. `stop_index` is the index of the stop string that was found; -1: none. Queues the
+        sequence if the client is to get a delta. Returns whether the sequence has ended."""
         progress, client = self.text, self.client
         progress.add_answer(len(text), used, us)
         if text:
@@ -217,12 +219,13 @@ class SequenceState:
         return client.ended
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """Tell the KV route that the present engine has pulled pages from another."""
+        """Tell the KV route that the present engine has pulled pages from another engine."""
         if self.kv.route is not None:
             self.kv.route.pages_pulled(found)
 
     def fail(self, error: QuireError) -> None:
-        """End the sequence, and its job with this error. One about the constraint names the client's field."""
+        """End the sequence, and end its job with this error. An error about the constraint gets the name of the
+        client's field."""
         if error.param == CONSTRAINT_PARAM and self.job.structure is not None:
             error = naming_field(error, self.job.structure)
         self.client.end(self.engine.finish, self.engine.stop_reason)
@@ -230,7 +233,8 @@ class SequenceState:
         self.kv.close()
 
     def abort(self) -> None:
-        """Stop the sequence wherever it is: nobody wants it any more. Idempotent."""
+        """Stop the sequence at its holder, and close its KV route, because its output is not wanted any more.
+        Idempotent."""
         if self.holder is not None:
             self.holder.abort(self)
         self.kv.close()

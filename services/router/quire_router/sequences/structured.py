@@ -1,4 +1,4 @@
-"""The constraint of an answer, as a client writes it. A tokenizer compiles it; see quire_common.structured."""
+"""The constraint of an answer in the client's form. A tokenizer compiles it; see quire_common.structured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PROMPT_ENDS: Final = ("unknown", "thinking", "answering")
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """`kind` and `text` are those of quire.v1.Constraint; `param`: the client's field, for errors."""
+    """A constraint such as a JSON schema or a regular expression. `kind` and `text` are those of quire.v1.Constraint.
+    `param` is the client's field, for errors."""
 
     kind: str
     text: str = ""
@@ -25,14 +26,14 @@ class StructuredOutput:
     disable_additional_properties: bool = False
     whitespace_pattern: str = ""
     prompt_end: str = ""
-    """One of PROMPT_ENDS: the prompt is a chat, which ends so, and the answer may reason first."""
+    """One of PROMPT_ENDS if the prompt is a chat, whose answer may begin with reasoning; empty for other prompts."""
     param: str = CONSTRAINT_PARAM
 
 
 @dataclass(frozen=True, slots=True)
 class RequiredTools:
-    """Calls that an answer must have, or whose arguments must follow their schemas. `name`: the only one; empty:
-    any."""
+    """The tools that an answer may or must call. With `required`, the answer must have a call; otherwise only the
+    arguments of its calls must follow their schemas. `name`: the only tool that may be called; empty: any tool."""
 
     tools_json: str
     required: bool = False
@@ -45,5 +46,5 @@ AnswerStructure = StructuredOutput | RequiredTools
 
 
 def naming_field(error: QuireError, structure: AnswerStructure) -> QuireError:
-    """Return the error of a tokenizer or engine about a constraint, with the field in which the client sent it."""
+    """Return the error of a tokenizer or engine about a constraint, with `param` set to the client's field."""
     return type(error)(error.code, error.message, error.fix, param=structure.param, retry_after_s=error.retry_after_s)

@@ -1,4 +1,5 @@
-"""What tokenizers have made of one sequence's tokens. The Detokenize stream that has the sequence alone writes it."""
+"""The text that tokenizers have made of one sequence's tokens. Only the Detokenize stream that has the sequence writes
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _CONTENT, _NO_CALL = PartKind.CONTENT.value, -1
 
 
 class TextProgress:
-    """`confirmed` tokens count; their text has `chars_sent` characters. A row is answered once by the tokenizer."""
+    """The tokenizer's progress with one sequence. The tokenizer has answered for the first `confirmed` tokens; their
+    text has `chars_sent` characters. It answers each row once, and `rows_back` counts the answers."""
 
     __slots__ = (
         "_parts",
@@ -29,7 +31,8 @@ class TextProgress:
 
     def __init__(self) -> None:
         self.rows_back = 0
-        # Rows that the tokenizer answers beside those of the engine: rows are cut, joined, and sent again.
+        # The number of rows that were sent to the tokenizer, minus the number of the engine's rows. The numbers differ
+        # because rows are cut, joined, and sent again.
         self.more_rows = 0
         self.confirmed = 0
         self.chars_sent = 0
@@ -40,32 +43,33 @@ class TextProgress:
         self.detokenize_us = 0.0
         self.detokenize_rows = 0
         self.reasoning_tokens = 0
-        # Kind, call and characters of what is not in a delta yet; None: all text is content. They end at this character
-        # of the text, which may be ahead of `chars_sent`.
+        # (kind, call, characters) of the text parts that are in no delta yet; None: all text is content. The last part
+        # ends at character `_parts_end` of the text, which may be after `chars_sent`.
         self._parts: deque[tuple[int, int, int]] | None = None
         self._parts_end = 0
 
     def start_after(self, tokens: int, characters: int, *, with_offsets: bool) -> None:
-        """Begin behind the tokens and characters that the client of a broken stream has."""
+        """Begin after the tokens and characters that the client has from an earlier, broken stream."""
         self.confirmed, self.chars_sent = tokens, characters
         self._parts_end = characters
         if with_offsets:
             self.offsets = [0] * tokens
 
     def add_rows(self, more: int) -> None:
-        """Count rows that were added by cutting; negative: that were saved by joining."""
+        """Count rows that were added because a row was cut. A negative number counts rows that were saved by
+        joining."""
         self.more_rows += more
 
     def reopen(self, rows: int, engine_rows: int, *, begins: bool) -> None:
-        """Set how many answers to expect of a new stream: it has got the unconfirmed tokens of `engine_rows` rows in
-        `rows` rows so far. `begins`: none of them is answered."""
+        """Set how many answers to expect from a new stream. The engine's `engine_rows` rows were sent on this stream as
+        `rows` rows so far. With `begins`, the tokenizer has answered none of them."""
         if begins:
             self.rows_back = 0
         self.more_rows = rows - engine_rows
 
     def add_answer(self, characters: int, used: int, us: float) -> None:
-        """Add the answer to a row: `used` of its tokens count, with so many characters. `us`: the tokenizer's time for
-        it."""
+        """Add the answer to a row: `used` of its tokens count, and their text has so many characters. `us` is the
+        tokenizer's time for the row, in microseconds."""
         self.rows_back += 1
         self.confirmed += used
         self.chars_sent += characters
@@ -73,7 +77,7 @@ class TextProgress:
         self.detokenize_rows += 1
 
     def add_offsets(self, offsets: list[int]) -> None:
-        """Add the offsets of those tokens of a row that count."""
+        """Add the offsets of the tokens of a row that count."""
         self.offsets += offsets
 
     def add_part(self, kind: int, call: int, characters: int) -> None:
@@ -84,7 +88,7 @@ class TextProgress:
         self._parts_end += characters
 
     def forget_early_parts(self) -> None:
-        """Forget the parts of text that did not come: another tokenizer sends it, with its parts."""
+        """Forget the parts of text that has not come. Another tokenizer will send this text again, with its parts."""
         early = self._parts_end - self.chars_sent
         while self._parts and early > 0:
             kind, call, characters = self._parts.pop()
@@ -94,7 +98,7 @@ class TextProgress:
         self._parts_end = self.chars_sent
 
     def take_parts(self, text: str) -> list[TextPart] | None:
-        """Return the parts of this text, which goes into a delta; None where it was not parsed."""
+        """Return the parts of this text, which goes into a delta; None if the text is not parsed."""
         if self._parts is None:
             return None
         taken: list[TextPart] = []
@@ -115,10 +119,11 @@ class TextProgress:
         self.reasoning_tokens = tokens
 
     def strike(self) -> int:
-        """Count a tokenizer that was lost while it worked on the sequence; return how many there were in a row."""
+        """Count a tokenizer that was lost while it worked on the sequence. Returns the number of such losses in a
+        row."""
         self.strikes += 1
         return self.strikes
 
     def clear_strikes(self) -> None:
-        """Forget lost tokenizers, since one has answered."""
+        """Forget the lost tokenizers, because a tokenizer has answered."""
         self.strikes = 0
