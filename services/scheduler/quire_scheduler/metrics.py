@@ -1,4 +1,5 @@
-"""The scheduler's metrics. Per step only two histograms move; the rest is brought up to date now and then."""
+"""The scheduler's metrics. For each step only a few histograms are updated. The other metrics are updated at regular
+intervals, or when a request ends."""
 
 from __future__ import annotations
 
@@ -118,14 +119,14 @@ _request_s = histogram(_P + "request_seconds", "From submission to the end.")
 
 
 class Meter:
-    """Turns one core's counts into increments."""
+    """Turns the counts of one core into increments of the metrics."""
 
     def __init__(self) -> None:
         self._seen = dict.fromkeys(_counts, 0)
         self._labelled: dict[tuple[str, str], int] = {}
 
     def count(self, stats: Stats) -> None:
-        """Add to the metrics what the core's counts have grown by since the last call."""
+        """Add to the metrics the growth of the core's counts since the last call."""
         for name, metric in _counts.items():
             value = getattr(stats, name)
             if value != self._seen[name]:

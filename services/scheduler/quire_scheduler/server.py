@@ -1,4 +1,5 @@
-"""The gRPC wiring of the scheduler: which servicer is on the port, and what happens at start, drain and close."""
+"""The gRPC wiring of the scheduler: which servicer is on the port, and what the service does at start, drain and
+close."""
 
 from __future__ import annotations
 

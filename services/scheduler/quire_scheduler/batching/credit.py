@@ -1,6 +1,6 @@
-"""Credit: the free-running policy. The worker runs by itself on credit that is topped up ahead of need, and admits by
-itself the sequences that were started ahead in spare slots.
-"""
+"""Credit: the policy of free running. The worker runs by itself on credit (positions that it may compute) that Grants
+extend ahead of need. Some sequences are started ahead of need in spare slots, and the worker admits these by itself
+when others end."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from quire_scheduler.config import SchedulerConfig
 
 _AHEAD = 1.5
-# Spares as a share of the rows, before any sequence has finished.
+# The number of spares as a share of the rows, before any sequence has finished.
 _LEAST_AHEAD = 1 / 16
 _SPARE_STEPS = 4
 _LEAST_IN_FLIGHT = 8
-# Steps over which the rate of finishes is a mean.
+# The number of steps over which the rate of finishes is a mean.
 _RATE_STEPS = 256
 
 
 class Credit:
-    """Implements GrantPolicy. All its measures are in steps; it reads no clock. What is measured in steps is spent as
-    positions: a row takes as many in a step as it draws tokens."""
+    """Implements GrantPolicy. It measures time in steps and reads no clock. A measured number of steps is turned into
+    positions by the number of tokens that a row samples in a step."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
         self._least_ahead = math.ceil(self.rows * _LEAST_AHEAD)
-        # Where fewer may decode than the worker can, a spare would not wait but run.
+        # If the configuration lets fewer sequences decode than the worker can, a spare would not wait but run, so there
+        # are no spares.
         self._most_started = hello.num_slots if self.rows == hello.max_num_seqs else self.rows
         self._page_size = hello.model.pages.page_size
         self._budget = make_budget(config, hello, step_limit=0)
@@ -46,34 +47,38 @@ class Credit:
         self._steps = 0.0
 
     def may_grant(self) -> bool:
-        """While fewer Grants are in flight than one per step of the lead: a worker that hangs is not flooded."""
+        """Whether fewer Grants are in flight than the lead has steps (or _LEAST_IN_FLIGHT, if that is more), so that a
+        worker that hangs is not flooded."""
         return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
 
     def lead(self) -> int:
-        """The steps as measured, each of as many tokens as a row recently drew at most, and at least a page. A row that
-        may draw several has credit for all of them: with less it would try fewer."""
+        """Return the measured number of steps, times the most tokens that a row recently sampled in a step, and at
+        least one page. A row that may sample several tokens always has credit for all of them, since with less it
+        would try fewer."""
         return max(self._lead.steps * self._drawn_tokens + self._most_row_tokens - 1, self._page_size)
 
     def slack(self) -> int:
-        """The tokens that a row draws in a page of steps. All slots together then need about one Grant in that time."""
+        """Return the most tokens that a row samples in as many steps as a page has positions. All slots together then
+        need about one Grant in that time."""
         return self._page_size * self._drawn_tokens
 
     def most_started(self, ending: int) -> int:
-        """The rows, and as many more as may end before their successors, granted then, could arrive."""
+        """Return the number of rows, plus as many spares as sequences may end before their successors could arrive by a
+        Grant."""
         expected = _AHEAD * self.finish_rate * self._lead.steps
         ahead = max(math.ceil(expected), ending, self._least_ahead)
         return min(self.rows + ahead, self._most_started)
 
     def most_spare_tokens(self) -> int:
-        """A few steps' worth."""
+        """Return the prompt tokens of a few steps."""
         return _SPARE_STEPS * self._budget.tokens_per_step
 
     def worth_a_step(self) -> bool:
-        """No: steps need no Grant."""
+        """Return False: the worker's steps need no Grant."""
         return False
 
     def budget(self) -> Budget | None:
-        """With the first Grant."""
+        """Return the budget for the first Grant, then None."""
         return None if self._budget_sent else self._budget
 
     def granted(self, seq: int) -> None:
@@ -82,7 +87,7 @@ class Credit:
         self._lead.sent(seq)
 
     def reported(self, report: Report) -> None:
-        """Note which Grants the Report retires, measure the lead by it, and update the decaying means of steps and of
+        """Record which Grants the Report retires, measure the lead, and update the decaying counts of steps and of
         sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
@@ -95,10 +100,10 @@ class Credit:
 
     @property
     def _drawn_tokens(self) -> int:
-        """The most tokens that a row recently drew in a step."""
+        """The most tokens that a row recently sampled in a step."""
         return self._row_tokens.value or self._most_row_tokens
 
     @property
     def finish_rate(self) -> float:
-        """Sequences that end per step."""
+        """The number of sequences that end per step."""
         return self._finishes / self._steps if self._steps else 0.0

@@ -1,4 +1,5 @@
-"""How much credit to give and when: what lockstep and free-running differ in, and all that they differ in."""
+"""GrantPolicy: how much credit (positions that the worker may compute) the Grants give, and when. The policies lockstep
+and free running differ in nothing else."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ if TYPE_CHECKING:
 
 TOKENS_PER_STEP = 8192
 CPU_TOKENS_PER_STEP = 512
-# The design's page on CPU; a worker that does not name its device is told by it.
+# The page size that the design uses on a CPU. A worker that does not name its device is recognised by it.
 _CPU_PAGE_SIZE = 16
 log = get_logger(__name__)
 
 
 class GrantPolicy(Protocol):
-    """Decides, per Grant, whether one may be sent, how far slots may run and how many sequences may hold slots.
+    """Decides, for each Grant, whether it may be sent, how far slots may run and how many sequences may hold slots.
 
-    Positions that are given beyond those known (`lead`, `slack`) are given only while pages last. `granted` hears
-    every Grant that was made, `reported` every Report of the epoch before anyone else. Called from one thread; sees no
-    requests and no pages.
+    Credit beyond the known positions (`lead`, `slack`) is given only while there are enough pages. `granted` is called
+    for every Grant that was made, and `reported` for every Report of the epoch, before any other part handles it. All
+    methods are called from one thread. A policy sees no requests and no pages.
     """
 
     rows: int
@@ -33,33 +34,35 @@ class GrantPolicy(Protocol):
         """Whether a Grant may be sent now."""
 
     def lead(self) -> int:
-        """Positions past the known ones that a slot should be able to compute at any time."""
+        """Return how many positions past its known ones a slot should be able to compute at any time."""
 
     def slack(self) -> int:
-        """Positions that a slot gets on top when it gets any, so that Grants need not follow each other closely."""
+        """Return how many positions a slot gets in addition whenever it gets any, so that fewer Grants are needed."""
 
     def most_started(self, ending: int) -> int:
-        """Sequences that may hold a slot at once; `ending` of them are sure to end within the lead."""
+        """Return how many sequences may hold a slot at once, given that `ending` of them are sure to end within the
+        lead."""
 
     def most_spare_tokens(self) -> int:
-        """Prompt tokens that may wait in slots beyond `rows`."""
+        """Return how many prompt tokens may wait in slots beyond `rows`."""
 
     def worth_a_step(self) -> bool:
-        """Whether a Grant that changes nothing should be sent while slots are held, for the step that it allows."""
+        """Whether a Grant that changes nothing should be sent while slots are held, because it permits a step."""
 
     def budget(self) -> Budget | None:
-        """Bounds of the steps from the next Grant on; None where they stay."""
+        """Return the limits of the steps from the next Grant on; None if they stay as they are."""
 
     def granted(self, seq: int) -> None:
-        """A Grant was made."""
+        """Note that Grant `seq` was made."""
 
     def reported(self, report: Report) -> None:
-        """A Report came."""
+        """Note that a Report came."""
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """Return the configured bounds of a step, cut to the worker's room, with a warning where they are cut. Without a
-    configured number of tokens it is the worker's room, or else a default for its device."""
+    """Return the configured limits of a step, reduced to the number of tokens that the worker has room for. If that
+    reduces them, a warning is logged. If no number of tokens is configured, it is the worker's room or, if that is
+    unknown, a default for its device."""
     room = hello.max_step_tokens
     if 0 < room < config.max_num_batched_tokens:
         log.warning("steps are smaller than configured", configured=config.max_num_batched_tokens, room=room)
@@ -75,7 +78,7 @@ def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) ->
 
 
 def most_rows(config: SchedulerConfig, hello: WorkerHello) -> int:
-    """Sequences that may decode in one step, by the configuration and by what the worker can."""
+    """Return how many sequences may decode in one step, by the configuration and by the worker's limits."""
     return min(config.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs, hello.num_slots)
 
 

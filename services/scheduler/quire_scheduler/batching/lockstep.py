@@ -1,4 +1,5 @@
-"""Lockstep: one Grant, one step, one Report. The plain version that free-running must match token for token."""
+"""Lockstep: the policy of one Grant, one step and one Report at a time. It is the plain version, whose tokens free
+running must match exactly."""
 
 from __future__ import annotations
 
@@ -12,41 +13,43 @@ if TYPE_CHECKING:
 
 
 class Lockstep:
-    """Sends the next Grant only when the last one's step was reported, or was acknowledged as having nothing to run."""
+    """Sends the next Grant only after the worker has reported the last Grant's step, or has acknowledged that Grant
+    with nothing to run."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
         self._budget = make_budget(config, hello, step_limit=1)
         self._lead = hello.max_row_tokens - 1
         self._outstanding = 0
-        # The worker did something, so there may be a next step even if nothing new is granted.
+        # Whether the worker did something, so that there may be a next step even if nothing new is granted.
         self._progress = False
 
     def may_grant(self) -> bool:
         return not self._outstanding
 
     def lead(self) -> int:
-        """The tokens of the next step alone."""
+        """Return the positions that only the next step needs."""
         return self._lead
 
     def slack(self) -> int:
-        """None."""
+        """Return 0: there is no slack."""
         return 0
 
     def most_started(self, ending: int) -> int:
-        """As many as may decode: no spares."""
+        """Return the number of rows: there are no spares."""
         return self.rows
 
     def most_spare_tokens(self) -> int:
-        """None."""
+        """Return 0: there are no spares."""
         return 0
 
     def worth_a_step(self) -> bool:
-        """Yes after a step or a finished move; after an idle acknowledgement only a change can help."""
+        """Whether the worker reported a step or a finished move since the last Grant. After an acknowledgement with
+        nothing to run, only a change can lead to a step."""
         return self._progress
 
     def budget(self) -> Budget | None:
-        """With each Grant: its step."""
+        """Return the budget with each Grant, since each permits one step."""
         return self._budget
 
     def granted(self, seq: int) -> None:
@@ -54,11 +57,12 @@ class Lockstep:
         self._progress = False
 
     def reported(self, report: Report) -> None:
-        """Allow the next Grant if the Report tells of the last Grant's step, or that the last Grant was applied and
-        nothing runs."""
+        """Allow the next Grant if the Report tells of the last Grant's step, or says that the last Grant was applied
+        and nothing runs."""
         self._progress |= bool(report.steps or len(report.moved_id))
         stepped = report.steps and int(report.step_applied[-1]) >= self._outstanding
-        # Applied, and nothing runs. Should its step be about to launch, then sending the next Grant early is harmless.
+        # The Grant was applied and nothing runs. If its step is about to launch, it does no harm to send the next Grant
+        # early.
         idle = report.retired >= self._outstanding and not report.in_flight
         if stepped or idle:
             self._outstanding = 0

@@ -1,4 +1,4 @@
-"""Makes the next Grant: growth first (taking slots back where pages run out), then starts, then moves."""
+"""Planner: makes the next Grant: page growth first (slots are taken back if pages run out), then starts, then moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Planner:
-    """One Grant at a time, and none that says nothing."""
+    """Plans one Grant at a time, and makes none that is not needed."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica

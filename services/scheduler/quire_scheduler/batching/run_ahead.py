@@ -1,6 +1,8 @@
-"""RunAhead: how many steps the worker runs between the state that a Grant was made from and the first step under it.
+"""RunAhead: measures how many steps the worker runs between the state from which a Grant was made and the first step
+that applies the Grant.
 
-Measured in steps alone, so that no clocks need to agree and the worker's speed cancels out. Knows nothing of slots.
+The distance is measured only in steps, so that no clocks need to agree and the worker's speed cancels out. This module
+knows nothing of slots.
 """
 
 from __future__ import annotations
@@ -13,23 +15,23 @@ if TYPE_CHECKING:
 
 MARGIN = 4
 MOST_STEPS = 512
-# Measurements that are "recent": the larger of the last full window and the present one counts.
+# The number of measurements in a window. The largest one of the present window and of the last full one counts.
 _WINDOW = 32
 
 
 class RecentMaximum:
-    """The largest of the last measurements: of one window, and of the one before it. 0 before the first."""
+    """The largest measurement of the present window and of the one before it; 0 before the first measurement."""
 
     def __init__(self) -> None:
         self._measured = self._largest = self._largest_before = 0
 
     @property
     def value(self) -> int:
-        """The largest."""
+        """The largest recent measurement."""
         return max(self._largest, self._largest_before)
 
     def add(self, measured: int) -> None:
-        """Take a measurement in."""
+        """Add a measurement."""
         if self._measured == _WINDOW:
             self._largest_before, self._largest, self._measured = self._largest, 0, 0
         self._largest = max(self._largest, measured)
@@ -38,13 +40,14 @@ class RecentMaximum:
 
 class _Sent(NamedTuple):
     seq: int
-    # The last step that had been reported, and Reports of stalled slots until then.
+    # The last step that had been reported when the Grant was sent, and the number of Reports of stalled slots until
+    # then.
     completed: int
     stalls: int
 
 
 class RunAhead:
-    """The largest recent distance, and a margin. Before the first measurement: `at_first`."""
+    """The largest recent distance plus a margin. Before the first measurement, `at_first` counts as the distance."""
 
     def __init__(self, at_first: int) -> None:
         self._at_first = at_first
@@ -55,16 +58,17 @@ class RunAhead:
 
     @property
     def steps(self) -> int:
-        """How far ahead credit must reach so that it does not run out before the next arrives."""
+        """The number of steps that credit must cover, so that it does not run out before more credit arrives."""
         return min((self._distance.value or self._at_first) + MARGIN, MOST_STEPS)
 
     def sent(self, seq: int) -> None:
-        """A Grant is on its way."""
+        """Note that Grant `seq` was sent."""
         self._sent.append(_Sent(seq, self._completed, self._stalls))
 
     def reported(self, report: Report) -> None:
-        """Measure each Grant that these steps are the first to apply: the steps from the last one reported when it was
-        sent, to the first one under it. The distance counts twice where slots were stalled meanwhile."""
+        """Measure the distance of each Grant that the reported steps are the first to apply: from the last step that
+        had been reported when the Grant was sent, to the first step that applied it. The distance is doubled if
+        slots were stalled meanwhile."""
         self._stalls += bool(len(report.stalled_slot))
         if not report.steps:
             return
@@ -73,6 +77,6 @@ class RunAhead:
             sent = self._sent.popleft()
             first = report.first_step + int(report.step_applied.searchsorted(sent.seq))
             distance = first - sent.completed
-            # The worker stood still meanwhile: without that it would have run further.
+            # The worker stood still meanwhile; otherwise it would have run further.
             self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
         self._completed = report.first_step + report.steps - 1

@@ -161,20 +161,20 @@ class SlotTable:
             self.held(slot).output.frombytes(self.tokens.take_tokens(slot))
 
     def held_since(self, slot: NDArray[np.int32], applied: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows are of the slots' present holders; the array form of `held_at`."""
+        """Return, for each row, whether it belongs to its slot's present holder; the array form of `held_at`."""
         return self.start_seq[slot] <= applied
 
     def in_doubt(self, slot: int) -> bool:
-        """Whether a row of the slot may still be of a former holder."""
+        """Whether a row of the slot may still belong to a former holder."""
         return slot in self._former
 
     def active_slots(self) -> NDArray[np.intp]:
-        """Slots that hold a sequence."""
+        """Return the slots that hold a sequence."""
         return self.active.nonzero()[0]
 
     def held_at(self, slot: int, applied: int) -> Request | None:
-        """Return the request that a row of the slot belongs to, by the last Grant that its step had applied; None where
-        that sequence had finished."""
+        """Return the request to which a row of the slot belongs, given the last Grant that the row's step had applied.
+        Returns None if that request's sequence had finished."""
         if self.start_seq[slot] <= applied:
             return self.holder[slot]
         for use in self._former.get(slot, ()):
@@ -183,8 +183,8 @@ class SlotTable:
         return None
 
     def retire(self, retired: int) -> list[Request]:
-        """Forget the former uses of slots whose stop the worker has retired, since no late token can come. Returns
-        their requests."""
+        """Forget the former uses of slots whose stop the worker has retired, since no late token can come for them.
+        Returns their requests."""
         if not self._former:
             return []
         done = []
@@ -197,11 +197,11 @@ class SlotTable:
         return done
 
     def stopping(self) -> list[Request]:
-        """Requests whose stop has not retired."""
+        """Return the requests whose stop has not retired."""
         return [use.request for uses in self._former.values() for use in uses]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where columns, holders and the free list disagree."""
+        """Raise AssertionError if columns, holders and the free list disagree."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
         require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")

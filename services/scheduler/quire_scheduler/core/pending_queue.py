@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from quire_scheduler.core.queue_policy import QueuePolicy
 
 _SWEEP = 64
-# Later requests do not wait for a slower lookup, as long as at most _MOST_LOOKING requests are being looked up.
+# Later requests do not wait for a lookup that takes longer than _SLOW_S, as long as fewer than _MOST_LOOKING requests
+# are being looked up.
 _SLOW_S = 0.005
 _MOST_LOOKING = 64
 _READY = (State.READY, State.PULLED)
@@ -47,7 +48,7 @@ class PendingQueue:
         # Requests that are ASIDE, by uid. Parked ones were never in the policy; the others were READY or PULLING.
         self._parked: dict[int, Request] = {}
         self._set_aside: dict[int, Request] = {}
-        # `_tokens`: the number of prompt and output tokens of each request inside, by uid, as counted on arrival.
+        # `_tokens`: the number of prompt and output tokens of each request inside, by uid, as last counted.
         # `known_tokens`: their sum.
         self._tokens: dict[int, int] = {}
         self.known_tokens = 0

@@ -39,7 +39,7 @@ _MOST_LEASE_S = 600.0
 
 
 class End(enum.Enum):
-    """How a transfer ended."""
+    """The ways in which a transfer ends."""
 
     PULLED = "pulled"
     RELEASED = "released"

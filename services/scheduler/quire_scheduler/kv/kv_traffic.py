@@ -57,9 +57,9 @@ class LookupResult(NamedTuple):
     medium: str = ""
     failed: bool = False
     boot_id: int = 0
-    """Which life of the kvstore answered; 0: it does not say."""
+    """The boot id of the kvstore that answered; 0: it did not say."""
     watched: bool = False
-    """Whoever watches it is told of all that lookups find."""
+    """Whether watchers of the kvstore are told of all pages that its lookups find."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class KvTraffic:
         self._cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
         self._stats = stats
         self.watched_boot_id = 0
-        """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
+        """The boot id in the kvstore's last answer, if watchers can follow the kvstore; else 0."""
         self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_lookup")
         self._now = 0.0
         self._effects = Effects()

@@ -184,7 +184,7 @@ class Offload:
         result feeds the circuit breaker."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
-            # Not after a store that brought too few pages: it would be tried again and again while nothing else
+            # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else
             # happens.
             self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
         if arrived:

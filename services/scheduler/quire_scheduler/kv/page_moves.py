@@ -92,7 +92,7 @@ class PageMoves:
 
     @property
     def stores(self) -> int:
-        """How many of the moves in flight are stores to the kvstore."""
+        """The number of moves in flight that are stores to the kvstore."""
         return len(self._began_s)
 
     def are_late(self, now: float) -> bool:

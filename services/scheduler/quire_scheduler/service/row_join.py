@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_JOINED_TOKENS = 1 << 14
-"""At most so many in one message."""
+"""The most tokens in one joined message."""
 
 
 def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None:

@@ -1,7 +1,8 @@
-"""Follows the named pages of each epoch and publishes their changes.
+"""EventPump: publishes the changes of the named pages of each epoch.
 
-It reads the tail that watchers read too, as fast as the publisher takes batches. Where it falls behind the tail, or an
-epoch ends, consumers are told that all is cleared, and then what is there.
+It reads the same bounded list of recent events as the watchers, as fast as the publisher takes batches. If it falls
+behind the list, consumers are told that all pages are cleared, then which pages are held. When an epoch ends, they are
+told that all pages are cleared.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _BATCH_EVENTS = 256
 
 
 class Publisher(Protocol):
-    """Where batches go."""
+    """The receiver of batches of events."""
 
     def publish(self, payload: bytes) -> bool:
-        """Take a batch; False: not now."""
+        """Take a batch. Returns False if the publisher has no room now."""
         ...
 
     def close(self) -> None:
-        """Send what was taken, and end."""
+        """Send the batches that were taken, and end."""
 
 
 class EventPump:
-    """One per scheduler, in its event loop."""
+    """The event pump of one scheduler, in its event loop."""
 
     def __init__(self, engine: Engine, publisher: Publisher, make_wire: type[EventWire]) -> None:
         self._engine = engine
@@ -65,12 +66,12 @@ class EventPump:
                 await self._engine.pages_changed.wait()
 
     def close(self) -> None:
-        """After `run` has ended."""
+        """Close the publisher. Called after `run` has ended."""
         self._publisher.close()
 
     async def _follow(self, core: Scheduler, wire: EventWire) -> bool:
-        """Publish the events since the last call; where the tail has lost some, that all is cleared, and then a
-        snapshot. Returns False where nothing was new."""
+        """Publish the events since the last call. If some are no longer in the list, publish that all pages are
+        cleared, and then a snapshot. Returns False if there was nothing new."""
         try:
             events = core.names.after(self._at)
         except FailedPrecondition:
@@ -80,7 +81,7 @@ class EventPump:
             await self._send(wire.cleared())
             for piece in core.names.snapshot():
                 await self._send(wire.snapshot(piece))
-                # Nobody waits for all of it: others have their turn.
+                # Let other tasks run: nobody waits for the whole snapshot.
                 await asyncio.sleep(0)
             return True
         for start in range(0, len(events), _BATCH_EVENTS):
@@ -101,13 +102,13 @@ def make_event_pump(options: SchedulerConfig, engine: Engine) -> EventPump | Non
     config = parse_kv_events_config(options.kv_events_config)
     if not config.enabled:
         return None
-    # ZeroMQ has no TLS, and vLLM's consumers know no keys: nobody could tell who follows, or publishes.
+    # ZeroMQ has no TLS here, and vLLM's consumers have no keys, so neither side could tell who the other is.
     for host in config.listens_on:
         require_private(options, host, _OPTION, secured=False, fix="Publish through a proxy that has TLS")
     for host in config.connects_to:
         require_near(options, host, _OPTION)
     try:
-        # An extra of the distribution: most schedulers do without.
+        # These packages are an optional extra of the distribution, since most schedulers do not need them.
         from quire_scheduler.service.kv_events.event_wire import EventWire
         from quire_scheduler.service.kv_events.zmq_publisher import ZmqPublisher
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Page events as vLLM's consumers decode them: msgpack arrays, tagged by their first element.
+"""Encodes page events in the form that vLLM's consumers decode: msgpack arrays, tagged by their first element.
 
     EventBatch        [ts, events, data_parallel_rank]
     BlockStored       ["BlockStored", block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
@@ -6,8 +6,8 @@
     BlockRemoved      ["BlockRemoved", block_hashes, medium, group_idx]
     AllBlocksCleared  ["AllBlocksCleared"]
 
-Hashes are the low 64 bits of ours as unsigned integers, which is vLLM's default. group_idx is told only where a model
-has several KV groups; lora_id, lora_name and extra_keys are null.
+A hash is the low 64 bits of the page's hash as an unsigned integer, which is vLLM's default. group_idx is null unless
+the model has several KV groups; lora_id, lora_name and extra_keys are always null.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOW = (1 << 64) - 1
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Blocks that are now held, one after the other."""
+    """A chain of blocks that are now held."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -51,11 +51,11 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Nothing is held."""
+    """An event that says that no blocks are held."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
-    """What is sent at once."""
+    """The events of one message."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -63,7 +63,7 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class EventWire:
-    """For one model: `groups` KV groups, pages of `page_size` tokens."""
+    """Encodes the events of one model, which has `groups` KV groups and pages of `page_size` tokens."""
 
     def __init__(self, page_size: int, groups: int) -> None:
         self._page_size = page_size
@@ -71,15 +71,15 @@ class EventWire:
         self._encoder = msgspec.msgpack.Encoder()
 
     def changes(self, events: Iterable[PageEvent]) -> bytes:
-        """A batch of changes, in their order."""
+        """Encode a batch of changes, in their order."""
         return self._batch(self._change(events))
 
     def snapshot(self, stored: Iterable[Stored]) -> bytes:
-        """A batch of what is held."""
+        """Encode a batch of pages that are held."""
         return self._batch(map(self._stored, stored))
 
     def cleared(self) -> bytes:
-        """A batch that says that nothing is held."""
+        """Encode a batch that says that no pages are held."""
         return self._batch([AllBlocksCleared()])
 
     def _change(self, events: Iterable[PageEvent]) -> Iterator[BlockStored | BlockRemoved]:

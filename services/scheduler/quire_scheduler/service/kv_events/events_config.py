@@ -1,6 +1,6 @@
-"""--kv-events-config: vLLM's JSON, checked. Names, meanings and defaults are vLLM's, but for the default endpoint. That
-is bound to this machine alone: events carry prompts in plain, to whoever connects.
-"""
+"""Parses and checks the option --kv-events-config, whose form is vLLM's JSON. Names, meanings and defaults are those of
+vLLM, except for the default endpoint. This one can be reached only from this machine, because events carry prompts
+unencrypted to every client that connects."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from quire_common.errors import ConfigError
 
 _OPTION = "kv_events_config"
 _PUBLISHERS = ("null", "zmq")
-# ZeroMQ counts in int32, and a queue for replays is four times as long as what is kept.
+# ZeroMQ counts messages in int32, and the queue for replays is four times as long as the list of kept batches.
 MOST_QUEUED = 2**28
 _TCP = "tcp://"
-# An address to send from may come first.
+# The endpoint may begin with a source address and a semicolon.
 _TCP_HOST = re.compile(r"tcp://(?:[^;]*;)?([^;]*):[^:;]*")
-# ZeroMQ has others, which lead to other hosts and are not checked.
+# ZeroMQ has more transports. They can reach other hosts, and no rule here checks these hosts.
 _TRANSPORTS = (_TCP, "ipc://", "inproc://")
 
 
 @dataclass(frozen=True)
 class KvEventsConfig:
-    """`bind` is ours. None is vLLM's rule: endpoints with * or ::, ipc and inproc are bound, others connected to."""
+    """The checked option. `bind` is not an option of vLLM. If it is None, vLLM's rule applies: endpoints with * or ::,
+    ipc and inproc are bound, and the scheduler connects to all others."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"

@@ -1,11 +1,11 @@
-"""The sockets of vLLM's event wire: PUB for batches as they come, ROUTER for those who ask for missed ones.
+"""The sockets of vLLM's event wire: PUB sends each batch, ROUTER answers requests for missed ones.
 
     PUB                [topic, number (8 bytes, big-endian), payload]
     ROUTER, asked      [identity, b"", first number (8 bytes, big-endian)]
     ROUTER, answers    [identity, b"", number, payload] for each batch it still has, then [identity, b"", -1, b""]
 
-A thread of its own owns both; batches reach it through a bounded pipe. Nobody waits for a consumer: what one is too
-slow for is dropped by ZeroMQ, which it sees by the numbers.
+A thread of its own owns both sockets, and batches reach it through a bounded pipe. The thread waits for no consumer:
+ZeroMQ drops batches for a consumer that is too slow, which sees the gap in the numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _pipes = itertools.count()
 
 
 class ZmqPublisher:
-    """Raises ConfigError where an endpoint cannot be had. `endpoint` and `replay_endpoint` are those really used."""
+    """Publishes batches of events over ZeroMQ. Making one raises ConfigError if an endpoint cannot be used. `endpoint`
+    and `replay_endpoint` are the endpoints that are really used."""
 
     def __init__(self, config: KvEventsConfig) -> None:
         self._topic = config.topic.encode()
@@ -45,7 +46,8 @@ class ZmqPublisher:
             self.replay_endpoint = ""
             if config.replay_endpoint is not None:
                 self._replay = self._context.socket(zmq.ROUTER)
-                # An answer may be as long as what is kept. Who asks again and again and reads nothing is cut off.
+                # An answer may have as many batches as are kept. ZeroMQ drops messages to a consumer that asks again
+                # and again and reads nothing.
                 self._replay.set_hwm(max(4 * config.buffer_steps, _LEAST_REPLAY))
                 self.replay_endpoint = _open(self._replay, config.replay_endpoint, bind=True)
         except ConfigError:
@@ -62,7 +64,7 @@ class ZmqPublisher:
         self._thread.start()
 
     def publish(self, payload: bytes) -> bool:
-        """Hand a batch to the thread that sends it. Returns False, and drops nothing, where the pipe is full."""
+        """Hand a batch to the thread that sends it. Returns False, and does not take the batch, if the pipe is full."""
         try:
             self._source.send(payload, zmq.NOBLOCK)
         except zmq.Again:
@@ -70,7 +72,7 @@ class ZmqPublisher:
         return True
 
     def close(self) -> None:
-        """Send what was handed over, and end."""
+        """Send the batches that were handed over, and end the thread."""
         self._source.send(b"")
         self._thread.join()
         self._context.destroy(linger=_LINGER_MS)
@@ -96,8 +98,8 @@ class ZmqPublisher:
                 self._answer(self._replay)
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
-        """Read one request for missed batches, and send those from its number on that are still kept, then an end mark.
-        A malformed request is logged and dropped."""
+        """Read one request for missed batches. Send the kept batches from the requested number on, then an end mark. A
+        malformed request is logged and dropped."""
         asked = replay.recv_multipart()
         if len(asked) != 3 or len(asked[2]) != 8:
             log.warning("a request for missed KV events is malformed", frames=len(asked))
