@@ -12,7 +12,7 @@ from quire_common.errors import QuireError
 from quire_common.gguf import TextArray, open_gguf
 from quire_tokenizer.gguf.gguf_tokenizer import read_gguf
 from quire_worker.model.architectures import FAMILIES, find_family
-from quire_worker.model.architectures.config_check import check_config, check_model_type
+from quire_worker.model.config_check import check_config, check_model_type
 from quire_worker.model.config_facts import context_length, eos_token_ids
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.generation_config import sampling_defaults

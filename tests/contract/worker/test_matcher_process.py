@@ -20,7 +20,7 @@ from quire_common.sequence import Sequence, Stop
 from quire_common.telemetry import metrics
 from quire_worker.config import WorkerConfig
 from quire_worker.matcher import matcher_factory
-from quire_worker.matcher.matcher_main import GRAMMAR_BYTES
+from quire_worker.matcher.matcher_factory import GRAMMAR_BYTES
 from quire_worker.matcher.matcher_pool import MatcherPool
 from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.sampling.token_mask import MaskKind

@@ -191,7 +191,11 @@ class LocalMatcher:
         crashes = CrashRecord(clock)
         self.clients = [
             MatcherClient(
-                ring, self._link_maker(ring), clock, mask_slots=range(number, mask_slots, processes), crashes=crashes
+                ring,
+                self._link_maker(ring),
+                clock,
+                mask_slots=range(number, mask_slots, processes),
+                crashes=crashes.with_same_refusals(),
             )
             for number, ring in enumerate([self.ring, *map(self.ring.of_process, range(1, processes))])
         ]

@@ -154,6 +154,24 @@ def test_steps_with_held_rows_come_to_what_the_cpu_says(
     assert held_rows > 3 and late > 3 and ends > 0
 
 
+def test_masks_are_awaited_though_the_head_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture cannot end before the branch that reads masks has joined, and a step must not be launched again."""
+    models = TwoModels(tmp_path / "model", "qwen3", even=False)
+    ring = MaskRing.create(16, 2, models.cpu.spec.vocab_size)
+    masks = DeviceMasks(ring, DEVICE, SLOTS, 2 * SLOTS)
+    body = StepBody(models.decoder, models.pages.clone(), WORDS, SLOTS, 2 * SLOTS, masks)
+    calls: list[str] = []
+    monkeypatch.setattr(masks, "fetch", lambda *_: calls.append("fetch"))
+    monkeypatch.setattr(masks, "await_fetch", lambda: calls.append("await"))
+    monkeypatch.setattr(models.decoder, "forward", lambda token, *_: torch.zeros(len(token), 4, device=DEVICE))
+    monkeypatch.setattr(models.decoder, "logits", lambda _: calls.pop(9))
+    layout = StepLayout.of(StepSize(2, 0, 0, False, False, True), Tiling.of(models.shape, DEVICE, even=False))
+    layout.pack_nobody(body.uploaded)
+    with pytest.raises(IndexError):
+        body.launch(layout)
+    assert calls == ["fetch", "await"]
+
+
 EOS = (1, 2)
 BACKEND = letter_backend(VOCAB, EOS)
 TEXT = "start: /[A-V]{4,6}(0[3-9]*)?/"

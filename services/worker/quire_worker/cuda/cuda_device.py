@@ -175,6 +175,8 @@ class CudaDevice:
         raise. Waits for the stream."""
         try:
             self._stream.synchronize()
+            if self._body.masks is not None:
+                self._body.masks.reset()
             sound = not isinstance(error, torch.AcceleratorError)
         except RuntimeError:
             sound = False

@@ -80,9 +80,12 @@ class StepBody:
         stop_id = views["stop_id"].view(size.sequences, layout.stop_ids)
         if masks is not None and self.masks is not None:
             self.masks.fetch(masks, views, stop_id)  # takes as long as a large part of the head's product
-        self.logits = self.decoder.logits(last)
-        if masks is not None and self.masks is not None:
-            self.masks.await_fetch()
+        try:
+            self.logits = self.decoder.logits(last)
+        finally:
+            # Also behind an error: a capture cannot end before it, nor may a step that is launched again begin.
+            if masks is not None and self.masks is not None:
+                self.masks.await_fetch()
         changed = self._changed(views, stop_id, self.logits, masks) if size.controlled else None
         # Logits processor states, and what the host knows of the rows that it edits, are brought up to date before
         # the draw.

@@ -20,16 +20,21 @@ _MOST_KEYS = 256
 
 
 class CrashRecord:
-    """Belongs to the model thread. Keeps the replay keys of the last crashes."""
+    """Counts the crashes of one process. Belongs to the model thread. Keeps the replay keys of the last crashes."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], refused_until_s: OrderedDict[bytes, float] | None = None) -> None:
         self._clock = clock
         self._crashes: OrderedDict[bytes, int] = OrderedDict()
-        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict() if refused_until_s is None else refused_until_s
 
     def __bool__(self) -> bool:
         """Whether any replay key is suspect or refused."""
         return bool(self._crashes or self._refused_until_s)
+
+    def with_same_refusals(self) -> CrashRecord:
+        """Return the record of another process, which refuses the same work. It counts its own crashes: one event may
+        end several processes that work on the same replay key, and prove nothing about the grammar."""
+        return CrashRecord(self._clock, self._refused_until_s)
 
     def add_crash(self, replay_key: bytes) -> None:
         """Count the crash of a process that worked on this replay key alone. After MOST_CRASHES it is refused."""

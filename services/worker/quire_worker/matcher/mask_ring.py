@@ -87,7 +87,12 @@ class MaskRing:
 
     def of_process(self, process: int) -> MaskRing:
         """Map the same memory again, with the record of another process."""
-        return MaskRing(os.dup(self.fd), self.mask_slots, self.entries_per_slot, self._vocab_size, process)
+        fd = os.dup(self.fd)
+        try:
+            return MaskRing(fd, self.mask_slots, self.entries_per_slot, self._vocab_size, process)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def put(self, mask_slot: int, generation: int, position: int, mask: TokenMask) -> None:
         """Write the mask of the token at `position`, for the sequence of this generation."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 # If so many processes in a row are lost before one opens a sequence, the next one would be lost too.
 MOST_LOST = 10
+# After a loss, other processes get the sequences that start, until this one has opened a sequence again.
+RECOVERY_S = 30.0
 # The most bytes of OPEN frames that the process has not answered. A process that starts reads nothing for seconds, and
 # the link gives up a process that leaves 16 MiB unread.
 MOST_OPENING_BYTES = 4 << 20
@@ -100,6 +102,8 @@ class MatcherClient:
         self._crashes = CrashRecord(clock) if crashes is None else crashes
         self._waits = MaskWaits(clock)
         self._lost_in_a_row = 0
+        self._clock = clock
+        self._lost_s: float | None = None
         self._changed = False
         self._metrics = MatcherMetrics(clock)
 
@@ -123,6 +127,21 @@ class MatcherClient:
         """The number of sequences that have started and not ended."""
         return len(self._by_mask_slot) + len(self._waiting)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a sequence waits for a mask slot."""
+        return bool(self._waiting)
+
+    @property
+    def has_free_mask_slot(self) -> bool:
+        """Whether a sequence that starts would get a mask slot at once."""
+        return bool(self._free_mask_slots) and not self._waiting
+
+    @property
+    def was_just_lost(self) -> bool:
+        """Whether the process was lost less than RECOVERY_S ago, and has opened no sequence since."""
+        return self._lost_s is not None and self._clock() - self._lost_s < RECOVERY_S
+
     def set_wake(self, wake: Callable[[], None]) -> None:
         """Set the function to call when `poll` has something to do."""
         self.wake = wake
@@ -138,10 +157,27 @@ class MatcherClient:
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
         self._metrics.record_start(constraint.generation)
+        self._add_waiting(constraint)
+        return constraint
+
+    def give_waiting(self, constraint: RowConstraint, to: MatcherClient) -> None:
+        """Pass a sequence that waits for a mask slot to the client of another process."""
+        self._waiting.remove(constraint)
+        began_s = self._metrics.record_end(constraint.generation)
+        self._assign_mask_slots()
+        to.adopt(constraint, began_s)
+
+    def adopt(self, constraint: RowConstraint, began_s: float | None) -> None:
+        """Take over a sequence that waits for a mask slot since `began_s`."""
+        self._generations += 1
+        constraint.move_to(self, self._generations)
+        self._metrics.record_start(constraint.generation, began_s)
+        self._add_waiting(constraint)
+
+    def _add_waiting(self, constraint: RowConstraint) -> None:
         self._waiting.append(constraint)
         self._assign_mask_slots()
         self._send_opens()
-        return constraint
 
     def close_sequence(self, constraint: RowConstraint) -> None:
         """End a sequence, since it has left its slot, and free its mask slot. Steps in flight may still ask for its
@@ -301,7 +337,7 @@ class MatcherClient:
             self._waits.end_wait(constraint)
             self._metrics.record_opening(constraint.generation, frame.number())
             constraint.set_open(True)
-            self._lost_in_a_row = 0
+            self._lost_in_a_row, self._lost_s = 0, None
             if self._crashes:
                 self._crashes.add_success(self._replay_key(constraint))
         elif frame.kind == MatcherFrameKind.FAILED:
@@ -328,7 +364,7 @@ class MatcherClient:
     def _reopen_all(self) -> None:
         """Queue all sequences for the next process, suspects last. If the lost process worked on one sequence alone,
         the crash counts against the replay key of this sequence."""
-        busy = self._ring.pop_busy()
+        busy, self._lost_s = self._ring.pop_busy(), self._clock()
         with self._lock:
             self._incarnation += 1
             # The outputs have these tokens too.

@@ -40,6 +40,9 @@ TOKENIZER_FILE = "tokenizer.json"
 # Steps read the mask of one position while the matcher writes that of the next.
 ENTRIES_PER_SLOT = 2
 GPU_PROCESSES = 8
+# Address space for the grammars of all processes, and at least so much for each.
+GRAMMAR_BYTES = 4 << 30
+LEAST_GRAMMAR_BYTES = 1 << 30
 # Sequences pause while a process hangs, so that it is replaced after three seconds without an answer. A process that
 # starts has sixty seconds, since a large vocabulary takes long to load on a busy machine.
 TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
@@ -98,9 +101,9 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str)
         [
             MatcherClient(
                 each,
-                _link_maker(config, model, info, each, number),
+                _link_maker(config, model, info, each, (number, count)),
                 mask_slots=range(number, mask_slots, count),
-                crashes=crashes,
+                crashes=crashes.with_same_refusals(),
             )
             for number, each in enumerate(rings)
         ]
@@ -114,16 +117,18 @@ def _processes_on(device: str) -> int:
 
 
 def _link_maker(
-    config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, process: int
+    config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, number_of: tuple[int, int]
 ) -> Callable[[Callable[[], None]], ProcessLink]:
-    """Return a function that starts one process of the matcher."""
+    """Return a function that starts one process of the matcher. `number_of`: its index, and the number of processes,
+    which share the memory that grammars may take."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
         mask_slots=ring.mask_slots,
         entries_per_slot=ENTRIES_PER_SLOT,
-        process=process,
+        process=number_of[0],
+        grammar_bytes=max(GRAMMAR_BYTES // number_of[1], LEAST_GRAMMAR_BYTES),
         instance=identity()[1] or config.instance,
         log_level=config.log_level,
         log_format=config.log_format,

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 EXIT_OVERDUE = 4
-# Grammars may take so much address space, in addition to what the process has mapped when it is ready.
-GRAMMAR_BYTES = 4 << 30
 _WATCH_S = 0.5
 # Python's default is 5 ms: a thread that replays would delay each mask by as much.
 _SWITCH_S = 0.0005
@@ -75,7 +73,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
         exit_now(EXIT_FAILED)
 
     sys.setswitchinterval(_SWITCH_S)
-    _limit_memory()
+    _limit_memory(setup.grammar_bytes)
     matcher = Matcher(backend, ring, sender.send, make_executors(ring, fail))
     unread: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_watch, args=(matcher,), name="watch", daemon=True).start()
@@ -98,13 +96,13 @@ def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure:
             raise
 
 
-def _limit_memory() -> None:
+def _limit_memory(grammar_bytes: int) -> None:
     """Limit the process's memory, so that it ends, without a core dump, before grammars take all memory of the machine.
     Only Linux says how much is mapped already; elsewhere there is no limit."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statm = Path("/proc/self/statm")
     if statm.exists():
-        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + GRAMMAR_BYTES
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + grammar_bytes
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         if most == resource.RLIM_INFINITY or limit < most:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -37,13 +37,14 @@ class MatcherMetrics:
             "quire_worker_constrained_waiting", "Sequences with a grammar that wait for a mask slot"
         )
 
-    def record_start(self, generation: int) -> None:
-        """Record that a sequence with a grammar was put into its slot."""
-        self._began_s[generation] = self._clock()
+    def record_start(self, generation: int, began_s: float | None = None) -> None:
+        """Record that a sequence with a grammar was put into its slot, now or at `began_s` by the clock."""
+        self._began_s[generation] = self._clock() if began_s is None else began_s
 
-    def record_end(self, generation: int) -> None:
-        """Record that a sequence has left its slot."""
-        self._began_s.pop(generation, None)
+    def record_end(self, generation: int) -> float | None:
+        """Record that a sequence has left its slot, or goes to another process. Returns when it was put into its slot;
+        None if it has had a mask since."""
+        return self._began_s.pop(generation, None)
 
     def record_opening(self, generation: int, compile_us: int) -> None:
         """Record the compilation of a grammar. The time to the first mask is observed once per sequence, and not for

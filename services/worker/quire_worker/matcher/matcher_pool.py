@@ -7,7 +7,10 @@ sequences wait. All processes share the record of grammars that crash a process.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from quire_worker.matcher.row_constraint import NO_MASK_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +61,7 @@ class MatcherPool:
         """See GrammarMatcher."""
         for client in self._clients:
             client.start()
-        client = min(self._clients, key=lambda each: each.sequences)
+        client = _choose(self._clients)
         constraint = client.open_sequence(sequence, grammar)
         self._client_of[constraint] = client
         return constraint
@@ -66,6 +69,7 @@ class MatcherPool:
     def close_sequence(self, constraint: RowConstraint) -> None:
         """See GrammarMatcher."""
         self._client_of.pop(constraint).close_sequence(constraint)
+        self._share_mask_slots()
 
     def poll(self) -> bool:
         """See GrammarMatcher."""
@@ -77,6 +81,27 @@ class MatcherPool:
         self._client_of[constraint].hold(constraint)
 
     def close(self) -> None:
-        """End the processes, and release the ring. Idempotent."""
-        for client in self._clients:
-            client.close()
+        """End the processes at the same time, and release the ring. Idempotent."""
+        with ThreadPoolExecutor(len(self._clients), "matcher-close") as threads:
+            for _ in threads.map(lambda client: client.close(), self._clients):
+                pass
+
+    def _share_mask_slots(self) -> None:
+        """Give free mask slots to sequences that wait for one of another process, in the order in which they
+        started."""
+        if not any(client.has_waiting for client in self._clients):
+            return
+        for constraint, client in list(self._client_of.items()):
+            free = [each for each in self._clients if each.has_free_mask_slot]
+            if not free:
+                return
+            if constraint.mask_slot == NO_MASK_SLOT:
+                chosen = _choose(free)
+                client.give_waiting(constraint, chosen)
+                self._client_of[constraint] = chosen
+
+
+def _choose(clients: Sequence[MatcherClient]) -> MatcherClient:
+    """Return the client whose process has the fewest sequences, if possible one that was not just lost: a process that
+    cannot stay alive has none, and would get all."""
+    return min(clients, key=lambda each: (each.was_just_lost, each.sequences))

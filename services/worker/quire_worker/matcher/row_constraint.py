@@ -88,6 +88,10 @@ class RowConstraint:
         """Set its mask slot, which it keeps until it ends."""
         self.mask_slot = mask_slot
 
+    def move_to(self, mask_source: MaskSource, generation: int) -> None:
+        """Have another process apply the grammar of a sequence that still waits for a mask slot."""
+        self.mask_source, self.generation = mask_source, generation
+
     def set_open(self, is_open: bool) -> None:
         """Set whether the process has opened the sequence. False: the process is lost, or is to open it again."""
         self.is_open, self.is_held = is_open, False

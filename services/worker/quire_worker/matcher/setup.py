@@ -20,6 +20,8 @@ class MatcherSetup:
     """The number of masks for which a mask slot has room."""
     process: int = 0
     """The index of the process among the matcher's processes."""
+    grammar_bytes: int = 4 << 30
+    """The address space that grammars may take, besides what the process has mapped when it is ready."""
     instance: str = ""
     log_level: str = "info"
     log_format: str = "json"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quire_common.errors import Unsupported
-from quire_worker.model.architectures.config_check import check_fields
+from quire_worker.model.config_check import check_fields
 from quire_worker.model.config_file import ConfigFile
 
 TEXT: Final = "text_config"

@@ -13,8 +13,8 @@ from quire_common.gguf import GgufModel
 from quire_common.gguf.block_kinds import BlockKind
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import find_family
-from quire_worker.model.architectures.config_check import check_config, check_model_type
 from quire_worker.model.architectures.family import Family
+from quire_worker.model.config_check import check_config, check_model_type
 from quire_worker.model.config_facts import context_length
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import ParameterSpec, parameter_specs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire_common.telemetry import metrics
+from quire_worker.matcher.matcher_client import RECOVERY_S
 from quire_worker.matcher.wire import MatcherFrameKind
 from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher
 from tests.unit.worker.matcher.letter_rows import BACKEND, VOCAB, A, allowed, keep, open_row, take_all, wanted
@@ -71,3 +72,41 @@ def test_masks_are_counted_over_all_processes() -> None:
     assert matcher.client.mask_totals[0] == 4
     kinds = [[frame.kind for frame in link.heard].count(MatcherFrameKind.TOKENS) for link in matcher.links]
     assert kinds == [2, 2]
+
+
+def test_one_event_that_ends_two_processes_refuses_no_grammar() -> None:
+    matcher = LocalMatcher(BACKEND, VOCAB, 8, processes=2)
+    rows = [open_row(matcher) for _ in range(2)]
+    take_all(matcher)
+    for link, row in zip(matcher.links, rows, strict=True):
+        link.lose([row.generation])
+    take_all(matcher)
+    assert all(row.is_open and row.failure is None for row in rows)
+
+
+def test_sequence_that_waits_gets_the_free_mask_slot_of_another_process() -> None:
+    matcher = LocalMatcher(BACKEND, VOCAB, 2, processes=2)
+    first, second, third = (open_row(matcher) for _ in range(3))
+    take_all(matcher)
+    assert [row.is_open for row in (first, second, third)] == [True, True, False]
+    assert third.mask_source is first.mask_source
+    matcher.client.close_sequence(second)
+    take_all(matcher)
+    assert third.is_open and third.mask_slot == 1 and third.mask_source is not first.mask_source
+    keep(third, A)
+    assert allowed(third, 1) == wanted(A)
+    for row in (first, third):
+        matcher.client.close_sequence(row)
+    assert not matcher.sequences
+
+
+def test_process_that_was_just_lost_gets_no_new_sequence_while_others_live() -> None:
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, 8, processes=2, clock=lambda: now_s[0])
+    kept = open_row(matcher)
+    take_all(matcher)
+    matcher.links[1].lose()
+    take_all(matcher)
+    assert open_row(matcher).mask_source is kept.mask_source
+    now_s[0] += RECOVERY_S
+    assert open_row(matcher).mask_source is not kept.mask_source

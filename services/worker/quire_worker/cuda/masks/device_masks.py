@@ -68,6 +68,15 @@ class DeviceMasks:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
+    def reset(self) -> None:
+        """Forget how far a launch came that failed. Nothing is in flight on the main stream. Waits for the reading
+        kernel."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._arrived.zero_()
+        if self._stream is not None:
+            torch.cuda.synchronize()
+
     def close(self) -> None:
         """Give the ring back; no step may be in flight. Idempotent."""
         self._mapping.close()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from quire_common.errors import Unsupported
 from quire_worker.model.arch_spec import Activation, ArchSpec, Attention, Dense, LayerSpec, NormSpec
-from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker.model.arch_spec import RopeSpec
-from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 from quire_worker.model.rope import SUPPORTED_ROPE_KINDS

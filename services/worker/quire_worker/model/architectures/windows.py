@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire_common.errors import Unsupported
-from quire_worker.model.architectures.config_check import refused
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_facts import CONTEXT
 from quire_worker.model.config_file import ConfigFile
 

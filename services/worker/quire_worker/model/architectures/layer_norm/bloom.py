@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec, NormSpec
 from quire_worker.model.architectures.alibi import alibi_slopes
 from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, tensor_names
-from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec, NormSpec, PositionSpec
 from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, tensor_names
-from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 _OFFSET = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec, NormSpec
 from quire_worker.model.architectures.common import LAYER_EPS, USUAL_NAMES, is_tied, read_dense, read_sizes
-from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
 from quire_worker.model.architectures.ropes import read_rope
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 

@@ -14,11 +14,11 @@ from quire_worker.model.architectures.common import (
     read_sizes,
     usual_names,
 )
-from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
 from quire_worker.model.architectures.ropes import read_rope
 from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 _POST_NORMED = usual_names(

@@ -7,11 +7,11 @@ from typing import Any
 
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec
 from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
-from quire_worker.model.architectures.config_check import refused
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import GgufMap
 from quire_worker.model.architectures.ropes import ORIGINAL, read_rope
 from quire_worker.model.architectures.windows import every_layer
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 
