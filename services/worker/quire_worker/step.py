@@ -1,7 +1,7 @@
-"""What the engine hands to the model runner for one step, and what it gets back.
+"""StepBatch and StepOutput: the engine's input to the model runner for one step, and the runner's result.
 
-Columns of numpy, one step at a time. This file knows nothing of slots, grants, owners of pages or text: the engine has
-already decided who runs, over which positions and on which pages.
+Both are numpy columns of one step. This file knows nothing of slots, grants, owners of pages or text: the engine has
+already decided which sequences run, over which positions and on which pages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _no_flags() -> Bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Logprobs wanted of prompt tokens: those that follow a chunk's rows, from its first row on."""
+    """Prompt tokens whose logprobs are wanted: those that follow a chunk's rows, from its first row on."""
 
     token: Int32
     """[T] the tokens, T at most the chunk's rows."""
@@ -111,7 +111,7 @@ class StepBatch:
 
 
 class Draws(NamedTuple):
-    """Where a step draws tokens, sequence after sequence, drafts in their order."""
+    """The places in a step at which tokens are sampled: sequence after sequence, with the drafts of each in order."""
 
     sequence: Int64
     nth: Int64
@@ -138,7 +138,7 @@ def draws_of(batch: StepBatch) -> Draws:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiming:
-    """Where a step's time went, in microseconds."""
+    """The time of a step's parts, in microseconds."""
 
     prepare_us: int
     forward_us: int
@@ -147,7 +147,7 @@ class DeviceTiming:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step produced."""
+    """The result of one step."""
 
     token: Int32
     """[number of draws: of each sequence with `sample`, 1 + its drafts], in their order. DAMAGED where the row's logits

@@ -171,7 +171,7 @@ class CudaDevice:
         return self._outcome(self._launch(batch))
 
     def _examine(self, error: Exception) -> None:
-        """Return if an error of a launch is the step's own. If the GPU itself has failed, mark the device as broken and
+        """Return if the step itself has caused a launch's error. If the GPU has failed, mark the device as broken and
         raise. Waits for the stream."""
         try:
             self._stream.synchronize()
@@ -192,7 +192,7 @@ class CudaDevice:
         self._check()
 
     def _edit(self, batch: StepBatch, places: Int32) -> Edit | None:
-        """The function by which a step changes logits on the host; None if no row runs Python."""
+        """Return the function that changes logits on the host in this step; None if no row needs Python."""
         if not _runs_python(batch):
             return None
         return partial(self._host_rows.edit, batch, places)
@@ -225,7 +225,8 @@ class CudaDevice:
         return self._fresh.make()
 
     def _launch_nobody(self, fresh: Fresh) -> None:
-        """Launch a step of padding with one long prompt for cuDNN, so that the kernels of such steps are compiled."""
+        """Launch a step that consists of padding and one long prompt for cuDNN, so that the kernels of such steps are
+        compiled."""
         layout = StepLayout.of(StepSize(0, fresh.padded, 1), self._tiling).leaving((fresh,), 1)
         with torch.cuda.stream(self._stream):
             layout.pack_nobody(self._body.uploaded)

@@ -26,7 +26,8 @@ _AT_START = 32
 
 @dataclass(frozen=True, slots=True)
 class CudaModel:
-    """`pages` as in Ops.plan; `attention`: what computes it, by name (see ops.backends)."""
+    """A decoder and its pages on a GPU. `pages` has the layout of Ops.plan; `attention` names the attention backend
+    (see ops.backends)."""
 
     decoder: StepDecoder[TritonPlan]
     pages: Tensor

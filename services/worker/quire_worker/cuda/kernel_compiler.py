@@ -1,11 +1,12 @@
-"""Kernels compiled several at a time, before the first step needs them.
+"""Compiles kernels, several at a time, before the first step needs them.
 
-Triton compiles a kernel when it is first launched, one after the other: ten seconds and more where its cache on disk is
-empty. Here steps are gone through by launches that compile and do nothing else, on a few threads: most of a compilation
-runs outside Python's lock, though reading what is on disk does not. So does that of its launcher, a module in C that
-its first launch would wait a quarter of a second for. A launch finds afterwards what it would have compiled itself,
-under the same key, in memory or on disk; what failed here is compiled, or fails, where it is launched. Knows nothing of
-what kernels compute.
+Triton compiles a kernel at its first launch, one kernel after the other. With an empty disk cache this takes ten
+seconds or more. Here, launches of padded steps only compile, on a few threads. Most of a compilation runs without
+Python's lock, though reading from disk does not. The same is true of the launcher, a C module for which the first
+launch would wait a quarter of a second.
+
+A later launch finds the compiled kernel in memory or on disk, under the same key. A kernel that failed here is
+compiled, or fails, at its launch. This module does not know what the kernels compute.
 """
 
 from __future__ import annotations

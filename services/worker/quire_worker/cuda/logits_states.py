@@ -1,9 +1,9 @@
 """LogitsStates: the logits processor states of sequences, on the device, by slot.
 
-A state is made when its sequence first draws, and is the device's from then on: the host never reads it back. One whose
-sequence has ended stays until its room is wanted, so a step that was launched before an end was known still finds it;
-its memory is then taken by what is uploaded later on the same stream, behind that step. All of them together take no
-more than what is kept for them beside the KV pages; a request for which no room is left fails alone.
+A state is uploaded when its sequence samples first. From then on only the device changes it, and the host never reads
+it back. The state of an ended sequence stays until its memory is needed, so that a step launched before the end was
+known still finds it. A later upload on the same stream then takes the memory, after that step. All states together take
+no more memory than was reserved beside the KV pages. A request for which no memory is left fails by itself.
 """
 
 from __future__ import annotations

@@ -228,8 +228,9 @@ def _by_sequence(
 
 
 def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
-    """By sequence, the errors of those that should have sampled a token and did not: NaN logits, nothing left to draw,
-    or a failure of their controls. `token` [S] as StepOutput.token has it, or HELD."""
+    """Return, by sequence, the errors of sequences that should have sampled a token and did not. The causes are NaN
+    logits, no token left to sample, or a failure of the sequence's controls. `token` [S] is as in StepOutput.token, or
+    HELD."""
     failed: dict[int, QuireError] = {}
     for sequence in np.flatnonzero(batch.sample & (token < 0) & (token != HELD)).tolist():
         controls = batch.controls.get(sequence)

@@ -1,8 +1,7 @@
 """AgentMain: the life of the KV transfer agent's process, from its inherited descriptors to the end of its socket.
 
-The process ends with its worker, even if the worker crashes: the socket closes then. If it hangs then, the signal that
-the kernel sends at the death of a parent ends it. It ignores the signals that a terminal or supervisor sends to the
-whole process group: the worker handles them, and drains first.
+It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
+a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
 """
 
 from __future__ import annotations

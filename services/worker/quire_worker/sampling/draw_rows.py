@@ -1,8 +1,8 @@
-"""Draw rows: what a sequence's draws depend on beside its logits and its position, as one record of 32-bit words.
+"""Draw rows: the inputs of a sequence's sampling, beside its logits and its position, as one record of 32-bit words.
 
-A record has the random key and every number that the table of request parameters lets a draw depend on. Hosts gather
-(by `take`, which copies whole records; an index goes field by field) and upload records whole; a kernel reads a number
-at its word. Knows no request but by `Sampling`.
+A record has the random key and every number on which sampling depends by the table of request parameters. Hosts gather
+records (by `take`, which copies whole records; an index goes field by field) and upload them whole. A kernel reads each
+number at its word. This module knows a request only by its `Sampling`.
 """
 
 from __future__ import annotations

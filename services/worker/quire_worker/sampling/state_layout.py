@@ -1,9 +1,10 @@
-"""What a sequence asks of its logits as one array of int32, which a device reads in place and keeps up to date itself.
+"""A sequence's logits processor state as one array of int32, which the device reads in place and keeps up to date
+itself.
 
-It says what `LogitsState` says, for those who cannot run Python between two steps: a header, then sections at the
-offsets that the header names. Float32 values are stored by their bits. The device adds each token that it is fed to the
-known ids, to their counts, to the ring of the output's last tokens and to what it knows of the thinking; everything
-else stays as it was made.
+The array has the contents of `LogitsState`, for a device that cannot run Python between two steps: a header, then
+sections at the offsets that the header names. Float32 values are stored as their bits. The device adds each token that
+it is fed to four sections: the known ids, their counts, the ring of the output's last tokens, and the state of the
+thinking. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ _SPARE = 4
 
 
 def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
-    """The state of a sequence that starts, its output ids being those that it had before. `room`: new token ids that it
-    can count; None: all that may come. The ids and their counts are its last section."""
+    """Return the state of a sequence that starts. Its output ids are those that it had before. `room` is the number of
+    new token ids that the state can count; None: enough for all that may come. The ids and their counts are its last
+    section."""
     controls = sequence.sampling.controls or NEUTRAL
     counting = any(getattr(controls, each.name) != each.default for each in PENALTIES)
     ids, counts, capacity = _known_tokens(sequence, vocab_size, room) if counting else (_NONE, _NONE, 0)

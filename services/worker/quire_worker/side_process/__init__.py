@@ -1,1 +1,2 @@
-"""Processes beside the engine: they are started, watched and restarted alike, and talk in frames over a socket."""
+"""Processes beside the engine. All are started, watched and restarted in the same way, and exchange frames with the
+engine over a socket."""

@@ -1,4 +1,4 @@
-"""The process's own side: it reads the engine's frames, and ends with its engine, however that ends."""
+"""The process's own side: it reads the engine's frames, and ends when its engine ends, even by a crash."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ProcessLink: keeps a process beside the engine running, and passes frames to and from it. Knows nothing of what they
-bring about.
+"""ProcessLink: keeps a process beside the engine running, and passes frames to and from it. It does not know the
+effects of the frames.
 
-One thread starts the process, reads from it, and starts another when it ends or hangs. A process and its frames are one
-*incarnation*: what was meant for an earlier one is never sent to a later one.
+One thread starts the process, reads from it, and starts another when it ends or hangs. Each process with its frames is
+one *incarnation*: a frame for one incarnation is never sent to a later one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_BACKLOG_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LinkTimeouts:
-    """Silence is counted in unanswered pings and not by a clock, so that a worker that was stopped itself does not
-    blame the process."""
+    """Time limits of a process. Silence is counted in unanswered pings, not in seconds. So a worker that was itself
+    stopped for a while does not take its process for hung."""
 
     ping_s: float = 0.5
     silent_pings: int = 10
@@ -52,7 +52,8 @@ DEFAULT_TIMEOUTS = LinkTimeouts()
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """Takes the place of a frame: the process ended and lost its state. Later frames come from the next process."""
+    """Stands in the queue of frames for a process that has ended and lost its state. Later frames come from the next
+    process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,9 @@ class ProcessKind:
 
 
 class ProcessLink:
-    """`take_frame`, `give_up` and `close` belong to the model thread, `send` to any; `on_frames` is called from the
-    link's own when there is something to take, `on_ping` with each ping. `fds` are descriptors that every process
-    inherits, by the flags that name them."""
+    """Only the model thread calls `take_frame`, `give_up` and `close`; any thread may call `send`. The link's own
+    thread calls `on_frames` when there is a frame to take, and `on_ping` with each ping. `fds` are descriptors that
+    every process inherits, by the flags that name them."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class ProcessLink:
         return True
 
     def take_frame(self) -> Frame | ProcessLost | None:
-        """The next frame from the process, or ProcessLost where a process has ended; None: nothing has come."""
+        """Return the next frame from the process, or ProcessLost if a process has ended; None if nothing has come."""
         return self._inbox.popleft() if self._inbox else None
 
     def give_up(self, incarnation: int, why: str) -> None:
@@ -180,7 +181,7 @@ class ProcessLink:
             backoff_s = min(2 * backoff_s, self._timeouts.max_backoff_s)
 
     def _rest(self, time_s: float) -> None:
-        """Wait for so long, or until the link closes; frames that are sent meanwhile end no wait."""
+        """Wait for so long, or until the link closes. Calls of `send` do not end the wait."""
         until_s = time.monotonic() + time_s
         while not self._closing and (left_s := until_s - time.monotonic()) > 0:
             self._drain_wake_fd()

@@ -1,1 +1,1 @@
-"""Models that were found and understood, and whose weights are still where they are."""
+"""Models whose config was read and understood, and whose weights are not loaded yet."""

@@ -30,7 +30,7 @@ _VOLATILE = ("_name_or_path", "transformers_version")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What others want to know of a loaded model; the domain form of quire.v1.ModelInfo."""
+    """The facts about a loaded model that other services may know; the domain form of quire.v1.ModelInfo."""
 
     architecture: str
     max_model_len: int
@@ -69,7 +69,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource(ABC):
-    """A model folder, or GGUF file, that was read and understood; weights are still where they are."""
+    """A model folder or GGUF file that was read and understood; its weights are not loaded yet."""
 
     path: Path
     config: ConfigFile
@@ -86,7 +86,8 @@ class ModelSource(ABC):
 
     @abstractmethod
     def page_kind(self) -> bytes:
-        """Part of the pages' namespace: what decides their contents beside weights, config and kernels."""
+        """A part of the pages' namespace: everything that decides the contents of pages, beside weights, config and
+        kernels."""
 
     def facts(self, weights: Weights, *, batch_invariant: bool) -> ModelFacts:
         """Facts of the model that other services are told."""

@@ -1,1 +1,2 @@
-"""How many processor cores this worker may use, and how its threads share them with neighbours."""
+"""The number of processor cores that this worker may use, and the sharing of them between its threads and its
+neighbours."""

@@ -1,4 +1,5 @@
-"""Measures how this process fares on its cores, by counters of Linux; see proc_pid_schedstat and proc_stat(5)."""
+"""CoreMeter: measures the core time that this process gets, by counters of Linux; see proc_pid_schedstat and
+proc_stat(5)."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ class CoreMeter:
 
     @property
     def works(self) -> bool:
-        """Whether this kernel tells how long threads wait for a core."""
+        """Whether this kernel reports how long threads wait for a core."""
         return bool(self._threads)
 
     def read(self) -> Interval:
-        """Measure the time since the last call: cores that our threads wanted, the share of it in which they had none,
-        and idle cores."""
+        """Measure the time since the last call. Returns the number of cores that our threads wanted, the share of their
+        runnable time in which they waited for one, and the number of idle cores."""
         before = self._threads
         self._list_threads()
         self._threads = dict(self._counters())

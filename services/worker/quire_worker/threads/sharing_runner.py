@@ -1,4 +1,4 @@
-"""A Runner whose steps are computed by as many threads as a ThreadShare says."""
+"""SharingRunner: a Runner that computes its steps with as many threads as a ThreadShare decides."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ INTERVAL_S = 0.2
 
 
 class SharingRunner:
-    """Only for decoders whose layers CpuOps computes: their results are the same bits with any number of threads. It
-    begins with all."""
+    """Only for decoders whose layers CpuOps computes: their results have the same bits with any number of threads. The
+    first steps use all threads."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

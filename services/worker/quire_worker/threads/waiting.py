@@ -1,8 +1,9 @@
-"""How long OpenMP's threads spin while they wait for work, before they sleep. Must be said before torch is imported.
+"""Sets the time for which OpenMP's threads spin while they wait for work, before they sleep. It must be set before
+torch is imported.
 
-GNU's OpenMP, which torch's wheels bring, spins for 300,000 turns, which are 2 to 14 ms; Intel's and LLVM's spin 200 ms.
-Torch's share of a step on the CPU is small: a thread of its that spins takes a core from the helpers of our own kernels
-(see ops/cpu/kernel_thread_pool.py), which look for work for 0.3 ms at most.
+GNU's OpenMP, which torch's wheels include, spins for 300,000 turns, which take 2 to 14 ms; those of Intel and LLVM spin
+for 200 ms. Torch computes only a small part of a step on the CPU. If one of its threads spins, it takes a core from the
+threads of our own kernels (see ops/cpu/kernel_thread_pool.py), which look for work for 0.3 ms at most.
 """
 
 from __future__ import annotations

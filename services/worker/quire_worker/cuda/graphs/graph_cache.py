@@ -1,5 +1,5 @@
-"""GraphCache: items (captured steps) by StepSize; some are made in advance, the others when wanted or in idle time.
-Knows nothing of what an item is."""
+"""GraphCache: items (captured steps) by StepSize. Some are made in advance, the others when a step needs them or in
+idle time. GraphCache does not know the type of its items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _WORTH_TIME = 2
 
 
 class GraphCache(Generic[T]):
-    """Only `sizes` are made, `first` of them in advance and in this order; no more than `most` in all. Another size is
-    made when it is wanted for the `wants`-th time; one that is wanted again before that is queued for idle time."""
+    """Only items of `sizes` are made, `most` of them in all. The `first` sizes are made in advance, in this order. Any
+    other size is queued for idle time when it is wanted for the second time, and made at once when it is wanted for the
+    `wants`-th time."""
 
     def __init__(
         self,
@@ -48,8 +49,9 @@ class GraphCache(Generic[T]):
         return bool(self._missing)
 
     def find(self, wanted: StepSize) -> T | None:
-        """The item of the smallest size that suits `wanted`. If it is not made yet, it is made now if wanted often
-        enough; else this is the smallest item that is there. None: there is none."""
+        """Return the item of the smallest size that suits `wanted`. If that item does not exist yet, it is made now if
+        it was wanted often enough; otherwise the smallest existing item that suits is returned. None: there is no such
+        item."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()

@@ -1,8 +1,9 @@
-"""The few calls of the CUDA driver that torch has no public name for: memory that another process may open, and where
-the device sees this host's.
+"""The few CUDA driver calls for which torch has no public function: memory that another process may open, and the
+device address of host memory.
 
-Bound by ctypes to the driver's own library, which every process with a GPU has loaded. All act on the current device's
-context, which torch must have made before (any allocation does). Knows nothing of pages.
+The calls are bound by ctypes to the driver's own library, which every process with a GPU has loaded. They act on the
+current device's context, which torch must have made before (any allocation does so). This module knows nothing of
+pages.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class CudaDriver:
         library.cuMemHostGetDevicePointer_v2.argtypes = (pointer(address), ctypes.c_void_p, ctypes.c_uint)
 
     def allocation_of(self, address: int) -> tuple[int, int]:
-        """Where the allocation that holds an address begins, and its bytes."""
+        """Return the beginning of the allocation that holds an address, and its size in bytes."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
         return base.value, size.value
 
     def device_address(self, host: int) -> int:
-        """Where registered memory of this host lies for the device."""
+        """Return the address at which the device sees registered host memory."""
         address = ctypes.c_uint64()
         self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host, 0)
         return address.value
@@ -56,7 +57,8 @@ class CudaDriver:
         return bytes(handle.reserved)
 
     def open(self, handle: bytes) -> int:
-        """Map another process's allocation, which may be another GPU's; returns where it begins here."""
+        """Map an allocation of another process, perhaps on another GPU. Returns the address of its beginning in this
+        process."""
         address = ctypes.c_uint64()
         self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _PEER_ACCESS)
         return address.value
