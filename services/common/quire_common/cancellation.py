@@ -1,4 +1,5 @@
-"""Whether the present task is being cancelled, which CancelledError alone does not tell, nor every library pass on."""
+"""Tells whether the present task is being cancelled. CancelledError does not tell this by itself, and some libraries
+swallow it."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import asyncio
 
 
 def is_cancelled() -> bool:
-    """Whether somebody wants the present task to end, and not just a call that it reads: both raise CancelledError."""
+    """Whether the present task itself was cancelled. CancelledError may also come from a gRPC call that the task
+    reads."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def raise_if_cancelled() -> None:
-    """To be called behind what may lose a cancellation. redis-py sends by `asyncio.wait_for`, which before Python 3.12
-    returns as if nothing were where the cancellation comes as the sending ends: a loop would go on for ever."""
+    """Raise CancelledError if the present task was cancelled. Call this after a library call that may swallow a
+    cancellation. For example, redis-py sends with `asyncio.wait_for`. Before Python 3.12, `wait_for` returns normally
+    if the cancellation comes at the moment at which the send ends. Without this check, a loop would then go on for
+    ever."""
     if is_cancelled():
         raise asyncio.CancelledError

@@ -17,8 +17,8 @@ _open_gauge = gauge(
 
 
 class CircuitBreaker:
-    """Opens after `max_failures` in a row. After each pause one caller, the probe, may try: where it fails, the pause
-    doubles, up to `max_pause_s`. Knows nothing of what fails. Thread-safe."""
+    """Opens after `max_failures` failures in a row. After each pause, one caller may try; this try is the probe. If the
+    probe fails, the pause doubles, up to `max_pause_s`. The breaker does not know what its callers try. Thread-safe."""
 
     def __init__(
         self,
@@ -30,8 +30,9 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
         name: str = "",
     ) -> None:
-        """`is_open`: it begins open, with its first pause over. `name`: the breaker's label in metrics; empty: no
-        metric. If two breakers have one name, the metric shows the last change of either."""
+        """`is_open`: the breaker begins open, and a probe may follow at once. `name` is the breaker's label in metrics;
+        without a name, there is no metric. If two breakers have one name, the metric shows the last change of
+        either."""
         self._first_pause_s = self._pause_s = first_pause_s
         self._max_pause_s = max_pause_s
         self._max_failures = max_failures
@@ -45,15 +46,15 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Whether all is well, as far as is known."""
+        """Whether the breaker is closed: fewer than `max_failures` tries in a row have failed."""
         return self._failures < self._max_failures
 
     def can_try(self) -> bool:
-        """Whether to try now."""
+        """Whether a caller may try now."""
         return self.closed or self._clock() >= self._retry_at_s
 
     def begin_try(self) -> None:
-        """Somebody tries: while it is open, nobody else is to before another pause."""
+        """Note that a caller tries. While the breaker is open, no other caller may try before another pause is over."""
         with self._lock:
             self._begin_try()
 

@@ -99,7 +99,7 @@ class MediaSpan:
 
 @dataclass(frozen=True)
 class PageExtras:
-    """What distinguishes pages beside their tokens. Media positions are absolute."""
+    """The data that distinguish pages beside their tokens. Media positions are absolute."""
 
     adapter: bytes = b""
     salt: str = ""
@@ -186,7 +186,7 @@ def namespace_digest(model: str, model_digest: bytes, kv_dtype: str, layout: str
 
 @dataclass(frozen=True)
 class PageHeader:
-    """What the first 128 bytes of a framed page say."""
+    """The contents of the first 128 bytes of a framed page."""
 
     key: PageKey
     dtype: str
@@ -222,7 +222,8 @@ class PageHeader:
 
 
 def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = None) -> bytes:
-    """The header of a page with this body, with a MAC where `mac` is given; the framed page is the two in a row."""
+    """Return the header of a page with this body, with a MAC if `mac` is given. The framed page is the header followed
+    by the body."""
     view = _bytes(body)
     head = bytearray(PageHeader(key, dtype, len(view), 0).pack())
     _CHECKSUM.pack_into(head, _HEADER.size, _checksum(_covered(head), view))
@@ -260,7 +261,7 @@ def is_authentic(head: PageBytes, body: PageBytes, mac: PageMac) -> bool:
 
 
 def remove_mac(head: memoryview) -> None:
-    """Make a header that nobody else reads one without a MAC: what is there is not known to be right."""
+    """Remove the MAC from a header, since nobody has verified it. No other thread may read the header meanwhile."""
     _KEY_NUMBER.pack_into(head, _KEY_NUMBER_AT, 0)
     head[_MAC_AT : _HEADER.size] = _NO_MAC
 

@@ -1,4 +1,4 @@
-"""Repetition detection: an answer ends that says the same over and over. vLLM's rule and names."""
+"""Repetition detection: ends an answer that repeats one pattern of tokens. The rule and its names are vLLM's."""
 
 from __future__ import annotations
 

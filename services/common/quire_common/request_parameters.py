@@ -1,7 +1,8 @@
-"""The table of request parameters for services: the numbers of a request between its messages, its records and checks.
+"""Codecs and checks of request parameters for services. They convert the numbers of a request between its messages and
+its records.
 
-The table itself is quire.request_parameters, which the Python client reads too. A record has a number under the
-parameter's name. Which records there are is the caller's affair.
+The table of parameters is quire.request_parameters, which the Python client reads too. A record has each number under
+the parameter's name; the caller chooses the record's type.
 """
 
 from __future__ import annotations

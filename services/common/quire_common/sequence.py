@@ -1,6 +1,7 @@
-"""What is asked of an engine for one sequence, as dataclasses: the domain form of quire.v1.SequenceSpec.
+"""The request for one sequence of an engine, as dataclasses: the domain form of quire.v1.SequenceSpec.
 
-Router, scheduler and worker share it, so that a request means the same on every hop. Knows nothing of slots or pages.
+Router, scheduler and worker share it, so that a request means the same in each of them. It knows nothing of slots or
+pages.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _NUMBERS = NumberCodec(DRAW_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Travels with a request over every hop; see the proto. `deadline_s` is on this process's `time.monotonic()`;
-    infinite: none. A message carries the time that is left, so that no hop depends on another machine's clock."""
+    """Travels with a request through all services; see the proto. `deadline_s` is a time of this process's
+    `time.monotonic()`; infinite means that there is no deadline. A message carries the remaining time instead, so that
+    no service depends on another machine's clock."""
 
     request_id: str
     attempt: int = 0
@@ -54,7 +56,8 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; (prompt_)logprobs -1 is none, 0 the token itself alone."""
+    """The parameters by which the next token is chosen. Temperature 0 is greedy. For `logprobs` and `prompt_logprobs`,
+    -1 requests none, and 0 only that of the token itself."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -72,7 +75,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a sequence ends by what its tokens are; max_tokens counts from the first output token ever emitted."""
+    """The conditions under which a sequence ends because of its tokens. `max_tokens` counts from the first output token
+    ever emitted."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -96,7 +100,8 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it may begin on pages that are there already. Logprobs of a prompt need all of it computed."""
+        """Whether the sequence may begin on cached pages. Prompt logprobs require that all of the prompt is
+        computed."""
         return not self.skip_cache_read and self.sampling.prompt_logprobs < 0
 
     @property

@@ -1,4 +1,5 @@
-"""GGUF files: headers read within bounds, metadata typed, tensors located. Values of tensors are the worker's."""
+"""GGUF files: their headers, which are read within bounds, typed metadata, and the places of tensors. Only the worker
+reads the values of tensors."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def read_header(path: Path) -> GgufFile:
 
 
 class _HeaderReader:
-    """Reads forwards. What is behind the file's end is never touched: `struct.error` stands for it."""
+    """Reads a header from its beginning to its end. A read past the end of the file raises `struct.error`."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -246,7 +246,8 @@ class _HeaderReader:
         return found
 
     def _shape(self, name: str) -> tuple[BlockKind, tuple[int, ...]]:
-        """Kind and shape; the file has the shape in reverse, and the kind behind it."""
+        """Return the kind and the shape of a tensor. The file stores the shape in reverse order, and the kind after
+        it."""
         dimensions = self._number(_U32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise faults.corrupt(self._path, f"tensor {name} has {dimensions} dimensions")

@@ -1,6 +1,6 @@
-"""A model that is one GGUF file, or several shards that llama.cpp split it into, taken together.
+"""GgufModel: a model that is one GGUF file, or several shards into which llama.cpp split it.
 
-Knows how shards are named and numbered; knows nothing of what tensors mean.
+This module knows the names and numbers of shards; it does not know the meaning of tensors.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Which certificate a service shows, under which name it is verified, and which callers each RPC has."""
+"""The certificates of services: the files of each, the names under which servers are verified, and the callers that
+each RPC accepts."""

@@ -1,4 +1,5 @@
-"""The PEM files of a TLS port: a certificate, its key, and the authority that clients must be signed by."""
+"""TlsFiles: the PEM files of a TLS port. They are a certificate, its key, and the authority that must have signed the
+clients' certificates."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsContent:
-    """What the files contain. None: no such file is named."""
+    """The contents of the files; None for a file that is not named."""
 
     cert: bytes | None
     key: bytes | None

@@ -1,7 +1,7 @@
-"""Channels whose TLS credentials follow their files: gRPC itself never reads them again.
+"""Channels whose TLS credentials follow their files. gRPC itself reads these files only once.
 
-Calls that have begun stay on their connection. New calls go to a channel with the newest credentials as soon as that is
-connected, or the one of before no longer is, so that no call waits for a handshake or fails by it.
+A call that has begun stays on its connection. New calls use a channel with the newest credentials once that channel is
+connected, or once the old channel no longer is. So no call waits for a handshake or fails because of it.
 """
 
 from __future__ import annotations

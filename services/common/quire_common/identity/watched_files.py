@@ -1,7 +1,8 @@
-"""Values that come from files, and follow them: certificates, API keys and other secrets change without a restart.
+"""WatchedFiles: a value that is read from files and follows their changes. So certificates, API keys and other secrets
+change without a restart.
 
-A thread looks at the files of all values of the process, and loads those that have changed. A value that cannot be
-loaded is logged and counted, and the one of before stays.
+One thread watches the files of all values of the process, and reloads those that have changed. If a new value cannot be
+loaded, the failure is logged and counted, and the former value stays.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _reloads = counter(
 
 
 class WatchedFiles(Generic[T]):
-    """A value and the files that it comes from. Safe to use from any thread."""
+    """A value, and the files from which it is read. Safe to use from any thread."""
 
     def __init__(
         self, what: str, paths: Sequence[str], load: Callable[[], T], changed: Callable[[T], None] | None = None
     ) -> None:
-        """Load the value, and watch the files for as long as this object lives. `load` raises QuireError, and so does
-        this. `changed` hears of each later value, in the thread that watches."""
+        """Load the value, and watch the files for as long as this object lives. `load` may raise QuireError, which this
+        constructor then raises. The watching thread calls `changed` with each later value."""
         self._what = what
         self._paths = tuple(paths)
         self._load = load
@@ -51,8 +52,9 @@ class WatchedFiles(Generic[T]):
         _watcher.add(self)
 
     def check(self) -> None:
-        """Load the value if the files have changed. Files that change meanwhile, or that cannot be loaded and are of
-        this moment, may be half of a pair: they are looked at again next time, before anything is said of them."""
+        """Load the value if the files have changed. Only one file of a pair may be written yet. So files that change
+        during the load, and very new files that cannot be loaded, are tried again at the next check before an error is
+        reported."""
         state = _state(self._paths)
         if state in (self._seen, self._refused):
             return

@@ -1,4 +1,5 @@
-"""Where discovery is a registry, a service that is ready puts its address there, and takes it out when it leaves."""
+"""Registers a service with discovery when it is ready, and withdraws it when it leaves. Only for discovery by a
+registry."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _CLOSE_LIMIT_S = 10.0
 
 
 async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
-    """Register the service where discovery is a registry; closing the result withdraws it. None where discovery needs
-    no registration. Raises ConfigError."""
+    """Register the service if discovery is a registry, and return the Discovery; closing it withdraws the registration.
+    Returns None if discovery needs no registration. Raises ConfigError."""
     if config.discovery in PASSIVE:
         return None
     advertised = config.advertise or address
@@ -35,8 +36,8 @@ async def announce(config: ServiceConfig, service: str, instance: str, address: 
 
 
 class ThreadAnnouncement:
-    """The same for a service without an event loop: a thread of its own keeps the registration alive until `close`.
-    Raises ConfigError."""
+    """Registers a service that has no event loop. A thread keeps the registration alive until `close`. Raises
+    ConfigError."""
 
     def __init__(self, config: ServiceConfig, service: str, instance: str, address: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -22,8 +22,8 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class Readiness:
-    """A service is ready once its start has succeeded, while it has what it depends on, until its stop begins. Any
-    thread may ask."""
+    """A service is ready if its start has succeeded, its dependencies are available, and its stop has not begun. May be
+    read from any thread."""
 
     def __init__(self) -> None:
         self._started = False
@@ -32,25 +32,25 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether the service can do its work."""
+        """Whether the service is ready."""
         return self._started and self._up and not self._leaving
 
     @property
     def status(self) -> int:
-        """The same as a status of grpc.health.v1."""
+        """Readiness as a status of grpc.health.v1."""
         return int(_Status.SERVING if self.ready else _Status.NOT_SERVING)
 
     def start(self) -> None:
-        """The start has succeeded."""
+        """Note that the start has succeeded."""
         self._started = True
 
     def set_up(self, up: bool) -> bool:
-        """Note whether the service has what it depends on; return whether that is news."""
+        """Note whether the service's dependencies are available. Returns whether that has changed."""
         news, self._up = up != self._up, up
         return news
 
     def leave(self) -> None:
-        """The stop has begun."""
+        """Note that the stop has begun."""
         self._leaving = True
 
 
@@ -70,12 +70,12 @@ class AioHealth(health.aio.HealthServicer):  # type: ignore[misc]  # grpc publis
         await self._tell()
 
     async def ready(self) -> None:
-        """The start has succeeded."""
+        """Report that the start has succeeded."""
         self.readiness.start()
         await self._tell()
 
     async def leave(self) -> None:
-        """The stop has begun."""
+        """Report that the stop has begun."""
         self.readiness.leave()
         await self._tell()
 

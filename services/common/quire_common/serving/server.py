@@ -62,7 +62,7 @@ log = get_logger(__name__)
 
 @dataclass
 class BoundServer:
-    """What a service may know of the process around it."""
+    """The parts of the process around it that a service may use."""
 
     address: str
     instance: str
@@ -81,12 +81,13 @@ class BoundServer:
         self._set_serving(up)
 
     def when_leaving(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called once when a service that was ready begins to leave: it still serves, but says from then on
-        that it is not ready, wherever it says so beside grpc.health.v1. Called in the service's own thread or loop."""
+        """Have `tell` called once, when a ready service begins to leave. The service still serves then, but reports
+        that it is not ready: by grpc.health.v1, and wherever else `tell` makes it do so. `tell` is called in the
+        service's own thread or loop."""
         self._leaving.append(tell)
 
     def leave(self) -> None:
-        """Call what `when_leaving` was given."""
+        """Call the functions that `when_leaving` was given."""
         for tell in self._leaving:
             tell()
 

@@ -1,4 +1,5 @@
-"""What a service has in memory when it is ready stays there: the collector need not look through it again and again."""
+"""Takes the objects that a ready service holds out of garbage collection: they stay, so collections need not visit
+them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import gc
 
 
 def settle() -> None:
-    """Collect once, and leave what is left out of every collection to come. A full one through the modules and tables
-    of a service takes tens of milliseconds, hundreds on a busy machine, and everybody whom it serves waits for it."""
+    """Collect garbage once, and exclude the remaining objects from all later collections. A full collection through the
+    modules and tables of a service takes tens of milliseconds, or hundreds on a busy machine, in which all requests
+    wait."""
     gc.collect()
     gc.freeze()

@@ -1,6 +1,5 @@
-"""The audit log: who made which call of administration, and how that ended. Lines of the logger `quire.audit`, which
-are written at every `--log-level`. No line has a credential, or the content of a request.
-"""
+"""The audit log: the caller and the outcome of each administrative call. Its lines belong to the logger `quire.audit`
+and are written at every `--log-level`. No line has a credential or the content of a request."""
 
 from __future__ import annotations
 

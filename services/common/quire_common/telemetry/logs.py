@@ -59,23 +59,23 @@ class Log:
         self._logger = logger
 
     def debug(self, message: str, **fields: Any) -> None:
-        """What only a developer wants to see."""
+        """Log an event for developers."""
         self._log(logging.DEBUG, message, fields)
 
     def info(self, message: str, **fields: Any) -> None:
-        """What an operator wants to see."""
+        """Log an event for operators."""
         self._log(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """What went wrong and was made good."""
+        """Log a problem from which the service has recovered."""
         self._log(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: Any) -> None:
-        """What went wrong."""
+        """Log a failure."""
         self._log(logging.ERROR, message, fields)
 
     def exception(self, message: str, **fields: Any) -> None:
-        """What went wrong, with the traceback of the exception being handled."""
+        """Log a failure, with the traceback of the exception that is being handled."""
         self._log(logging.ERROR, message, fields, exc_info=True)
 
     def enabled(self, level: str) -> bool:

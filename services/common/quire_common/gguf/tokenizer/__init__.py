@@ -1,1 +1,2 @@
-"""A GGUF file's tokenizer in the format of tokenizer.json: what tokenizers and matchers of grammars read alike."""
+"""Converts a GGUF file's tokenizer to the format of tokenizer.json. Tokenizers and grammar matchers read the same
+result."""

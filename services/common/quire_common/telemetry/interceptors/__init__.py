@@ -1,6 +1,7 @@
-"""gRPC interceptors: typed errors, request ids, spans and metrics, for aio and for threads, on both sides.
+"""gRPC interceptors for typed errors, request ids, spans and metrics. They exist for asyncio and for threads, and for
+clients and servers.
 
-Each of the four functions gives the list that its kind of server or channel takes.
+Each of the four functions returns the list of interceptors for its kind of server or channel.
 """
 
 from quire_common.telemetry.interceptors.aio_client import aio_client_interceptors

@@ -1,8 +1,8 @@
-"""Lets no call through that its service would not: the door in front of every method there is, reflection included.
+"""CallGate: refuses calls before the service sees them. It guards every method, reflection included.
 
-The check sees a call's metadata before any message of the call is read, so that a stranger's message costs nothing.
-The gate stands inside the interceptor that types errors, so that a refusal is an answer like any other. It knows no
-credentials: the check is the service's.
+The check sees a call's metadata before any message of the call is read, so that a stranger's message costs nothing. The
+gate is inside the interceptor that handles typed errors, so that a refusal is an answer like any other. The gate knows
+no credentials; the service supplies the check.
 """
 
 from __future__ import annotations

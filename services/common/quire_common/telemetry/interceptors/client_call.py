@@ -1,4 +1,5 @@
-"""What a call tells its server: the request id and the trace. Shared by the aio and the thread-based interceptors."""
+"""Adds the request id and the trace to the metadata of a call. The asyncio and the thread-based interceptors share
+it."""
 
 from __future__ import annotations
 

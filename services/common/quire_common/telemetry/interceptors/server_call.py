@@ -1,6 +1,6 @@
-"""One call on its way through a server: its request id, span, count, latency, and how its failure is told.
+"""ServerCall: the request id, span, count and latency of one call in a server, and the report of its failure.
 
-Shared by the aio and the thread-based interceptor; knows nothing of either's handler kinds.
+The asyncio and the thread-based interceptor share it. It does not know their kinds of handlers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _latency = metrics.histogram("quire_grpc_server_latency_seconds", "Duration of c
 
 
 class ServerMethod:
-    """What is the same for all calls of a method."""
+    """The data that all calls of a method share."""
 
     def __init__(self, path: str, untraced: Collection[str]) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class ServerCall:
             otel_context.attach(tracing.context_of(self._span))
 
     def failed(self, error: BaseException) -> QuireError:
-        """Return the typed error that the client is told, and log what the client must not see. Does not end the
+        """Return the typed error for the client, and log the details that the client must not see. Does not end the
         call."""
         typed = as_quire_error(error)
         if typed is not error and not isinstance(error, grpc.RpcError):
