@@ -1,10 +1,10 @@
-"""Pulls: requests whose pages are pulled from another engine, where another replica has prefilled them.
+"""Pulls: requests whose pages are pulled from another engine, which has prefilled them.
 
 A ticket names the pages and the workers that serve them. A request with a ticket takes device pages before it has a
 slot, and moves (copies that the worker carries out) fill them. Then the request either starts on these pages or gives
-them back. Pages that arrive are named at once, so that other requests find them. The session of each request hears once
-how the pull went, unless the request ends before. A failed pull does not fail its request: missing pages are looked up
-in the kvstore, if there is one, or computed.
+them back. Pages that arrive are named at once, so that other requests find them. The session of each request is told
+once how the pull went, unless the request ends before. A failed pull does not fail its request: missing pages are
+looked up in the kvstore, if there is one, or computed.
 
 This module does not decide which request is next.
 """
@@ -185,8 +185,9 @@ class Pulls:
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
-        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`; one move
-        per KV group fills its new ones. The caller has checked that enough pages are free."""
+        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`; the others
+        are newly allocated, and one move per KV group fills those that the ticket covers. The caller has checked
+        that enough pages are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
