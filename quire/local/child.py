@@ -1,4 +1,4 @@
-"""Becomes a service, but first ties its life to the supervisor's: if that dies, however it dies, so does the service.
+"""Starts a service in this process, which the kernel kills when the supervisor dies for any reason.
 
 Run by path (`python -I -S child.py SUPERVISOR_PID NICENESS COMMAND...`), so it imports nothing beyond the standard
 library. The kernel's PR_SET_PDEATHSIG survives exec, needs no cooperation of the service and reaches a hung one, which

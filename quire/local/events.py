@@ -1,4 +1,5 @@
-"""What a supervisor tells its owner, one JSON line each. Plain data; says nothing of how it is shown."""
+"""The events that a supervisor sends to its owner, the process that started it. Each event is plain data, sent as one
+line of JSON. Knows nothing of how events are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """A service moved on. `progress` is 0..1 of the phase, -1 where there is no measure."""
+    """A service has entered a phase, or has made progress in it. `progress` is the share of the phase that is done,
+    from 0 to 1; -1 if it is not known."""
 
     service: str
     phase: str
@@ -19,7 +21,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ready:
-    """Everything serves."""
+    """All services of the stack serve."""
 
     http: str
     grpc: str
@@ -28,8 +30,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The stack did not start, or lost a service for good; nothing of it is left running. `service` is empty where none
-    is to blame."""
+    """The stack did not start, or a service ended that it cannot do without. No process of the stack is left running.
+    `service` is empty if no service is the cause."""
 
     service: str
     code: str
@@ -40,7 +42,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """A service ended while serving; the others go on. Another takes its place after `restart_in_s`; below 0: none."""
+    """A service of a ready stack has ended; the other services go on. A new process replaces it after `restart_in_s`
+    seconds; a negative value means that none will."""
 
     service: str
     code: str
@@ -60,7 +63,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Nothing of the stack runs any more. `killed` are the services that outlasted their time to drain."""
+    """No process of the stack runs any more. `killed` has the services that did not drain in time and were killed."""
 
     seconds: float
     killed: tuple[str, ...] = ()

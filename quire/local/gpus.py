@@ -1,4 +1,5 @@
-"""Which GPUs a local stack's workers may use, and which is whose. Asks no driver: it may not be there."""
+"""The GPUs that the workers of a local stack may use, and the GPU of each worker. Asks no driver, because the machine
+may have none."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names; all of the machine's where it is not set."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; if it is not set, return all GPUs of the machine."""
     named = os.environ.get(VISIBLE)
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())
@@ -25,8 +26,8 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def gpu_environment(workers: Sequence[str], member: str) -> dict[str, str]:
-    """Return the variable that gives this worker a GPU of its own, by turns where there are fewer GPUs. Empty where
-    there is only one worker, or fewer than two GPUs."""
+    """Return the environment variable that gives the worker `member` a GPU of its own. If there are fewer GPUs than
+    workers, workers share GPUs. Returns {} if there is only one worker, or fewer than two GPUs."""
     gpus = visible_gpus()
     if len(workers) < 2 or len(gpus) < 2:
         return {}

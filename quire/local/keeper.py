@@ -1,6 +1,7 @@
-"""Keeper: keeps one member of a ready stack alive: when its process ends, another takes its place on the same port.
+"""Keeper: restarts one member of a ready stack whenever its process ends; the new process has the same port.
 
-RestartPolicy says when: at once after an ordered end, later and later after deaths, at last never.
+A member is one process of a stack. RestartPolicy chooses the delay: none after a process that ended in order, and a
+growing delay after crashes. After several failed starts in a row, the member is given up.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from quire.local.roster import Roster
 from quire.local.spec import StackSpec
 
 _MOST_S = 10.0
-# A life of this length is a healthy one: what was before it does not count.
+# After a process has served for so long, earlier crashes do not count any more.
 _HEALTHY_S = 10.0
 # The keeper gives up a member after this many processes in a row that ended before they could serve.
 _FAILED_STARTS = 5
 
 
 class RestartPolicy:
-    """When one member is started again, and when it is given up."""
+    """Decides when one member is started again, and when it is given up."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = self._next_s = first_s
         self._failed_starts = 0
 
     def delay_s(self, exit_code: int | None, served_s: float | None) -> float | None:
-        """Return the pause before the next process; None: there is to be none. `served_s`: how long the last one
-        served; None: never."""
+        """Return the seconds until the next process is started; None if the member is given up. `served_s` is the time
+        for which the last process served; None: it never served."""
         if served_s is None:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
@@ -45,12 +46,12 @@ class RestartPolicy:
         return step * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Somebody believes that it can be started now."""
+        """Forget earlier failures, because an operator asked for another start."""
         self._next_s, self._failed_starts = self._first_s, 0
 
 
 class Keeper:
-    """`run` is cancelled before the member is to end for good."""
+    """Keeps one member alive. Cancel `run` before the member is stopped for good."""
 
     def __init__(self, name: str, spec: StackSpec, roster: Roster) -> None:
         self._name = name
@@ -60,13 +61,13 @@ class Keeper:
         self._again = asyncio.Event()
 
     def retry(self) -> None:
-        """Wait no longer with the next process, also if there was to be none."""
+        """Start the next process at once if the member waits for a restart or was given up."""
         self._policy.reset()
         self._again.set()
 
     async def run(self) -> NoReturn:
-        """Watch the member from its first readiness on, and start another process whenever it ends. Raises StartFailed
-        when the stack can neither be without it nor start it."""
+        """Watch the member, which is ready when this method is called, and start another process whenever it ends.
+        Raises StartFailed if the member is given up and the stack cannot serve without it."""
         clock = asyncio.get_running_loop().time
         child: ChildProcess = self._roster.children[self._name]
         ready_at: float | None = clock()
@@ -86,7 +87,7 @@ class Keeper:
                 ready_at = clock() if await self._serves(child) else None
 
     async def _pause(self, delay_s: float | None) -> None:
-        """Wait so long, or for ever if None, but no longer than until `retry`."""
+        """Wait `delay_s` seconds (None: without limit), or until `retry` is called."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._again.wait()
@@ -94,7 +95,7 @@ class Keeper:
             return
 
     async def _serves(self, child: ChildProcess) -> bool:
-        """Wait until the process serves, or has ended. Returns whether it serves, which is told as an event."""
+        """Wait until the process serves or has ended. Returns whether it serves; if so, an event reports it."""
         serving = asyncio.ensure_future(self._roster.until_serving(self._name))
         ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
         try:

@@ -1,9 +1,9 @@
-"""Where a local stack's kvstore keeps KV pages on disk, and how much of the disk is its. Knows nothing of pages.
+"""The disk folder in which a local stack's kvstore keeps KV pages, and its size limit. Knows nothing of pages.
 
-A stack that is to come again under its name (`quire up`, `quire serve`) keeps them in the user's cache, so that it
-finds them again: caches are not backed up, and may be deleted at any time. One that is for once (`LLM`, `quire demo`)
-keeps them in its own directory, and they end with it. Nobody but the user may look into either: pages say what was
-asked.
+A lasting stack (`quire up`, `quire serve`) may be started again under its name. Its pages are in the user's cache
+folder, so that its next start finds them. Cache folders are not backed up, and the user may delete them at any time. A
+temporary stack (`LLM`, `quire demo`) has its pages in its own directory, which is removed with the stack. Only the user
+may read either folder, because pages reveal the prompts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def kvstore_environment(name: str, *, lasting: bool) -> dict[str, str]:
 
 
 def remove_own_pages(directory: StateDirectory) -> None:
-    """Those of a stack for once, which has ended."""
+    """Remove the pages of a temporary stack that has ended."""
     shutil.rmtree(directory.path / _OWN, ignore_errors=True)
 
 
 def remove_abandoned() -> None:
-    """Remove pages of stacks for once whose supervisors were killed, which shows in that nobody holds their locks."""
+    """Remove the pages of temporary stacks whose supervisors were killed. The lock of such a stack is not held by any
+    process."""
     for folder in base_directory().glob(f"*/{_OWN}"):
         try:
             with (folder.parent / "lock").open("w") as lock:

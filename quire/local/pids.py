@@ -1,4 +1,5 @@
-"""Processes named so that a reused pid is never taken for one of ours: pid and start time, or a mark they carry.
+"""Identifies processes by pid and start time, or by a mark in their environment, so that a process that reuses a pid is
+never taken for one of the stack.
 
 Linux reads /proc. Elsewhere there is no start time to be had, and a pid is trusted for as long as its process lives.
 """
@@ -21,26 +22,26 @@ _STATE, _START_TIME = 0, 19
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process, for good. `start_time` is in clock ticks since boot; 0: unknown."""
+    """Identifies one process, also after its pid was reused. `start_time` is in clock ticks since boot; 0: unknown."""
 
     pid: int
     start_time: int
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """The process that has this pid now."""
+        """Return the ProcessId of the process that has this pid now."""
         fields = _stat(pid)
         return cls(pid, int(fields[_START_TIME]) if fields else 0)
 
     def alive(self) -> bool:
-        """Whether that very process still runs. A zombie does not."""
+        """Whether exactly this process still runs. A zombie does not count as running."""
         if not PROC.is_dir():
             return _exists(self.pid)
         fields = _stat(self.pid)
         return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START_TIME]) == self.start_time
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to that very process. Returns False where it is gone."""
+        """Send a signal to exactly this process. Returns False if it has ended."""
         with suppress(ProcessLookupError, PermissionError):
             if not hasattr(os, "pidfd_open"):
                 if self.alive():
@@ -58,7 +59,7 @@ class ProcessId:
         return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until that very process has ended. Returns False at the time limit."""
+        """Wait until exactly this process has ended. Returns False at the time limit."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (ProcessLookupError, AttributeError):
@@ -74,7 +75,8 @@ class ProcessId:
 
 
 def marked(stack_id: str) -> list[ProcessId]:
-    """Return every process that carries a stack's mark: children, and children of children whose parents are gone."""
+    """Return every process that has the stack's mark in its environment. This includes children of children whose
+    parents have ended."""
     wanted = f"{MARK_VARIABLE}={stack_id}".encode()
     found = []
     for entry in PROC.glob("[0-9]*"):

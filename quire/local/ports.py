@@ -1,8 +1,9 @@
-"""Ports on this host that are kept for a stack: nobody is given them, also while a service of the stack is down.
+"""Reserves ports of this host for a stack. The kernel gives no other process these ports when it asks for a free port,
+even while a service of the stack is down.
 
-Each is bound by a socket that never listens, with SO_REUSEADDR as the services' own have it: so they may still listen.
-Another process that insists on one, rather than asking for any free one, may get it; who starts a service must be ready
-to choose again.
+Each port is bound by a socket that never listens. This socket and those of the services have SO_REUSEADDR, so the
+services can still listen. A process that asks for just this port may still get it. So the code that starts a service
+must be ready to choose another port.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class HeldPorts:
         self._sockets = ExitStack()
 
     def choose(self, host: str) -> int:
-        """One that nobody has."""
+        """Choose a free port, hold it, and return it."""
         return self._hold(host, 0)
 
     def reserve(self, host: str, port: int) -> bool:
@@ -30,7 +31,7 @@ class HeldPorts:
         return is_free(host, port)
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all ports."""
         self._sockets.close()
 
     def _hold(self, host: str, port: int) -> int:
@@ -40,7 +41,7 @@ class HeldPorts:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return distinct ports that nobody has now, and that anybody may take from now on."""
+    """Return distinct ports that are free now. They are not held, so other processes may take them."""
     held = HeldPorts()
     try:
         return [held.choose(host) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""ChildProcess: one service as a child of this process, from fork to the last process of its group.
+"""ChildProcess: one service as a child of this process, from its start to the end of the last process of its group.
 
 All methods run in the main thread: signals are sent by the thread that reaps, so a pid is never signalled after it was
 given back. Knows nothing of what the child serves.
@@ -22,7 +22,7 @@ _BOOTSTRAP = Path(__file__).with_name("child.py")
 
 
 class ChildProcess:
-    """Leads a session and process group of its own; ends with its parent, however that ends."""
+    """A child process with a session and process group of its own. The kernel kills it when its parent ends."""
 
     def __init__(
         self,
@@ -34,7 +34,8 @@ class ChildProcess:
         again: bool = False,
         niceness: int = 0,
     ) -> None:
-        """`again`: its log goes on where the one before it left off. `niceness`: how far it stands back for others."""
+        """`again`: append to the log of the member's earlier process. `niceness` is the Unix nice value; a higher value
+        gives other processes precedence."""
         self.name = name
         self.log = log
         self.exited = asyncio.Event()
@@ -43,7 +44,7 @@ class ChildProcess:
             with suppress(FileNotFoundError):
                 log.replace(log.with_suffix(".log.1"))
         with log.open("ab") as output:
-            # Where its own words begin.
+            # The byte of the log at which the output of this process begins.
             self.log_start = output.tell()
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid()), str(niceness), *command],
@@ -58,15 +59,15 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """The exit code: None while the process runs, and negative if a signal ended it."""
         return self._popen.returncode
 
     def terminate(self) -> None:
-        """Ask it to drain and end."""
+        """Send SIGTERM, which asks the process to drain and end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End its whole group at once."""
+        """Kill the whole process group at once."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)

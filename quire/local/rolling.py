@@ -1,7 +1,8 @@
-"""Restarts members of a running stack in turn, from outside, by what its state file says.
+"""Restarts the members of a running stack in turn, from another process, which finds them in the stack's state file.
 
-Each is told to end (SIGTERM: it drains), its supervisor puts another in its place, and the next has its turn when that
-one serves. Told to nobody else: where there are several, requests go on at the others.
+A member is one process of a stack. Each member gets SIGTERM, drains and ends. The supervisor starts another process in
+its place. The next member has its turn when this process is ready. If a service has several members, requests go to the
+other members meanwhile.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from quire.local.spec import replica_of, service_of
 from quire.local.state import ServiceState, StackState, StateDirectory
 
 _POLL_S = 0.05
-# After SIGKILL, before it is the kernel that holds the process.
+# The time to wait for the end of a process after SIGKILL.
 _KILL_S = 10.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Members that are restarted together; the callers among them end first."""
+    """Members that are restarted together. Members that call other members end before these."""
 
     members: tuple[str, ...]
 
 
 def rolling_turns(state: StackState) -> list[Turn]:
-    """Return a turn for every replica and every tokenizer, then the kvstore. Not the router: it holds the clients'
-    connections."""
+    """Return a turn for every replica, then for every tokenizer, then for the kvstore. The router has no turn, because
+    its restart would break the clients' connections."""
     schedulers = [name for name in state.services if service_of(name) == "scheduler"]
     rest = [name for service in ("tokenizer", "kvstore") for name in state.services if service_of(name) == service]
     return [*(Turn(replica_of(name)) for name in schedulers), *(Turn((name,)) for name in rest)]
@@ -49,7 +50,8 @@ def turns_of(state: StackState, wanted: Sequence[str]) -> list[Turn]:
 
 
 class Rolling:
-    """`limit_s`: how long a process may drain, and another get ready, before it is an error. `tell` hears of steps."""
+    """Restarts members. `limit_s` is the time for which a process may drain; after it, the process is killed. It is
+    also the time in which the new process must get ready. `tell` is called with a line of text for each step."""
 
     def __init__(
         self, directory: StateDirectory, limit_s: float, tell: Callable[[str], None] = lambda line: None
@@ -60,7 +62,7 @@ class Rolling:
 
     def run(self, turns: Sequence[Turn]) -> None:
         """Restart the members of each turn, and begin the next turn when they are ready again. Raises DeadlineExceeded,
-        or FailedPrecondition where the stack ends meanwhile."""
+        or FailedPrecondition if the stack ends meanwhile."""
         for turn in turns:
             began = time.monotonic()
             before = {name: self._service(name) for name in turn.members}
@@ -71,8 +73,8 @@ class Rolling:
             self._tell(f"{', '.join(turn.members)}: restarted in {time.monotonic() - began:.1f} s")
 
     def _end(self, name: str, service: ServiceState) -> None:
-        """Have a member's process drain and end, and kill it after `limit_s`. If it is down already, its supervisor is
-        asked to start it."""
+        """Have a member's process drain and end, and kill it after `limit_s`. If the process has ended already, ask the
+        supervisor to start another."""
         process = service.process
         if not process.signal(signal.SIGTERM):
             # It is down already, and its supervisor may have given it up: SIGHUP is another chance.

@@ -1,4 +1,5 @@
-"""Why a service ended, from its log: the typed error that it wrote, else its last words, else how it was killed."""
+"""Finds the reason for a service's end: the signal that killed it, or else the typed error, the traceback or the last
+line in its log."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _MAX_TEXT = 500
 
 @dataclass(frozen=True)
 class RootCause:
-    """A headline: stable code, cause, fix."""
+    """The reason for a service's end: a stable code, the cause, and a fix."""
 
     code: str
     message: str
@@ -22,8 +23,9 @@ class RootCause:
 
 
 def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> RootCause:
-    """Find why a process ended: the signal that killed it, else the error that it logged, else its traceback or its
-    last words. `exit_code` is negative for a signal. What is before `log_start` another process wrote."""
+    """Find the reason for the end of a process: the signal that killed it, else the error that it logged, else its
+    traceback, else the last line of its log. `exit_code` is negative for a signal. The log before byte `log_start`
+    belongs to an earlier process, and is not read."""
     lines = _tail(log, log_start)
     if exit_code is not None and exit_code < 0:
         return _killed(signal.Signals(-exit_code))

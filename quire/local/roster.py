@@ -1,6 +1,7 @@
-"""Roster: the members of a stack as processes: their ports, how far each is, and what the state file says of them.
+"""Roster: the processes of a stack's members, with their ports, their phases, and their entries in the state file. A
+member is one process of the stack.
 
-Decides nothing about who is started or ended when. Used from the supervisor's one event loop.
+Does not decide when members start or end. Used from the supervisor's event loop.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from quire.local.root_cause import RootCause, read_root_cause
 from quire.local.spec import LOOPBACK, StackSpec, join, service_of
 from quire.local.state import ServiceState, StackState, StateDirectory
 
-# On one machine all members share its cores, and everybody waits for the worker's step: where they want the same core,
-# the others stand back. Measured in bench/LOG.md.
+# All members share the machine's cores, and requests wait for the worker's steps. So the other members have a lower
+# priority than the worker. Measured in bench/LOG.md.
 NICENESS = 5
-# Least time between two words about one phase.
+# The least time between two Progress events about one phase.
 _PROGRESS_S = 0.1
 
 
 class Roster:
-    """`state` is on disk as soon as it changes."""
+    """The members of one stack. `state` is written to the state file whenever it changes."""
 
     def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
         self.children: dict[str, ChildProcess] = {}
@@ -45,8 +46,8 @@ class Roster:
         self._began = time.monotonic()
 
     def choose_ports(self) -> None:
-        """Choose and hold a port for every member, and HTTP's. Raises StartFailed for a port of the user's that is
-        taken."""
+        """Choose and hold a port for every member, and one for HTTP. Raises StartFailed if a port that the user has
+        chosen is taken."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         for name in (*self._spec.members, "http"):
@@ -57,7 +58,7 @@ class Roster:
                     f"Port {port} of {self._spec.host} is taken by another process.",
                     f"Stop that process, or choose another port with {flag} (0 picks a free one).",
                 )
-            # In a namespace of its own a member has all ports to itself: any that is free here will do.
+            # A member in a network namespace of its own has all ports to itself, so any port will do.
             here = not self._spec.hosts
             self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
 
@@ -81,7 +82,7 @@ class Roster:
         return self.children[name]
 
     async def until_serving(self, name: str) -> None:
-        """Return when the member can do its work; meanwhile events tell how far it is."""
+        """Return when the member can do its work. Until then, events report its progress."""
         service = service_of(name)
         address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
@@ -102,13 +103,13 @@ class Roster:
         self._progress(name, "ready")
 
     def cause_of_end(self, name: str) -> RootCause:
-        """Why the member's process ended."""
+        """Return the reason for the end of the member's process."""
         child = self.children[name]
         return read_root_cause(child.log, child.exit_code, child.log_start)
 
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
-        """Note in the state file that the member's process is gone. Unless it was `asked` to end, and did, an event
-        tells the cause. `restart_in_s` below 0: no other process will follow."""
+        """Record in the state file that the member's process has ended. Unless the process was `asked` to end, an event
+        reports the cause. A negative `restart_in_s` means that no other process will follow."""
         state = self.state.services[name]
         phase = "exited" if restart_in_s >= 0 else "failed"
         if asked:
@@ -122,16 +123,16 @@ class Roster:
         self._emit(Died(name, cause.code, cause.message, cause.fix, log, round(restart_in_s, 3)))
 
     def restarted(self, name: str) -> None:
-        """It serves again."""
+        """Report by an event that the member serves again."""
         self._emit(Restarted(name, self.state.services[name].restarts))
 
     def start_failed(self, name: str) -> StartFailed:
-        """The error of a stack that cannot be without this member, whose process has ended."""
+        """Return the error of a stack that cannot serve without this member, whose process has ended."""
         cause = self.cause_of_end(name)
         return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self.children[name].log))
 
     def too_slow(self) -> StartFailed:
-        """Return the error of a stack that is not ready in time. It names the first member that is not."""
+        """Return the error of a stack that is not ready in time. The error names the first member that is not ready."""
         late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
         return StartFailed(
             "START_TIMEOUT",
@@ -142,7 +143,7 @@ class Roster:
         )
 
     def lost(self) -> Sequence[str]:
-        """Members that are not tried again."""
+        """Return the members that are given up."""
         return [name for name, service in self.state.services.items() if service.phase == "failed"]
 
     def set_phase(self, phase: str) -> None:
@@ -151,11 +152,11 @@ class Roster:
         self._write()
 
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since the roster was made."""
         return round(time.monotonic() - self._began, 3)
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._held.close()
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
@@ -173,8 +174,8 @@ class Roster:
             self._progress(name, phase, share, detail)
 
     def _progress(self, name: str, phase: str, share: float = -1.0, detail: str = "") -> None:
-        """Note how far a member is: in the state file when that has changed, and as an event, not too often. Nothing
-        once it is ready."""
+        """Report a member's progress: write it to the state file when the phase or detail has changed, and send events
+        at limited intervals. Does nothing when the member is ready."""
         state = self.state.services[name]
         if state.phase == "ready":
             return  # a last word of the loading that came late

@@ -1,5 +1,6 @@
-"""Certificates of a local stack, and its key of pages' MACs: the files of a folder that `quire certs` made, as flags of
-services and for dialling them. The supervisor and its commands dial as the identity `operator`."""
+"""The TLS files of a local stack, in a folder that `quire certs` made: certificates, and the key for the MACs of KV
+pages. This module makes the services' flags for these files, and opens channels to the services. The supervisor and the
+commands connect with the identity `operator`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _OPERATOR = "operator"
 
 
 def check_folder(folder: str, services: Sequence[str]) -> None:
-    """Raise InvalidArgument where the folder lacks a file that a stack of these services needs."""
+    """Raise InvalidArgument if the folder lacks a file that a stack of these services needs."""
     pairs = [f"{name}.{kind}" for name in (*services, _OPERATOR, "public") for kind in ("pem", "key")]
     missing = [name for name in (_CA, PUBLIC_CA, *pairs) if not (Path(folder) / name).is_file()]
     if missing:
@@ -36,8 +37,8 @@ def check_folder(folder: str, services: Sequence[str]) -> None:
 
 
 def service_flags(folder: str, service: str) -> dict[str, str]:
-    """Return the flags that give a service its certificate, the router the public one too, and those that handle pages
-    the key of their MACs, if the folder has one."""
+    """Return the flags that give a service its certificate. The router also gets the public certificate. If the folder
+    has a key for the MACs of pages, the worker and the kvstore get this key."""
     flags = {"tls-cert": f"{service}.pem", "tls-key": f"{service}.key", "tls-ca": _CA}
     if service == "router":
         flags |= {"ssl-certfile": "public.pem", "ssl-keyfile": "public.key"}
@@ -47,7 +48,8 @@ def service_flags(folder: str, service: str) -> dict[str, str]:
 
 
 def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
-    """Open a channel to a service: as the operator, over TLS, if there is a folder. Raises NotFound."""
+    """Open a channel to a service. With a `folder`, the channel uses TLS with the operator's certificate; if `folder`
+    is empty, it uses no TLS. Raises NotFound."""
     import grpc
 
     if not folder:
@@ -82,5 +84,5 @@ def _credentials(folder: str) -> grpc.ChannelCredentials:
 
 
 def _verified(service: str) -> tuple[str, str]:
-    """Return the channel option that makes gRPC look for the service's own name in its certificate."""
+    """Return the channel option with which gRPC checks the certificate for the service's name, not for its address."""
     return "grpc.ssl_target_name_override", SERVER_NAME.format(service)

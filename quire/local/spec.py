@@ -1,4 +1,5 @@
-"""What a local stack is made of: which model, how many of each service, where it is reached, which flags each gets.
+"""The description of a local stack: the model, the number of processes of each service, the addresses, and the flags of
+each service.
 
 Knows the services by name and flags alone, never by import. A *member* is one process: `worker`, or `worker-1`,
 `worker-2`, ... where there are several, or `worker-prefill-1`, `worker-decode-1`, ... where replicas have roles.
@@ -52,11 +53,12 @@ class StackSpec:
     name: str
     model: str
     host: str = LOOPBACK
-    # Of HTTP; 0 picks a free one.
+    # The port for HTTP; 0 picks a free port.
     port: int = 0
-    # Of the router's gRPC, on the same host; 0 picks a free one.
+    # The port for the router's gRPC, on the same host; 0 picks a free port.
     grpc_port: int = 0
-    # Pairs of a scheduler and a worker: that do both, that compute prompts for others, and that go on from there.
+    # Replicas are pairs of a scheduler and a worker. `replicas` is the number of those that both prefill and decode.
+    # `prefill` and `decode` are the numbers of those that only prefill, and only decode.
     replicas: int = 1
     prefill: int = 0
     decode: int = 0
@@ -66,7 +68,7 @@ class StackSpec:
     api_keys: tuple[str, ...] = ()
     # The folder that `quire certs` wrote. With it, services use mutual TLS and the public ports TLS; empty: no TLS.
     tls_folder: str = ""
-    # Ends when the process that started it does.
+    # Whether the stack ends when the process that started it ends.
     owned: bool = True
     # An owned stack's directory may go when it has ended well.
     keep_directory: bool = True
@@ -75,7 +77,7 @@ class StackSpec:
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     start_timeout_s: float = 900.0
     drain_timeout_s: float = 30.0
-    # Before a member that died is started again; doubles while it goes on dying.
+    # The delay before a member that died is started again. It doubles while the member dies again and again.
     restart_delay_s: float = 0.1
 
     def __post_init__(self) -> None:

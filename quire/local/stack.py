@@ -1,4 +1,5 @@
-"""LocalStack: the owner's end of a supervisor process. Starts it, follows its events, ends it."""
+"""LocalStack: starts a supervisor process, follows its events, and ends it. The process that uses this class is the
+stack's owner."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ OnEvent = Callable[[events.Event], None]
 
 
 class LocalStack:
-    """A running stack. An owned one ends with `close`, with the object, or with this process."""
+    """A running stack. An owned stack ends with `close`, when this object is collected, or with this process. A
+    detached stack goes on without this process."""
 
     def __init__(self, spec: StackSpec, on_event: OnEvent = lambda event: None) -> None:
-        """Returns when all serve; raises StartFailed with the root cause, and then nothing is left running."""
+        """Start the stack; return when all services serve. Raises StartFailed with the root cause; no process is left
+        running then."""
         self.spec = spec
         self.directory = StateDirectory(spec.name)
         self.deaths: list[events.Died] = []
@@ -38,7 +41,7 @@ class LocalStack:
         try:
             self.ready = self._until_ready()
         except BaseException:
-            self.terminate()  # for a detached one; an owned one sees its end of input besides
+            self.terminate()  # needed for a detached stack; an owned stack also stops when `_end` closes its input
             _end(self._popen, limit_s)
             _close(self._popen.stdout)
             raise
@@ -58,7 +61,7 @@ class LocalStack:
 
     @property
     def supervisor_pid(self) -> int:
-        """The supervisor's."""
+        """The pid of the supervisor."""
         return self._popen.pid
 
     def close(self) -> None:
@@ -67,7 +70,7 @@ class LocalStack:
             self._finalizer()
 
     def terminate(self) -> None:
-        """Ask the supervisor to stop; a second time, to hurry. Does not wait."""
+        """Ask the supervisor to stop the stack; a second call ends the draining. Does not wait."""
         if self._popen.poll() is None:
             self._popen.terminate()
 
@@ -90,8 +93,8 @@ class LocalStack:
         return popen
 
     def _until_ready(self) -> events.Ready:
-        """Pass events on until the stack is ready, and return that event. Raises StartFailed where the stack fails, is
-        stopped, or the supervisor ends."""
+        """Pass events on until the stack is ready, and return the Ready event. Raises StartFailed if the stack fails or
+        is stopped, or if the supervisor ends."""
         for line in self._popen.stdout or ():
             event = events.decode(line)
             if event is not None:
@@ -108,7 +111,7 @@ class LocalStack:
         )
 
     def _take(self, event: events.Event) -> None:
-        """Note an event that tells of a death or of the stack's failure, then pass it on."""
+        """Record a Died or Failed event, then pass any event on."""
         if isinstance(event, events.Died):
             self.deaths.append(event)
         if isinstance(event, events.Failed):
@@ -144,7 +147,7 @@ def _end(popen: subprocess.Popen[str], limit_s: float) -> None:
 
 
 def _close(pipe: IO[str] | None) -> None:
-    """Close the pipe, if there is one. That the supervisor is gone is no error."""
+    """Close the pipe, if there is one. Raises no error if the supervisor has ended."""
     if pipe is not None:
         try:
             pipe.close()

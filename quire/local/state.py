@@ -1,4 +1,4 @@
-"""A stack's directory: its logs, its state file, and the lock that says that its supervisor lives.
+"""A stack's directory: its logs, its state file, and the lock that its supervisor holds.
 
 Readers need nothing but the files: `status`, `logs` and `down` work without the supervisor's help.
 """
@@ -24,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass
 class ServiceState:
-    """One member as its supervisor last knew it. `phase`: starting, ..., ready, exited, or failed (not tried again)."""
+    """The last known state of one member, which is one process of the stack. `phase` is starting, a phase of loading,
+    ready, exited, or failed; a failed member is not started again."""
 
     pid: int = 0
     start_time: int = 0
@@ -35,20 +36,21 @@ class ServiceState:
     restarts: int = 0
 
     def enter_phase(self, phase: str, detail: str = "") -> bool:
-        """Returns whether anything has changed."""
+        """Set phase and detail. Returns whether one of them has changed."""
         changed = (self.phase, self.detail) != (phase, detail)
         self.phase, self.detail = phase, detail
         return changed
 
     @property
     def process(self) -> ProcessId:
-        """The very process."""
+        """The ProcessId of the member's process."""
         return ProcessId(self.pid, self.start_time)
 
 
 @dataclass
 class StackState:
-    """A stack as its supervisor last knew it. `phase`: starting, ready, stopping, stopped, failed."""
+    """The last known state of a stack, which its supervisor writes. `phase`: starting, ready, stopping, stopped,
+    failed."""
 
     name: str
     stack_id: str
@@ -62,7 +64,7 @@ class StackState:
     services: dict[str, ServiceState] = field(default_factory=dict)
 
     def set_addresses(self, http: str, grpc: str) -> None:
-        """Where clients reach the stack."""
+        """Set the addresses at which clients reach the stack."""
         self.http, self.grpc = http, grpc
 
     def enter_phase(self, phase: str) -> None:
@@ -71,7 +73,7 @@ class StackState:
 
     @classmethod
     def from_json(cls, text: str) -> StackState:
-        """Read a state. Raises ValueError, KeyError or TypeError for what is none."""
+        """Decode a state. Raises ValueError, KeyError or TypeError if the text is not a valid state."""
         values = json.loads(text)
         values["supervisor"] = ProcessId(**values["supervisor"])
         values["services"] = {name: ServiceState(**service) for name, service in values["services"].items()}
@@ -79,7 +81,8 @@ class StackState:
 
 
 def base_directory() -> Path:
-    """Return the folder in which stacks' directories are: QUIRE_STATE_DIR, or the user's own for state."""
+    """Return the folder that contains the directories of all stacks: QUIRE_STATE_DIR, or else `quire` in the user's
+    state folder (XDG_STATE_HOME)."""
     override = os.environ.get("QUIRE_STATE_DIR")
     if override:
         return Path(override).absolute()
@@ -107,34 +110,34 @@ class StateDirectory:
         return self.path / "state.json"
 
     def log(self, service: str) -> Path:
-        """What a service (or `supervisor`) wrote to its standard output and error."""
+        """Return the path of the log with standard output and error of a service (or `supervisor`)."""
         return self.path / "logs" / f"{service}.log"
 
     def create(self) -> None:
-        """Make the directories, for this user's eyes only."""
+        """Make the directories; only this user may read them."""
         (self.path / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
     def read(self) -> StackState | None:
-        """Read the state file; None where there is none, or none that can be understood."""
+        """Read the state file. Returns None if there is no such file, or if it is not a valid state."""
         try:
             return StackState.from_json(self.state_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, state: StackState) -> None:
-        """Replace the file in one step."""
+        """Replace the state file in one step."""
         temporary = self.state_file.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.state_file)
 
     def running(self) -> StackState | None:
-        """The state, if its supervisor lives."""
+        """Return the state if its supervisor runs; otherwise None."""
         state = self.read()
         return state if state is not None and state.supervisor.alive() else None
 
     def remove(self) -> None:
-        """Delete everything."""
+        """Delete the directory with all files."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Stops a stack from outside, by what its state file says. Touches only processes proven to be the stack's own."""
+"""Stops a stack from another process, which finds the stack's processes in its state file. Signals only processes that
+are proven to belong to the stack."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 from quire.local.pids import ProcessId, marked
 from quire.local.state import StackState
 
-# Beyond the time to drain: the supervisor's own, and then the kernel's.
+# Further time after the time limit for draining: for the supervisor to end, and for killed processes to end.
 _MARGIN_S = 10.0
 _KILL_S = 10.0
 
 
 @dataclass(frozen=True)
 class StopReport:
-    """What it took. `left` is empty unless the kernel holds a process fast."""
+    """The result of a stop: its duration, and the pids of processes that were killed. `left` has the pids of processes
+    that did not end even after SIGKILL."""
 
     seconds: float
     killed: tuple[int, ...]
@@ -24,8 +26,8 @@ class StopReport:
 
 
 def stop_stack(state: StackState, limit_s: float) -> StopReport:
-    """Stop the stack by SIGTERM to its supervisor, who drains and stops the services; at the limit, by SIGKILL to all
-    of the stack. Returns what that took."""
+    """Send SIGTERM to the stack's supervisor, which drains and stops the services. After `limit_s`, send SIGKILL to all
+    processes of the stack that are left. Returns a report."""
     began = time.monotonic()
     supervisor = state.supervisor
     if supervisor.signal(signal.SIGTERM) and not supervisor.wait(limit_s):

@@ -1,4 +1,4 @@
-"""Supervisor: starts a stack's services, says how far they are, keeps them alive, stops them.
+"""Supervisor: starts a stack's services, reports their progress, keeps them alive, and stops them.
 
 The body of `python -m quire.local`: runs in the main thread of a process of its own, on one event loop. Talks to its
 owner in events; decides nothing about how they are shown. A service that dies before all were ready ends the stack with
@@ -28,7 +28,7 @@ _FAILED_STOP_S = 5.0
 
 
 class Supervisor:
-    """One stack. `request_stop` may be called at any time; a second call ends the draining."""
+    """Runs one stack. `request_stop` may be called at any time; a second call ends the draining."""
 
     def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
         self._spec = spec
@@ -42,7 +42,7 @@ class Supervisor:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def retry(self) -> None:
-        """Start now what waits to be started again, and what was given up."""
+        """Start at once all members that wait for their restart or were given up."""
         for keeper in self._keepers:
             keeper.retry()
 
@@ -54,8 +54,8 @@ class Supervisor:
             self._roster.close()
 
     async def _live(self) -> bool:
-        """Start the stack, keep it alive, and stop it wave by wave. If it fails, all is stopped, an event tells why,
-        and False is returned."""
+        """Start the stack, keep it alive, and stop it wave by wave. If the stack fails, stop all members, report the
+        cause by an event, and return False."""
         try:
             await self._start()
             if not self._stop.is_set():
@@ -77,8 +77,8 @@ class Supervisor:
         return True
 
     async def _start(self) -> None:
-        """Start all members, and again with other ports where one was taken. Returns when all serve or a stop was asked
-        for; raises StartFailed."""
+        """Start all members. If another process takes one of their ports, stop them, and start all with other ports.
+        Returns when all members serve, or when a stop was requested. Raises StartFailed."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._roster.choose_ports()
             self._roster.spawn_all()
@@ -92,8 +92,8 @@ class Supervisor:
                 await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
 
     async def _until_ready(self) -> None:
-        """Wait until all serve, which an event tells, or a stop is asked for. Raises StartFailed where a member dies,
-        or not all are ready in time."""
+        """Wait until all members serve, and report this by an event; or return when a stop is requested. Raises
+        StartFailed if a member dies, or if not all members are ready in time."""
         roster = self._roster
         ready = asyncio.gather(*(roster.until_serving(name) for name in self._spec.members))
         deaths = [asyncio.ensure_future(child.exited.wait()) for child in roster.children.values()]
@@ -118,7 +118,8 @@ class Supervisor:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """Keep all members alive until a stop is asked for. Raises StartFailed when that cannot be done."""
+        """Keep all members alive until a stop is requested. Raises StartFailed if a member that the stack needs is
+        given up."""
         self._keepers = [Keeper(name, self._spec, self._roster) for name in self._spec.members]
         stop: asyncio.Task[Any] = asyncio.create_task(self._stop.wait())
         tasks: list[asyncio.Task[Any]] = [stop, *(asyncio.create_task(keeper.run()) for keeper in self._keepers)]
@@ -132,8 +133,8 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_children(self, limit_s: float, waves: Iterable[Sequence[str]]) -> tuple[str, ...]:
-        """End all members, wave by wave: callers before those that they call; at the limit by force. Returns the names
-        of those that needed it."""
+        """End all members, wave by wave, so that members end before the members that they call. Kill members that still
+        run after `limit_s`, and return their names."""
         deadline, killed = time.monotonic() + limit_s, list[str]()
         for wave in waves:
             children = [child for name, child in self._roster.children.items() if name in wave]
