@@ -1,4 +1,4 @@
-"""Protobuf to the tokenizer's own types and back. Holds no state and makes no decisions."""
+"""Converts protobuf messages to the tokenizer's own types and back. Holds no state and makes no decisions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROMPT_END_NUMBERS = {name: number for number, name in _PROMPT_ENDS.items()}
 
 
 def encode_prompt_end(prompt_end: PromptEnd) -> pb.PromptEnd:
-    """Encode what a prompt has begun."""
+    """Encode a PromptEnd, which says whether a prompt ends within reasoning or after it."""
     return _PROMPT_END_NUMBERS.get(prompt_end, pb.PROMPT_END_UNSPECIFIED)
 
 
@@ -69,7 +69,7 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
 
 
 def _decode_parsing(message: pb.OutputParsing) -> ParseOptions:
-    """Decode what to take apart. Raises InvalidArgument for tools that are no JSON."""
+    """Decode the options for parsing an answer. Raises InvalidArgument if the tools are not valid JSON."""
     return ParseOptions(
         tools=load_json(message.tools_json, "tools", list) if message.tools_json else None,
         calls=message.tool_calls,
@@ -79,7 +79,8 @@ def _decode_parsing(message: pb.OutputParsing) -> ParseOptions:
 
 
 def decode_grammar_source(message: pb.CompileGrammarRequest) -> GrammarSource:
-    """Decode what an answer must match. Raises InvalidArgument where the request does not say."""
+    """Decode the constraint or the tools that an answer must match. Raises InvalidArgument if the request has
+    neither."""
     prompt_end = _PROMPT_ENDS.get(message.prompt_end, "unknown")
     if message.HasField("tools"):
         return GrammarSource(
@@ -109,7 +110,7 @@ def decode_grammar_source(message: pb.CompileGrammarRequest) -> GrammarSource:
 
 
 def encode_grammar(compiled: CompiledGrammar, elapsed_us: int) -> pb.CompileGrammarResponse:
-    """Encode a grammar, and what it does not enforce."""
+    """Encode a grammar, with warnings about the parts of the constraint that it does not enforce."""
     return pb.CompileGrammarResponse(
         constraint=constraint_to_pb(compiled.constraint), warnings=compiled.warnings, elapsed_us=elapsed_us
     )
@@ -148,8 +149,8 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
 
 
 def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeResponse]:
-    """Encode the answer to one step as several messages, as many as its texts need; all but the last say that more
-    follow."""
+    """Encode the answer to one step as several messages, as many as its texts need. All messages but the last have
+    `more` set."""
     responses: list[pb.DetokenizeResponse] = []
     for part, cut in in_parts(answer):
         responses.append(encode_step(part, 0))
@@ -159,7 +160,7 @@ def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeRes
 
 
 def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:
-    """Encode what clients of the service want to know of the model."""
+    """Encode the information about the model and its tokens that clients of the service need."""
     return pb.GetTokenizerInfoResponse(
         model=vocabulary.model,
         vocab_size=vocabulary.size,

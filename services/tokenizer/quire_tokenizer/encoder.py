@@ -1,4 +1,4 @@
-"""Text to token ids, within bounds. Long texts are worked on off the event loop.
+"""Encodes texts to token ids, within bounds. Long texts are encoded in threads, not in the event loop.
 
 A prompt that cannot fit is refused without encoding all of it. Knows nothing of chats or protobuf.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 # Encoding this many characters takes about a millisecond; more goes to a thread.
 _INLINE_CHARS = 4096
-# A text with more characters per wanted token than this is first tried on its beginning.
+# If a text has more than twice this many characters per allowed token, its beginning is encoded first, as a probe.
 _PROBE_CHARS_PER_TOKEN = 8
-# Where the beginning was cut, its last tokens may differ from those of the whole.
+# The last tokens of a beginning may differ from those of the whole text, so the probe allows so many more tokens.
 _PROBE_SLACK = 64
-# No special token has its tokens.
+# A text with which the tokens around a text are found. None of its own tokens is a special token.
 _WORD = "a"
 
 
 class Encoder:
-    """Used from one event loop."""
+    """Encodes texts with the model's tokenizer. Used from one event loop."""
 
     def __init__(self, vocabulary: Vocabulary, pool: WorkPool, *, max_texts: int, max_text_bytes: int) -> None:
         self._vocabulary = vocabulary
@@ -46,8 +46,9 @@ class Encoder:
     async def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool, allow_special_tokens: bool, max_tokens: int
     ) -> list[Ids]:
-        """Encode each text. `add_special_tokens` puts bos and the like around it; unless `allow_special_tokens`,
-        nothing in it is a special token. Raises PROMPT_TOO_LONG where one has more than `max_tokens` (0: no limit)."""
+        """Encode each text. With `add_special_tokens`, the tokenizer adds its special tokens, such as bos, around the
+        text. Without `allow_special_tokens`, no part of the text becomes a special token. Raises PROMPT_TOO_LONG if a
+        text has more than `max_tokens` tokens (0: no limit)."""
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
@@ -60,7 +61,7 @@ class Encoder:
             return plain([text[start:end]], special=False)[0]
 
         def framed(ids: Ids) -> Ids:
-            """With what the tokenizer puts around a text."""
+            """Return the ids with the special tokens that the tokenizer adds around a text."""
             if not add_special_tokens:
                 return ids
             around, inner = plain([_WORD])[0].tolist(), plain([_WORD], special=False)[0].tolist()
@@ -71,13 +72,13 @@ class Encoder:
         return await self._run(texts, plain, piece, framed, max_tokens)
 
     async def encode_marked(self, text: str, specials: Sequence[tuple[int, int]], *, max_tokens: int) -> Ids:
-        """Encode a text whose special tokens are at the given spans and nowhere else. Raises PROMPT_TOO_LONG as
-        `encode` does."""
+        """Encode a text that has special tokens only at the given spans (start and end character). Raises
+        PROMPT_TOO_LONG as `encode` does."""
         self._check([text])
         starts = [start for start, _end in specials]
 
         def piece(text: str, start: int, end: int) -> Ids:
-            # Of a beginning, the spans that lie within.
+            # Keep the spans that lie within the piece.
             first, last = bisect_left(starts, start), bisect_left(starts, end)
             within = [(s - start, e - start) for s, e in specials[first:last] if e <= end]
             return self._vocabulary.guarded.encode_marked(text[start:end], within)
@@ -95,8 +96,9 @@ class Encoder:
         framed: Callable[[Ids], Ids],
         max_tokens: int,
     ) -> list[Ids]:
-        """Encode the texts: few characters at once, more in threads, and a long text in pieces where it may be cut. A
-        text that must have more than `max_tokens` is refused before all of it is encoded."""
+        """Encode the texts. A few characters are encoded in the event loop, more characters in threads, and a long text
+        in pieces, if the tokenizer allows cuts. If a text surely has more than `max_tokens` tokens, it is refused
+        before all of it is encoded."""
 
         def work(some: Sequence[str]) -> list[Ids]:
             if max_tokens:
@@ -112,7 +114,8 @@ class Encoder:
         if sum(map(len, texts)) <= _INLINE_CHARS:
             return work(texts)
         found: list[Ids] = []
-        # The library takes some 150 bytes for each token that it works on, and threads are for others too.
+        # Texts are encoded in groups, because the library needs some 150 bytes per token, and other requests need the
+        # threads, too.
         for group in _groups(texts):
             if self._vocabulary.may_cut and len(group[0]) > 2 * PIECE_CHARS:
                 found.append(framed(await self._in_pieces(group[0], piece, max_tokens)))
@@ -123,8 +126,8 @@ class Encoder:
         return found
 
     async def _in_pieces(self, text: str, piece: Callable[[str, int, int], Ids], max_tokens: int) -> Ids:
-        """Encode a long text piece by piece, in threads, with nothing put around it. Raises PROMPT_TOO_LONG as soon as
-        too many ids have come."""
+        """Encode a long text piece by piece, in threads, without special tokens around it. Raises PROMPT_TOO_LONG as
+        soon as the pieces so far have too many ids."""
         if max_tokens:
             self._check_bytes(text, max_tokens)
         parts: list[Ids] = []
@@ -137,16 +140,16 @@ class Encoder:
         return np.concatenate(parts)
 
     def _check_bytes(self, text: str, max_tokens: int) -> None:
-        """Raise PROMPT_TOO_LONG where the text has more bytes than `max_tokens` tokens can stand for, if that is
-        known."""
+        """Raise PROMPT_TOO_LONG if the text has more bytes than `max_tokens` tokens can have. Checks nothing if the
+        longest token is not known."""
         per_token = self._vocabulary.max_bytes_per_token
         if per_token and len(text.encode()) > max_tokens * per_token:
             raise prompt_too_long(max_tokens, max_tokens, exact=False)
 
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
-        """Raise PROMPT_TOO_LONG if the beginning of a very long text, 8 characters per allowed token, has too many
-        tokens already."""
+        """Encode the beginning of a very long text, with at least 8 characters per allowed token. Raise PROMPT_TOO_LONG
+        if this beginning already has too many tokens."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return
@@ -157,7 +160,7 @@ class Encoder:
                 raise prompt_too_long(found - _PROBE_SLACK, max_tokens, exact=False)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Raise TooLarge for too many texts or bytes, InvalidArgument for text that is no Unicode."""
+        """Raise TooLarge for too many texts or bytes, and InvalidArgument for text that is not valid Unicode."""
         if len(texts) > self._max_texts:
             raise TooLarge(
                 "TOO_MANY_TEXTS",
@@ -189,7 +192,7 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def prompt_too_long(tokens: int, max_tokens: int, *, exact: bool) -> InvalidArgument:
-    """Return the error of a prompt that does not fit. Unless `exact`, it has more than `tokens`."""
+    """Return the error of a prompt that does not fit. Without `exact`, the prompt has more than `tokens` tokens."""
     return InvalidArgument(
         "PROMPT_TOO_LONG",
         f"The prompt has {'' if exact else 'more than '}{tokens} tokens; at most {max_tokens} fit.",
@@ -199,7 +202,7 @@ def prompt_too_long(tokens: int, max_tokens: int, *, exact: bool) -> InvalidArgu
 
 
 def invalid_unicode() -> InvalidArgument:
-    """The error of text that is no Unicode."""
+    """Return the error of text that is not valid Unicode."""
     return InvalidArgument(
         "INVALID_UNICODE", "The text holds half of a surrogate pair.", "Send valid Unicode text.", param="text"
     )

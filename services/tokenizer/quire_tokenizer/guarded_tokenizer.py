@@ -1,10 +1,11 @@
-"""A second face of the tokenizer, to which special tokens' text is text.
+"""A second tokenizer over the same model, which encodes the text of special tokens as ordinary text.
 
-It shares the model (so it costs no memory), but in it each special token goes by a secret name: the token's text behind
-a mark drawn at random when the process started. Nobody outside can write such a name, so text that came from a user
-never becomes a special token; where a chat template wrote one, the caller says so and the name is put in. Everything
-else (normalising, cutting words, the spaces around special tokens) is the library's own work on the whole text, hence
-exactly what the plain tokenizer would do. Tokens that are added but not special, such as <think>, keep their names.
+The guarded tokenizer shares the model, so it needs no further memory. In it, each special token has a secret name: the
+token's text after a mark that is chosen at random when the process starts. No user can write such a name, so text from
+a user never becomes a special token. If a chat template wrote a special token, the caller passes its position, and the
+guarded tokenizer inserts the mark there. The library does all other work (normalising, splitting words, the spaces
+around special tokens) on the whole text, so the result is exactly that of the plain tokenizer. Added tokens that are
+not special, such as <think>, keep their names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNKNOWN = chr(0x10FFFE)
 
 
 class GuardedTokenizer:
-    """Encodes text as text. Thread-safe: nothing changes after construction."""
+    """Encodes text without making special tokens of it. Thread-safe, because nothing changes after construction."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Mapping[int, str], added: Mapping[int, AddedToken]) -> None:
         self._mark = f"\ue000{secrets.token_hex(8)}\ue001"
@@ -48,9 +49,9 @@ class GuardedTokenizer:
         self._leaks, self._leaking = self._find_leaks(specials)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
-        """Encode texts in which only names behind the secret mark are special tokens; `add_special_tokens` puts bos and
-        the like around each. Raises InvalidArgument for a special token's text that the model would still take for the
-        token."""
+        """Encode texts in which only names after the secret mark are special tokens. With `add_special_tokens`, special
+        tokens such as bos are added around each text. Raises InvalidArgument if a text has the text of a special token
+        in a form that the model would still take for this token."""
         if self._leaks is not None:
             texts = [self._without_leaks(text, self._leaks) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -65,7 +66,8 @@ class GuardedTokenizer:
         return [self._resolve(encoding.ids) for encoding in encodings]
 
     def encode_marked(self, text: str, specials: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Encode a text in which the given spans, in order, are special tokens. Nothing is put around it."""
+        """Encode a text in which the given spans, in order, are special tokens. No special tokens are added around
+        it."""
         parts, position = [], 0
         for start, _ in specials:
             parts += [text[position:start], self._mark]
@@ -74,7 +76,7 @@ class GuardedTokenizer:
         return self.encode_batch(["".join(parts)], add_special_tokens=False)[0]
 
     def _add_names(self, added: Mapping[int, AddedToken]) -> NDArray[np.int32]:
-        """Give the added tokens ids of our own from `_base` on, and return the real id of each.
+        """Give the added tokens ids from `_base` on in this tokenizer, and return the real id of each.
 
         Fillers keep these ids apart from all real ones: post-processors add tokens by their real ids.
         """
@@ -103,8 +105,8 @@ class GuardedTokenizer:
         return ids
 
     def _without_leaks(self, text: str, leaks: TextMatcher) -> str:
-        """Split the special tokens in the text behind their first character, so that they stay text, but not those that
-        the template wrote."""
+        """Split the text of each special token after its first character, so that it stays text. Special tokens that
+        the template wrote are not split."""
         parts, at = list[str](), 0
         for start, _end in leaks.spans(text):
             if not text.startswith(self._mark, max(0, start - len(self._mark)), start):
@@ -113,10 +115,10 @@ class GuardedTokenizer:
         return "".join([*parts, text[at:]])
 
     def _find_leaks(self, specials: Mapping[int, str]) -> tuple[TextMatcher | None, frozenset[int]]:
-        """Find special tokens that the model itself makes of their text, as Unigram does. Returns a matcher of their
-        texts, or None, and their ids."""
+        """Find the special tokens that the model itself would make of their text, as Unigram models do. Returns a
+        matcher for their texts (None if there are none), and their ids."""
         unigram = isinstance(self._tokenizer.model, Unigram)
-        # Of these the model makes what it does not know; that is no leak.
+        # The model makes these tokens of unknown characters, so they do not come from their own text.
         unknown = self._tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids
         leaking = {
             i: text
@@ -130,7 +132,7 @@ class GuardedTokenizer:
         return TextMatcher(leaking.values()), frozenset(leaking)
 
     def _resolve(self, ids: list[int]) -> NDArray[np.int32]:
-        """Replace our own ids by the real ones, and drop those of split marks."""
+        """Replace the ids of this tokenizer by the real ids, and drop the ids of split marks."""
         resolved = np.asarray(ids, np.int32)
         own = resolved >= self._base
         if own.any():

@@ -1,4 +1,4 @@
-"""A conversation to the text of a prompt, with every special token in it accounted for.
+"""Renders a conversation to the text of a prompt, and finds the special tokens in it that the template wrote.
 
 Brings together the checked conversation, the model's (or the request's) template, the rendering processes and the
 provenance of special tokens. Knows nothing of protobuf, or of how text becomes tokens.
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What RenderChat is asked for; JSON as the client sent it."""
+    """The options of one RenderChat request. Fields named `*_json` have the client's JSON."""
 
     messages_json: str
     tools_json: str = ""
@@ -162,7 +162,7 @@ def _disguised(provenance: Provenance, values: dict[str, Any]) -> tuple[Disguise
 
 
 def _compile(name: str, source: str) -> None:
-    """Raise ConfigError if this template of the model is no valid one."""
+    """Raise ConfigError if this template of the model is not valid."""
     try:
         ChatTemplate(source)
     except TemplateSyntaxError as error:

@@ -1,12 +1,13 @@
-"""Which special tokens in a rendered conversation are the template's own, and which are text that a user wrote.
+"""Decides which special tokens in a rendered conversation the template wrote, and which are text that a user wrote.
 
-Every special token has some punctuation in it, such as the bar of <|im_end|>. Before rendering, such characters in the
-user's strings are disguised as symbols that occur nowhere else; what then reads as a special token in the result owes
-those characters to the template. Nothing the template does (joining parts, cutting, replacing) can turn
-disguised text into a special token. The disguise is one character for one, so taking it off leaves positions in place.
+Every special token contains some punctuation, such as the bar of <|im_end|>. Before rendering, such characters in the
+user's strings are replaced by symbols that occur nowhere else; this is the disguise. If the result contains the text of
+a special token, its punctuation can only come from the template. The template may join, cut or replace parts, but it
+cannot turn disguised text into a special token. Each character is replaced by one symbol, so positions stay the same
+when the disguise is taken off.
 
-A template may look at the disguised characters and render something else than it would have. That shows when both
-renderings are compared. Knows nothing of processes, tokenizers or messages.
+A template may test for the disguised characters, and then render another text. To notice this, the plain and the
+disguised rendering are compared. Knows nothing of processes, tokenizers or messages.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Rendering:
 
 @dataclass(frozen=True)
 class Disguise:
-    """One request's substitution of characters."""
+    """The characters that are replaced in one request, and the symbols that replace them."""
 
     to_symbol: dict[int, int]
     to_plain: dict[int, int]
 
     def put_on(self, value: Any) -> Any:
-        """Return a copy of JSON-like data in which the characters of `to_symbol` are replaced in all strings, keys
-        included, so that no string reads as a special token any more."""
+        """Return a copy of JSON-like data in which `to_symbol` replaces characters in all strings and keys, so that no
+        string contains a special token any more."""
         if isinstance(value, str):
             return _translated(value, self.to_symbol)
         if isinstance(value, list):
@@ -61,7 +62,7 @@ class Disguise:
 
 
 class Provenance:
-    """Made once for a vocabulary's special tokens and a template's source."""
+    """Makes and checks disguises. One object is made for a vocabulary's special tokens and a template's source."""
 
     def __init__(self, specials: Collection[str], template: str) -> None:
         guarded = frozenset(s for s in specials if _punctuation(s))
@@ -71,8 +72,8 @@ class Provenance:
         self._characters = _choose_characters(guarded)
 
     def disguise_for(self, values: Any) -> Disguise | None:
-        """Choose how to disguise the user's data; None where nothing in it could become a special token. Raises
-        InvalidArgument where the data itself uses all symbols."""
+        """Choose a disguise for the user's data. Returns None if no part of the data could become a special token.
+        Raises InvalidArgument if the data itself uses all symbols."""
         text = "\0".join(strings_of(values))
         present = [c for c in self._characters if c in text]
         if not present:
@@ -91,12 +92,14 @@ class Provenance:
         )
 
     def undisguised(self, text: str) -> Rendering:
-        """A rendering whose user data held nothing to disguise: all special tokens are the template's."""
+        """Return the rendering of a text whose user data needed no disguise. The template wrote all special tokens in
+        it."""
         return Rendering(text, self._spans(text))
 
     def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:
-        """Choose between the texts that the template made of the user's data as it is and in disguise. The plain one is
-        taken if its special tokens are surely the template's, else the disguised one, with the disguise taken off."""
+        """Choose between the rendering of the plain user data and that of the disguised data. Returns the plain text if
+        the template surely wrote its special tokens. Otherwise returns the disguised text, with the disguise taken
+        off."""
         spans = self._spans(disguised)
         revealed = _translated(disguised, disguise.to_plain)
         if revealed == plain:
@@ -149,7 +152,7 @@ def _matcher_of(texts: frozenset[str]) -> TextMatcher:
 
 
 def _translated(text: str, symbols: dict[int, int]) -> str:
-    """In pieces, between which other threads have their turn."""
+    """Replace characters of the text by their symbols. Works in pieces, so that other threads can run in between."""
     pieces = (text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
     return "".join(piece.translate(symbols) for piece in pieces)
 

@@ -1,7 +1,8 @@
-"""A rendering process: jobs in on stdin, texts out on stdout, one at a time, as length-framed JSON.
+"""A rendering process. It reads jobs from stdin and writes texts to stdout, one at a time, as length-framed JSON.
 
-It exists so that a template that loops, recurses or eats memory harms nobody: its memory is limited, its parent kills
-it after a while, and should the parent be gone, an alarm does. It opens no sockets and reads no files after start.
+Because templates run in this process, a template that loops, recurses or takes much memory harms no other request. The
+process has a memory limit, and its parent kills it when a job takes too long. If the parent has ended, an alarm kills
+it. The process opens no sockets, and reads no files after its start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rendering processes, seen from the service. A failure is that of the one conversation."""
+"""The service's pool of rendering processes. A failure of a process affects only one conversation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ESCAPED_BYTES_PER_CHAR = 12
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one rendering may use."""
+    """The limits of one rendering."""
 
     timeout_s: float
     memory_bytes: int
@@ -44,8 +44,8 @@ class RenderPool:
         self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, what)
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Render the template in a child process, waiting for a free one. Raises Overloaded where too many wait, and
-        InvalidArgument and the like with what is wrong with template or conversation."""
+        """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait,
+        and InvalidArgument or another typed error that says what is wrong with the template or conversation."""
         job = framed({"source": source, "variables": variables, "max_chars": self._max_chars})
         try:
             answer = await self._children.run(job)

@@ -1,4 +1,5 @@
-"""Children of one program: started when needed, killed when too slow, replaced when dead. A failure is that of one job.
+"""A pool of child processes of one program. Children are started when needed, killed when they are too slow, and
+replaced when they have died. A failure affects only one job.
 
 Knows nothing of what the jobs are.
 """
@@ -42,8 +43,8 @@ class ChildPool:
         self._idle: list[ChildProcess] = []
 
     async def run(self, job: bytes) -> dict[str, Any]:
-        """Have a free child do a framed job, waiting for one, and return its answer. Raises Overloaded where too many
-        jobs wait, and ChildFailed."""
+        """Wait for a free child, have it do a framed job, and return its answer. Raises Overloaded if too many jobs
+        wait, and ChildFailed."""
         if self._waiting >= self._max_waiting:
             raise Overloaded(
                 "TOKENIZER_OVERLOADED",
@@ -59,12 +60,12 @@ class ChildPool:
             self._waiting -= 1
 
     async def close(self) -> None:
-        """End all processes that are idle; those at work are ended by their cancelled requests."""
+        """End all idle processes. A process that works on a job ends when the job's request is cancelled."""
         while self._idle:
             await self._idle.pop().kill()
 
     def _idle_child(self) -> ChildProcess | None:
-        """Take an idle child. One that has died meanwhile, by no job's fault, is passed over."""
+        """Return an idle child, or None. Children that have died while they were idle are skipped."""
         while self._idle:
             child = self._idle.pop()
             if child.alive:
@@ -72,9 +73,9 @@ class ChildPool:
         return None
 
     async def _ask(self, job: bytes) -> dict[str, Any]:
-        """Have an idle child, or a new one, do the job. If it is too slow or dies, or the caller leaves, the child is
-        killed and the error raised. An idle child that somebody has killed is not the job's fault: the next one does
-        it."""
+        """Have an idle child or a new child do the job. If the child is too slow or dies, or if the caller is
+        cancelled, kill the child and raise the error. If an idle child turns out to have been killed before, the next
+        child does the job."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:

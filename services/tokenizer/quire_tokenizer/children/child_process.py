@@ -1,4 +1,5 @@
-"""One child process, seen from the service: started with a bare environment, asked job by job, killed."""
+"""The service's side of one child process: starts it with a bare environment, gives it one job after the other, and
+kills it."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _ENDING_S = 1.0
 
 @dataclass(frozen=True)
 class ChildProgram:
-    """A program to run. `first_frame`: sent before the child says that it is ready; `not_started` makes the error for a
-    child that never says so."""
+    """A program to run in a child. `first_frame` is sent to the child before it reports that it is ready. `not_started`
+    makes the error for a child that never reports this."""
 
     module: str
     arguments: tuple[str, ...]
@@ -35,7 +36,7 @@ class ChildProgram:
 
 
 class ChildProcess:
-    """A started child. After an error of `ask`, only `kill` is of use."""
+    """A started child. After an error of `ask`, only `kill` may be called."""
 
     def __init__(self, process: asyncio.subprocess.Process, max_answer: int) -> None:
         self._process = process
@@ -68,8 +69,8 @@ class ChildProcess:
         return self._process.returncode is None
 
     async def ask(self, job: bytes) -> dict[str, Any]:
-        """Send a framed job and wait for its answer. Raises OSError or EOFError where the process has died, ValueError
-        for an answer that is too long."""
+        """Send a framed job, and wait for its answer. Raises OSError or EOFError if the process has died, and
+        ValueError for an answer that is too long."""
         await self._write(job)
         return await self._read()
 
@@ -86,7 +87,7 @@ class ChildProcess:
 
     @property
     def _is_ending(self) -> bool:
-        """Whether a pipe to the process has ended at its side."""
+        """Whether the process has closed its end of a pipe."""
         stdin, stdout = self._process.stdin, self._process.stdout
         return (stdin is not None and stdin.is_closing()) or (stdout is not None and stdout.at_eof())
 
@@ -103,8 +104,8 @@ class ChildProcess:
         await stdin.drain()
 
     async def _read(self) -> dict[str, Any]:
-        """Read one message from the process. Raises EOFError where it has ended, ValueError for a message that is too
-        long."""
+        """Read one message from the process. Raises EOFError if the process has ended, and ValueError for a message
+        that is too long."""
         stdout = self._process.stdout
         if stdout is None:
             raise EOFError

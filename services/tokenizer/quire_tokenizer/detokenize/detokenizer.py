@@ -1,7 +1,7 @@
-"""The requests of one Detokenize stream, by handle: opened, advanced step by step, finished, forgotten.
+"""The open requests of one Detokenize stream, by handle. Each request is opened, advanced step by step, and closed.
 
-A request's fault is that request's: it is told in the answer, and the stream goes on. Rows of handles that are not
-(or no longer) open are passed over, since an engine runs ahead of what the tokenizer finds. Knows nothing of protobuf.
+An error of one request is reported in the answer, and the stream goes on. Rows whose handles are not open are skipped:
+the engine may send further rows before it learns that the tokenizer has found a stop string. Knows nothing of protobuf.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int32]
 
-# Prior tokens that are decoded at a stretch: 2 ms, or some 50 where the tokenizer's own decoder must be asked.
+# Prior tokens that are decoded in one turn of the event loop: in 2 ms, or in some 50 ms with the library's decoder.
 _TURN_TOKENS = 2048
 _LONG_CHARS = 16_384
 
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Bounds of one stream and of what each request may ask."""
+    """The bounds of one stream, and of the options of each request."""
 
     max_handles: int
     max_stop_strings: int
@@ -46,7 +46,7 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request's options; `trace` is handed back when it ends."""
+    """A request's options. `on_end` gets `trace` when the request ends."""
 
     handle: int
     stop: tuple[str, ...] = ()
@@ -66,7 +66,8 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """One engine step: columns of equal length, but for `token`, which has the rows' tokens one after another."""
+    """One engine step. All columns have one value per row, except `token`, which has the tokens of all rows one after
+    another."""
 
     handle: Ints
     count: Ints
@@ -76,7 +77,8 @@ class TokenRows:
 
 @dataclass(slots=True)
 class StepText:
-    """The answer: columns of equal length, but for the offsets of the rows that asked."""
+    """The answer to one engine step. `handle`, `text`, `stop_index` and `used` have one value per row. `offsets` has
+    the offsets of the rows whose requests want them."""
 
     handle: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
@@ -84,12 +86,12 @@ class StepText:
     used: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     offset_handles: list[int] = field(default_factory=list)
-    """Those rows' handles."""
+    """The handles of the rows that have offsets."""
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
     parts: list[tuple[int, Part]] = field(default_factory=list)
     """Parts of the texts of requests that are parsed, with their handles."""
     reasoning_tokens: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens of reasoning of those requests that have more of them by now, with their handles."""
+    """(handle, number of reasoning tokens so far) for each request whose number has grown."""
 
     def add_row(self, handle: int, text: str, stop_index: int, used: int) -> None:
         """Append one request's row."""
@@ -99,13 +101,13 @@ class StepText:
         self.used.append(used)
 
     def add_offsets(self, offsets: Sequence[int]) -> None:
-        """Of the row that was added last."""
+        """Append the offsets of the row that was added last."""
         self.offsets += offsets
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """What is known of a request once it is over, for traces and statistics."""
+    """Data about a request that has ended, for traces and statistics."""
 
     trace: Any
     start_ns: int
@@ -127,31 +129,31 @@ class _Open:
 
 
 class Detokenizer:
-    """One stream's requests. `on_end` hears of every request that ends by a finish or a match."""
+    """The requests of one stream. `on_end` is called for every request that ends by a finish or by a stop string."""
 
     def __init__(self, vocabulary: Vocabulary, limits: StreamLimits, on_end: Callable[[EndedRequest], None]) -> None:
         self._vocabulary = vocabulary
         self._limits = limits
         self._on_end = on_end
         self._open: dict[int, _Open] = {}
-        # More prior tokens of these are to come before their rows.
+        # Requests that are not open yet, because more of their prior tokens are to come.
         self._replaying: dict[int, _Open] = {}
-        # Their next texts are long, though their rows are not.
+        # The handles whose next text is long, because it includes text of prior tokens.
         self._owing: set[int] = set()
-        # Set when the process is about to end: what is open may finish, nothing new may start.
+        # Set when the process is about to end: open requests may finish, and no new request may start.
         self._draining = False
 
     def drain(self) -> None:
-        """No further request starts."""
+        """Refuse new requests from now on."""
         self._draining = True
 
     def __len__(self) -> int:
         return len(self._open) + len(self._replaying)
 
     def open(self, request: OpenRequest) -> Iterator[None]:
-        """Start a request, or take it up from its prior tokens, of which more may follow in further opens. Yields where
-        so much was done that others should have their turn. Raises typed errors of this request alone, which is then
-        not open."""
+        """Start a request, or continue one from its prior tokens; more prior tokens may follow in further opens. Yields
+        after each piece of work, so that the event loop can run other tasks. If it raises an error, only this request
+        is affected, and is not open."""
         opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
         if opening is None:
             return
@@ -194,9 +196,9 @@ class Detokenizer:
         return _Open(stream, request.trace, time.time_ns())
 
     def step(self, rows: TokenRows, answer: StepText) -> None:
-        """Advance the requests of these rows, and append a row for each to `answer`; those that finish or match a stop
-        string are closed. Rows of handles that are not open are skipped. Raises BAD_COLUMN for columns that do not
-        agree."""
+        """Advance the requests of these rows, and append a row for each to `answer`. Close the requests that finish or
+        match a stop string. Rows whose handles are not open are skipped. Raises BAD_COLUMN for columns that contradict
+        each other."""
         counts, tokens = rows.count.tolist(), rows.token.tolist()
         if sum(counts) != len(tokens) or (counts and min(counts) < 0):
             raise bad_rows(sum(counts), len(tokens))
@@ -232,22 +234,23 @@ class Detokenizer:
 
     @property
     def owes_long(self) -> bool:
-        """Whether the next answer's texts may be long though its rows are not; `told` of each while it is so."""
+        """Whether the texts of the next answer may be long although its rows are short. While this is True, call `told`
+        for each answer."""
         return bool(self._owing)
 
     def told(self, answer: StepText) -> None:
-        """An answer is about to be sent."""
+        """Note that this answer is about to be sent."""
         self._owing.difference_update(answer.handle)
 
     def close(self, handles: Sequence[int]) -> None:
-        """Forget these requests, if they are open or being replayed; `on_end` does not hear of them."""
+        """Forget these requests, if they are open or being replayed. `on_end` is not called for them."""
         self._owing.difference_update(handles)
         for handle in handles:
             self._open.pop(handle, None)
             self._replaying.pop(handle, None)
 
     def _ended(self, request: _Open, *, stopped_by_string: bool) -> None:
-        """Tell `on_end` of a request that has ended."""
+        """Call `on_end` for a request that has ended."""
         stream = request.stream
         self._on_end(
             EndedRequest(
@@ -293,7 +296,7 @@ class Detokenizer:
 
 
 def bad_rows(counted: int, came: int) -> InvalidArgument:
-    """The error of rows whose counts do not make their tokens."""
+    """Return the error of rows whose counts do not add up to the number of tokens."""
     return InvalidArgument(
         "BAD_COLUMN", f"The rows count {counted} tokens, but {came} were sent.", "Send columns that agree."
     )

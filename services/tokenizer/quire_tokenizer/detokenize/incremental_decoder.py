@@ -1,4 +1,4 @@
-"""Tokens in, whole characters out, one token at a time: the text so far is always a prefix of the whole text.
+"""Decodes tokens to whole characters, one token at a time. The text so far is always a prefix of the whole text.
 
 `TableDecoder` looks pieces up and joins characters that span tokens. `WindowDecoder` decodes a short window with the
 library, for tokenizers whose decoder looks further than one token. Neither knows of stop strings or requests.
@@ -33,21 +33,22 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 
 class TextDecoder(Protocol):
-    """One sequence's way from tokens to text. Not safe for use by two threads at once.
+    """Decodes the tokens of one sequence to text. Not safe for use by two threads at once.
 
     The joined results of `feed` and a last `flush` are the text. Ids are not negative; those beyond the vocabulary add
     nothing, and neither do skipped special tokens.
     """
 
     def feed(self, token_id: int) -> str:
-        """The characters that this token completed; may be empty."""
+        """Return the characters that this token completes; they may be none."""
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for bytes that became no character."""
+        """Return the rest of the text at the end: U+FFFD for bytes that form no character."""
 
 
 class TableDecoder:
-    """Pieces from a table, incomplete UTF-8 kept until it completes."""
+    """Decodes with a table of each token's text or bytes. Bytes of an incomplete UTF-8 character wait until it is
+    complete."""
 
     __slots__ = ("_errors", "_first", "_last", "_pending", "_pieces", "_skip", "_started", "_strip", "_strip_start")
 

@@ -1,6 +1,6 @@
-"""An answer whose texts are too long for one message, in parts: a row's text is cut where a part is full.
+"""Cuts an answer whose texts are too long for one message into parts. If a part is full, the text of a row is cut.
 
-What a row counts, and how it ended, is told with the last part of its text. Knows nothing of protobuf.
+The last part of a row's text carries the row's token count and its end. Knows nothing of protobuf.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ MOST_CHARS = 64 * 1024
 
 
 def in_parts(answer: StepText) -> list[tuple[StepText, bool]]:
-    """Cut the answer into parts of at most MOST_CHARS characters. Returns each with whether its last row's text goes on
-    in the next one."""
+    """Cut the answer into parts of at most MOST_CHARS characters. Returns (part, goes_on) for each part; with
+    `goes_on`, the text of the part's last row continues in the next part."""
     parts: list[tuple[StepText, bool]] = []
     part = StepText(errors=answer.errors, parts=answer.parts, reasoning_tokens=answer.reasoning_tokens)
     chars, offsets_told, asked = 0, 0, set(answer.offset_handles)

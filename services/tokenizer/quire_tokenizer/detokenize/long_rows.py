@@ -1,4 +1,5 @@
-"""A step with many tokens, in turns between which other streams go on. The answer is that of the whole step."""
+"""Detokenizes a step with many tokens in several turns, so that other streams go on in between. The answer is the same
+as that of the whole step."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ if TYPE_CHECKING:
 
     from quire_tokenizer.detokenize.detokenizer import StepText
 
-# Of one turn: 2 ms, or some 50 where the tokenizer's own decoder must be asked.
+# The most tokens of one turn, which takes 2 ms, or some 50 ms with the library's decoder.
 TURN_TOKENS = 2048
 
 
 def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
-    """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. A row that is cut between two
-    calls is one row in `answer` again. Raises BAD_COLUMN."""
+    """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. If a row was cut, its parts
+    become one row in `answer`. Raises BAD_COLUMN."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
         raise bad_rows(counted, len(rows.token))
     for turn, goes_on in _turns(rows):
         told = len(answer.handle)
         step(turn, answer)
-        # The rest of a row that the last turn began; of one that has ended nothing is told.
+        # Join the rest of a row that the last turn began. A row whose request has ended has no rest in `answer`.
         if goes_on and told and len(answer.handle) > told and answer.handle[told] == int(turn.handle[0]):
             answer.text[told - 1] += answer.text.pop(told)
             answer.used[told - 1] += answer.used.pop(told)
@@ -36,8 +37,8 @@ def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, 
 
 
 def _turns(rows: TokenRows) -> Iterator[tuple[TokenRows, bool]]:
-    """Cut the rows into turns of at most TURN_TOKENS tokens. Yields each with whether its first row continues the last
-    one of the turn before."""
+    """Cut the rows into turns of at most TURN_TOKENS tokens. Yields (turn, continues) for each turn; with `continues`,
+    its first row continues the last row of the turn before."""
     handles, counts, finishes = list[int](), list[int](), list[int]()
     start = at = 0
     goes_on = False

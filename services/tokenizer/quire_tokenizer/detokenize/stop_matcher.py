@@ -1,10 +1,12 @@
-"""Stop strings over text that arrives in pieces: found as soon as their last character is there.
+"""Finds stop strings in text that arrives in pieces. A stop string is found as soon as its last character has come.
 
-No automaton: the strings are sorted once, and what is held back is the one state. A suffix of the text that may become
-a stop string is found by bisection, and each character is tried as such a beginning twice at most on average, since a
-beginning that fails is never tried again. So time is linear in the text, nothing needs to be built, and a sequence
-keeps no more than the text that it holds back. The match that ends first wins; of those that end together, the longest.
-The result does not depend on how the text was cut into pieces. Knows nothing of tokens.
+The match that ends first wins; if several matches end together, the longest wins. The result does not depend on how the
+text was cut into pieces.
+
+The matcher builds no automaton. It sorts the stop strings once. Its only state is the held text: the suffix of the text
+that may become a stop string. This suffix is found by bisection in the sorted strings. A beginning that fails is never
+tried again, so each character is tried at most twice on average, and the time is linear in the text. Knows nothing of
+tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from weakref import WeakValueDictionary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Lists that nobody uses at the moment: as many of the largest allowed take 4 MiB at most.
+# The number of sorted lists that are kept for later requests. With the largest allowed lists, they take 4 MiB at most.
 _KEPT = 32
 
 
 class StopStrings:
-    """The stop strings, sorted; immutable, shared by all requests that have the same."""
+    """A sorted list of stop strings. It is immutable, and requests with the same stop strings share it."""
 
     __slots__ = ("__weakref__", "_ending", "_index", "_reach", "_sorted", "firsts", "lasts")
 
@@ -32,19 +34,19 @@ class StopStrings:
             if stop:
                 self._index.setdefault(stop, number)
         self._sorted = sorted(self._index)
-        # The longest beginning of a stop string that is not the whole.
+        # The length of the longest beginning of a stop string that is not the whole string.
         self._reach = max(map(len, self._sorted), default=1) - 1
         self.firsts = frozenset(stop[0] for stop in self._sorted)
         ending: dict[str, list[str]] = {}
         for stop in sorted(self._sorted, key=len, reverse=True):
             ending.setdefault(stop[-1], []).append(stop)
-        # By their last character, the longest first.
+        # The stop strings by their last character; longer strings come first.
         self._ending = {char: tuple(group) for char, group in ending.items()}
         self.lasts = frozenset(ending)
 
     def ending_at(self, text: str, end: int) -> tuple[int, int]:
-        """Return index and length of the longest stop string that ends at position `end` of the text; (-1, 0) where
-        none does."""
+        """Return index and length of the longest stop string that ends at position `end` of the text; (-1, 0) if no
+        stop string ends there."""
         group = self._ending.get(text[end - 1], ())
         if text.endswith(group, 0, end):
             for stop in group:
@@ -60,7 +62,7 @@ class StopStrings:
         for start, char in enumerate(text):
             if char in firsts:
                 part = text[start:]
-                # Strings that continue it come right behind it in the order.
+                # In the sorted list, strings that begin with `part` follow it directly.
                 following = bisect_right(ordered, part)
                 if following < len(ordered) and ordered[following].startswith(part):
                     return part
@@ -71,7 +73,8 @@ _in_use: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary
 
 
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
-    """One for all that have the same list at the same time; and clients send the same lists again and again."""
+    """Return the StopStrings for this list. Requests with the same list share one object, and some objects are kept,
+    because clients send the same lists again and again."""
     found = _in_use.get(stops)
     return _sorted_once(stops) if found is None else found
 
@@ -83,7 +86,8 @@ def _sorted_once(stops: tuple[str, ...]) -> StopStrings:
 
 
 class StopMatcher:
-    """Where one text stands: `held` are the characters at its end that may become a stop string."""
+    """The search in one text. `held` has the characters at the end of the text that may become a stop string.
+    `stop_index` and `stop_length` are those of the match; the index is -1 until there is one."""
 
     __slots__ = ("_stops", "held", "stop_index", "stop_length")
 
@@ -94,13 +98,14 @@ class StopMatcher:
         self.stop_length = 0
 
     def take_held(self) -> str:
-        """What was held back, which no longer is."""
+        """Return the held text, and hold it no longer."""
         held, self.held = self.held, ""
         return held
 
     def feed(self, text: str, armed: bool = True) -> int:
-        """Search text that has come. Returns how many of its characters go up to the end of the first match, or -1;
-        then `held` is the end of the text that may become a match. Unless `armed`, a match does not count."""
+        """Search the next piece of text. Returns the number of its characters up to the end of the first match; -1 if
+        there is no match. Without a match, `held` is the end of the text that may become a match. Without `armed`,
+        matches do not count."""
         stops, held = self._stops, self.held
         if not held and stops.firsts.isdisjoint(text):
             return -1

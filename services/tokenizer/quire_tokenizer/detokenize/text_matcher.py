@@ -1,7 +1,9 @@
-"""Where any of many texts stand in another: leftmost, then longest, as the tokenizers library matches added tokens.
+"""Finds the places where any of many texts occurs in another text. The leftmost match wins, then the longest, as when
+the tokenizers library matches added tokens.
 
-An alternation of hundreds of texts tries each of them wherever one may begin, and holds up all other threads while it
-does. Here common beginnings are tried once, and a text is searched in pieces. Knows nothing of tokens.
+A plain regular expression with hundreds of alternatives tries each of them at many positions, and blocks all other
+threads meanwhile. This matcher tries common beginnings only once, and searches a text in pieces. Knows nothing of
+tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ _PIECE_CHARS = 65_536
 
 
 class TextMatcher:
-    """Thread-safe: nothing changes after construction. `texts` may be none, but none of them is empty."""
+    """Matches a set of texts. Thread-safe, because nothing changes after construction. `texts` may be empty, but it
+    must not contain an empty text."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self._pattern = re.compile(_any_of(set(texts)) if texts else r"(?!)")
         self._longest = max(map(len, texts), default=0)
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Yield begin and end of each place where one of the texts stands, in order; they do not overlap."""
+        """Yield begin and end of each match, in order. Matches do not overlap."""
         at = 0
         while at < len(text):
             end = at + _PIECE_CHARS
@@ -37,7 +40,7 @@ class TextMatcher:
             at = max(at, end)
 
     def is_in(self, text: str) -> bool:
-        """Whether any of them is."""
+        """Whether any of the texts occurs in `text`."""
         return next(self.spans(text), None) is not None
 
 

@@ -1,6 +1,7 @@
-"""One request's output on its way from tokens to text: decoded, held back, cut at stop strings, counted.
+"""Turns the tokens of one request into text: decodes them, holds back text that may become a stop string, cuts the text
+at stop strings, and counts tokens and characters.
 
-The text, the cut and the count do not depend on how tokens were grouped into rows. Knows nothing of streams, handles
+The text, the cut and the counts do not depend on how tokens were grouped into rows. Knows nothing of streams, handles
 or protobuf.
 """
 
@@ -25,7 +26,7 @@ FINISH_NONE, FINISH_STOP = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When and how a text is cut."""
+    """The rules by which a text is cut."""
 
     stops: StopStrings | None = None
     # A last token of these, where the engine says that it stopped, is not shown.
@@ -81,8 +82,8 @@ class TextStream:
         self._unseen = chars_sent
 
     def replay(self, prior_ids: Sequence[int]) -> None:
-        """Feed some of the prior tokens, which were seen elsewhere. Text beyond the characters that were sent joins the
-        backlog."""
+        """Feed some of the prior tokens, which came before this stream was opened. Text after the characters that were
+        sent to the client goes into the backlog."""
         backlog, self._backlog = self._backlog, []
         text, _, _ = self.advance(prior_ids, FINISH_NONE)
         seen = min(self._unseen, len(text))
@@ -92,7 +93,7 @@ class TextStream:
         self._backlog = [*backlog, text[seen:]] if seen < len(text) else backlog
 
     def end_replay(self) -> None:
-        """End the replay. Raises RESUME_MISMATCH where the prior tokens make less text than was sent."""
+        """End the replay. Raises RESUME_MISMATCH if the prior tokens have less text than was sent."""
         if self._unseen:
             raise InvalidArgument(
                 "RESUME_MISMATCH",
@@ -105,12 +106,12 @@ class TextStream:
 
     @property
     def backlog_chars(self) -> int:
-        """Characters that come with the next row beside its own."""
+        """The number of characters of prior tokens that come with the next row."""
         return sum(map(len, self._backlog))
 
     @property
     def fed_tokens(self) -> int:
-        """Tokens so far, those before a resumption included."""
+        """The number of tokens so far, with the prior tokens."""
         return self._count
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
@@ -150,17 +151,17 @@ class TextStream:
         return text, self._stop_index, used
 
     def take_parts(self, chars: int) -> list[Part]:
-        """Return the parts of a text of so many characters that `advance` returned; none where no parser is."""
+        """Return the parts of a text of `chars` characters that `advance` has returned; empty if there is no parser."""
         return self._parsed.take_parts(chars) if self._parsed is not None else []
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens so far that the model has thought."""
+        """The number of reasoning tokens so far."""
         return self._parsed.reasoning_tokens if self._parsed is not None else 0
 
     @property
     def parsers(self) -> tuple[tuple[str, str], ...]:
-        """Kind and name of each parser of the text."""
+        """The kind and name of each parser of the text."""
         return self._parsed.parsers if self._parsed is not None else ()
 
     @property
@@ -170,7 +171,7 @@ class TextStream:
 
     @property
     def chars(self) -> int:
-        """Characters given out so far, those before a resumption included."""
+        """The number of characters that were returned so far, with those of the prior tokens."""
         return self._sent
 
     @property
@@ -178,8 +179,8 @@ class TextStream:
         return self._matcher.stop_index if self._matched and self._matcher is not None else -1
 
     def _feed_all(self, ids: Sequence[int], ends: list[int] | None) -> tuple[str, int]:
-        """Feed tokens until a stop string matches. Returns the text to send and how many were fed; appends to `ends`,
-        after each, how many characters were decoded."""
+        """Feed tokens until a stop string matches. Returns the text to send, and the number of tokens that were fed.
+        After each token, appends the number of decoded characters to `ends`."""
         texts = []
         for used, token_id in enumerate(ids, 1):
             self._count += 1
@@ -194,8 +195,8 @@ class TextStream:
         return "".join(texts), len(ids)
 
     def _release(self, text: str) -> str:
-        """Search new text for stop strings. Returns what may be sent now: up to the match, or all but what may become
-        one."""
+        """Search new text for stop strings. Returns the text that may be sent now: the text up to the match or, without
+        a match, all text but the end that may become a stop string."""
         matcher = self._matcher
         if matcher is None:
             return text
@@ -209,7 +210,7 @@ class TextStream:
         return whole[: len(whole) - len(matcher.held)]
 
     def _finish(self) -> str:
-        """Return everything that was kept: an incomplete character, and what might have become a stop string."""
+        """Return all text that was held back: an incomplete character, and the beginning of a possible stop string."""
         text = self._decoder.flush()
         self._seen += len(text)
         if self._matcher is None:

@@ -1,4 +1,4 @@
-"""What every token adds to a text, worked out once: the table that makes streaming cheap.
+"""The table of the piece that every token adds to a text. The table is made once, and makes streaming cheap.
 
 Most decoders look at one token at a time, but for two things: characters whose UTF-8 bytes come from several tokens,
 and spaces at the very start. For these decoders a table of each token's text (or bytes, where they are no whole
@@ -24,7 +24,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """The table, indexed by token id, with one empty piece more for ids beyond the vocabulary."""
+    """The table of pieces, indexed by token id. It has one further, empty piece for ids beyond the vocabulary."""
 
     pieces: Sequence[Piece]
     # Bytes that are no UTF-8: one U+FFFD for each (byte fallback), or one for each broken character (byte level)?
@@ -36,8 +36,8 @@ class TokenPieces:
 
 
 def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces | None:
-    """Make the table of this tokenizer, whose tokens are given by id; None if its decoder looks further than one
-    token."""
+    """Make the table of this tokenizer. `tokens` has its tokens by id. Returns None if its decoder looks at more than
+    one token at a time."""
     if tokenizer.decoder is None:
         return None
     shape = json.loads(tokenizer.decoder.__getstate__())
@@ -51,8 +51,8 @@ def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Return the bytes that a byte-level token spells as visible characters; one that does not is taken as it
-    stands."""
+    """Return the bytes of a byte-level token, which spells bytes as visible characters. If the token does not, return
+    the bytes of its text."""
     try:
         return bytes(_BYTE_OF[c] for c in token)
     except KeyError:
@@ -60,14 +60,15 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def _steps(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A decoder as a flat list."""
+    """Return the steps of a decoder as a flat list."""
     if shape["type"] == "Sequence":
         return [step for inner in shape["decoders"] for step in _steps(inner)]
     return [dict(shape)]
 
 
 def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPieces:
-    """Make the table for a Metaspace decoder: its mark is a space, but for nothing in the text's first token."""
+    """Make the table for a Metaspace decoder. Its mark stands for a space, but for nothing in the text's first
+    token."""
     mark = step["replacement"]
     first: dict[int, Piece] = {}
     if step.get("prepend_scheme", "always") != "never":
@@ -107,7 +108,8 @@ def _table(
     first: Mapping[int, Piece] | None = None,
     strip_start: int = 0,
 ) -> TokenPieces:
-    """Make the table from each token's bytes: a text where they are whole characters, else the bytes."""
+    """Make the table from each token's bytes. A piece is text if the bytes are whole characters; otherwise it is
+    bytes."""
     pieces: list[Piece] = [""] * (max(tokens, default=-1) + 2)
     for i, token in tokens.items():
         raw = token_bytes(token)
