@@ -111,7 +111,8 @@ class Sequence:
 
 
 def page_extras(sequence: Sequence) -> PageExtras:
-    """What distinguishes the sequence's pages beside its tokens: routers and schedulers must name pages alike."""
+    """Return the data that distinguish the sequence's pages beside its tokens. Routers and schedulers both use them, so
+    that they compute the same page keys."""
     return PageExtras(salt=sequence.cache_salt)
 
 

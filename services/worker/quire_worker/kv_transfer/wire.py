@@ -28,40 +28,40 @@ class AgentFrameKind(enum.IntEnum):
 
     # from the engine
     SETUP = ProcessFrameKind.SETUP
-    """First of all, once: a AgentSetup."""
+    """The first frame, sent once: an AgentSetup."""
     MOVE = 2
-    """Carry this move out."""
+    """The agent must carry out this move."""
     FILLED = 3
     """Pages of a store or an export lie in the ring: index, slot, index, slot, ..."""
     RETURNED = 4
     """Slots of loads or pulls that the engine has emptied."""
     CANCEL = 5
-    """Moves of generations before this frame's are void."""
+    """All moves of generations before this frame's are cancelled."""
     PING = ProcessFrameKind.PING
     CUT = 7
-    """This move is void; the engine has ended it, or does when its last copies are over."""
+    """This move is cancelled. The engine has ended it, or ends it when its last copies are done."""
     OFFERED = 8
-    """Of an export, whose pages peers may fetch by themselves: so many, from the first on, are filled."""
+    """The first n pages of an export are filled; peers may fetch them from the engine's memory."""
     FETCHED = 9
-    """Of a pull: so many more pages are in the pool as the peer's memory had them; -1: that cannot be opened."""
+    """n more pages of a pull were copied from the peer's memory into the pool; -1: that memory cannot be opened."""
     # from the KV transfer agent
     READY = ProcessFrameKind.READY
-    """It carries moves."""
+    """The agent is ready to carry out moves."""
     WANTED = 17
-    """Of a store's or an export's pages these are to be put into the ring: a store's in this order, an export's when
-    they are filled."""
+    """The engine must put these pages of a store or an export into the ring: those of a store in this order, those of
+    an export when they are filled."""
     ARRIVED = 18
     """Pages of a load or a pull lie in the ring, whole and in order: index, slot, index, slot, ..."""
     RELEASED = 19
     """Slots of stores or exports that the KV transfer agent has emptied."""
     ENDED = 20
-    """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
-    them (see `transport_code`). Pages that were fetched last count where they are among these."""
+    """The move is over. The first number counts its pages, from the first on, that are whole at their destination; the
+    second is the code of their transport (see `transport_code`). The pages fetched last count if they are included."""
     PONG = ProcessFrameKind.PONG
     FETCH = 22
-    """Of a pull: the next pages are to be fetched from the peer's memory: the first one's index, the peer's pages."""
+    """The engine must fetch the next pages of a pull from the peer's memory: index of the first, then peer pages."""
     KEPT = 23
-    """Of a pull that goes on: so many of the pages that were fetched count, as their lease stood: all, or none."""
+    """n fetched pages of a running pull count, since their lease held: all of them, or none."""
 
 
 def transport_code(name: str) -> int:

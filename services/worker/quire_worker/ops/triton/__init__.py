@@ -1,1 +1,1 @@
-"""Ops in Triton, for CUDA devices; under Triton's interpreter they run on the CPU too, which is how they are tested."""
+"""Ops in Triton, for CUDA devices. They also run on the CPU under Triton's interpreter; tests use them in this way."""

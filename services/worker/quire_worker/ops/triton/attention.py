@@ -1,4 +1,5 @@
-"""Launchers of attention: decoding rows by shares of keys, prefill chunks by tiles."""
+"""Launchers of attention. Decode attention splits the keys of a row among programs; prefill attention cuts chunks into
+tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def decode_attention(
     out: Tensor,
     pdl: bool,
 ) -> None:
-    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size."""
+    """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`.
+    Pages are as in Ops.plan; any page size."""
     if plan.splits is None:
         return
     page = pages.shape[4]
@@ -107,7 +109,7 @@ def prefill_attention(
     out: Tensor,
     pdl: bool,
 ) -> None:
-    """Rows of the plan's tiles, of query [R, Q D], into those of out."""
+    """Compute attention for the rows of the plan's tiles, of query [R, Q D], and write it to the same rows of `out`."""
     if plan.tile_sequence is None:
         return
     group = shape.heads // shape.kv_heads

@@ -1,7 +1,7 @@
-"""A step's attention as device tensors, planned once for all layers.
+"""TritonPlan: a step's attention as device tensors, planned once for all layers.
 
-Rows [0, decodes) are one token each of their own sequence; what follows are prefill chunks, cut into tiles. All tensors
-keep their addresses and shapes over a captured graph's replays; only their contents change.
+Each of the rows [0, decodes) is the only token of its sequence. The rows after them are prefill chunks, cut into tiles.
+All tensors keep their addresses and shapes when a captured graph is replayed; only their contents change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INTERPRETED_PROGRAMS = 16
 
 @dataclass(slots=True)
 class TritonPlan:
-    """int32 tensors, but where said. R rows, S sequences, T tiles."""
+    """All tensors are int32 unless stated otherwise. There are R rows, S sequences and T tiles."""
 
     rows: int
     decodes: int
@@ -78,7 +78,7 @@ class TritonPlan:
 
 @functools.cache
 def resident_programs(device: torch.device) -> int:
-    """Programs of decode attention that a device runs at once."""
+    """Return the number of decode attention programs that a device runs at once."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     return _PROGRAMS_EACH * int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -104,7 +104,7 @@ def plan_step(
     *,
     even: bool = False,
 ) -> TritonPlan:
-    """Eager planning from host columns; see Ops.plan. `even`: what decodes is tiled like what prefills."""
+    """Plan a step eagerly from host columns; see Ops.plan. `even`: decode rows are cut into tiles like prefill rows."""
     group = shape.heads // shape.kv_heads
     decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
     decodes = 0 if even else decodes

@@ -32,8 +32,8 @@ class ControlColumns:
 
 
 def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their states brought up to date.
-    `allowed`: see RowMasks; None: no row has a grammar."""
+    """Return float32 [N, V], made from logits [N, V]. Only rows with an address are written, and their states are
+    updated. `allowed`: see RowMasks; None: no row has a grammar."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](

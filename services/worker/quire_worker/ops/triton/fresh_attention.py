@@ -1,8 +1,9 @@
-"""Attention of long prompts that begin in a step: their keys are all here, so torch's own (cuDNN on Hopper) can do it.
+"""Attention of long prompts that begin in a step. All their keys are computed in this step, so torch's own attention
+(cuDNN on Hopper) can compute it.
 
-It knows no pages: keys and values are read where the product left them. Lengths are padded, since a plan is made for
-each length: what lies behind a prompt is seen by padding alone, for attention is causal. Not for captured graphs, nor
-for windows and soft caps.
+It does not use pages: it reads keys and values from the output of the linear layer. The library makes a plan for each
+length, so lengths are padded. Since attention is causal, only padding rows see the rows after a prompt. Not for
+captured graphs, nor for windows and soft caps.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _AT_A_TIME = 4
 
 
 class Fresh(NamedTuple):
-    """A prompt's first chunk: its first row, and its tokens."""
+    """A prompt's first chunk: the index of its first row, and its number of tokens."""
 
     row: int
     tokens: int
 
     @property
     def padded(self) -> int:
-        """Rows that are computed."""
+        """Number of rows that are computed."""
         return padded_length(self.tokens)
 
 
@@ -46,14 +47,15 @@ Leave = Callable[[Fresh, Tensor], None]
 
 
 def padded_length(tokens: int) -> int:
-    """The length whose plan serves so many tokens."""
+    """Return the length of the plan for so many tokens."""
     return -(-tokens // PIECE) * PIECE
 
 
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
-    """Rows of the chunks of query [R, Q D] to `leave`; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's padded rows
-    lie within R, and hold numbers. On a GPU four chunks run at a time: what one's end, and the product that `leave`
-    may be, leave idle of the device others take."""
+    """Compute attention for the chunks' rows of query [R, Q D], and pass the result of each chunk to `leave`. qkv [R,
+    (Q + 2 K) D] has rotated keys. Every chunk's padded rows must lie within R and hold numbers. On a GPU, four chunks
+    run at a time. So other chunks use the parts of the device that are idle at a chunk's end or during a product in
+    `leave`."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
             leave(chunk, _attended(query, qkv, chunk, shape))

@@ -1,6 +1,8 @@
-"""Gated products: activation(x @ gates.T) * (x @ ups.T) in one kernel, where that was measured to be faster.
+"""Gated linear layers: activation(x @ gates.T) * (x @ ups.T) in one kernel, for shapes for which this was measured to
+be faster.
 
-As with products, a way is a value and the table that maps shapes to ways is data, made by `bench/gpu/choose_gated.py`.
+As with plain linear layers, a kernel config is a value. The table from shapes to configs is data, made by
+`bench/gpu/choose_gated.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class GatedGemmConfig:
 
 
 class GatedGemmConfigs:
-    """The ways of one device. A number of rows takes the way of the largest in the table that is not above it; where
-    there is none, or that one has no way, product and activation are apart."""
+    """The kernel configs of one device. A number of rows uses the config of the largest number in the table that is not
+    above it. If there is none, or that entry has no config, the linear layer and the activation run as two kernels."""
 
     def __init__(self, table: Mapping[tuple[int, int, int], GatedGemmConfig | None]) -> None:
         """By (rows, outputs, inputs)."""
@@ -40,7 +42,8 @@ class GatedGemmConfigs:
             self._configs.setdefault((outputs, inputs), []).append((rows, config))
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | None:
-        """How one of a weight [outputs, inputs] is made, gates and ups being half of the outputs each."""
+        """Return the config for a weight [outputs, inputs], of which the gates and the ups are one half of the outputs
+        each."""
         for least, config in self._configs.get((outputs, inputs), ()):
             if least <= rows:
                 return config

@@ -21,8 +21,8 @@ _ALIGNED = 16
 
 @dataclass(frozen=True, slots=True)
 class GatherShape:
-    """How much a program copies at once, and how many there are: enough to fill the link, few enough to leave the
-    device's processors to the steps beside."""
+    """The number of words that a program copies at once, and the number of programs. There are enough programs to fill
+    the link, and few enough to leave the device's processors to the steps."""
 
     programs: int = 128
     block: int = 4096
@@ -38,7 +38,8 @@ def gather_pages(
 ) -> None:
     """Copy pages of the pool at the address `source` into `target` [pages, bytes] uint8, on the current stream.
 
-    Asynchronous. Whether the numbers are pages of either pool is the caller's to know."""
+    Asynchronous. The caller must make sure that both pools have pages with these numbers.
+    """
     pages = len(source_page)
     if not pages:
         return

@@ -1,7 +1,7 @@
-"""Products: y = x @ weight.T by the way that was measured to be the fastest for the shape.
+"""Linear layers: y = x @ weight.T by the kernel config that was measured to be the fastest for the shape.
 
-A way is a value; the table that maps shapes to ways is data (see gemm_configs), made by
-`bench/gpu/choose_products.py`. A shape that no table knows goes to cuBLAS.
+A kernel config is a value. The table from shapes to configs is data (see gemm_configs), made by
+`bench/gpu/choose_products.py`. cuBLAS computes shapes that no table has.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Shape = tuple[int, int, int]
 
 
 class GemmConfigs:
-    """The ways of one device. A rows count that is not in the table takes the next larger one's way. `even`: no table,
-    but one way for any number of rows, so that a row's bits do not depend on those beside it. `gated`: of the products
-    whose outputs are gates, and what they gate."""
+    """The kernel configs of one device. A number of rows that is not in the table uses the config of the next larger
+    one. `batch_invariant`: all numbers of rows use one kernel without a table, so that a row's bits do not depend on
+    the other rows. `gated`: configs of linear layers whose outputs are gates and the values that they multiply."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class GemmConfigs:
             self._rows.setdefault((outputs, inputs), []).append(rows)
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GemmConfig | None:
-        """How a product is made; None: by cuBLAS."""
+        """Return the kernel config of a linear layer; None: cuBLAS computes it."""
         for known in self._rows.get((outputs, inputs), ()):
             if rows <= known:
                 return self._table[known, outputs, inputs]

@@ -1,5 +1,5 @@
-"""Measured ways of products, two JSON files per device: of `python -m bench.gpu.choose_products` and of
-`bench.gpu.choose_gated`."""
+"""Measured kernel configs of linear layers. Each device has two JSON files, made by `python -m
+bench.gpu.choose_products` and `bench.gpu.choose_gated`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: Mapping[str, type[Gemv | Tall]] = {"Gemv": Gemv, "Tall": Tall}
 
 
 def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> GemmConfigs:
-    """Products as they are fastest on a device."""
+    """Return the kernel configs that were measured as the fastest on a device."""
     return GemmConfigs(configs_of(device_name), gated_configs_of(device_name), batch_invariant=batch_invariant)
 
 
@@ -40,7 +40,7 @@ def read_gated_configs(path: Path) -> dict[Shape, GatedGemmConfig | None]:
 
 
 def configs_of(device_name: str) -> dict[Shape, GemmConfig]:
-    """The ways that were measured on a device; empty for a device that nobody has measured."""
+    """Return the configs that were measured on a device; empty for a device without measurements."""
     file = _FILES.get(device_name)
     return {} if file is None else read_configs(_FOLDER / file)
 

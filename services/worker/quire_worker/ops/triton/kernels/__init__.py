@@ -1,1 +1,1 @@
-"""The kernels alone: functions of Triton's language. Their launchers, with types and shapes, are beside this folder."""
+"""The kernels: functions in Triton's language. The folder above has their launchers, with types and shapes."""
