@@ -21,7 +21,7 @@ _PULLED = re.compile(
 
 
 class PageWatch:
-    """Of a stack whose workers have `metrics-listen`."""
+    """Watches the pages of one stack, whose workers must have the option `metrics-listen`."""
 
     def __init__(self, stack: LocalStack) -> None:
         spec, state = stack.spec, stack.directory.read()
@@ -33,8 +33,8 @@ class PageWatch:
         self._page_bytes = _page_bytes(f"{spec.reached_at(scheduler)}:{state.services[scheduler].port}")
 
     def flow(self, tokens: int, timings: Sequence[HopTiming], first_ms: float, second_ms: float) -> PageFlow:
-        """Return how the request that has just ended went, by its timings, and by what the workers' metrics have gained
-        since the last call."""
+        """Return the page flow of the request that has just ended. It is computed from the request's timings, and from
+        the increase of the workers' metrics since the last call."""
         apart, pull = find(timings, "prefill worker", "prefill"), find(timings, "transfer", "pull")
         own = find(timings, "worker", "decode") or find(timings, "scheduler", "queue")
         decode = own.instance if own is not None else ""

@@ -13,7 +13,8 @@ _BAR_WIDTH = 16
 
 
 class ProgressLines:
-    """Call it with every event of a stack. `members` are in the order in which they are started."""
+    """Shows the progress of a stack's members. Call the object with every event of the stack. `members` are in the
+    order in which they are started."""
 
     def __init__(self, members: Sequence[str], stream: TextIO | None = None) -> None:
         self._shown = tuple(reversed(members))
@@ -47,7 +48,7 @@ class ProgressLines:
             print(f"  it      {then}", file=self._stream, flush=True)
 
     def _arrive(self, event: events.Progress) -> None:
-        """Without a terminal only what changed for good is worth a line."""
+        """Without a terminal, print a line for an event of any phase but `starting`."""
         if event.phase != "starting":
             print(self._line(event), file=self._stream, flush=True)
 

@@ -14,7 +14,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:
-    """Return the text in a style, if the stream shows styles; else as it is."""
+    """Return the text in a style if the stream shows styles; otherwise return it unchanged."""
     stream = sys.stdout if stream is None else stream
     if not stream.isatty() or "NO_COLOR" in os.environ:
         return text

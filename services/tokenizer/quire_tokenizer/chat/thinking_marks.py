@@ -1,6 +1,7 @@
-"""ThinkingMarks: the tokens with which a model begins and ends to think, for budgets of thinking.
+"""ThinkingMarks: the tokens that begin and end a model's thinking. Thinking budgets need them.
 
-Found among the tokens that were added to the vocabulary, or as --reasoning-config (vLLM's) says. Counts nothing.
+The marks are those that --reasoning-config (vLLM's option) names, or a known pair among the tokens that were added to
+the vocabulary. Does not count tokens.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ _KEYS = ("reasoning_start_str", "reasoning_end_str")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """Token ids; both empty for a model that is not known to think."""
+    """The token ids that begin the thinking, and those that end it. Both are empty if no marks are known."""
 
     start: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
 
 
 def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMarks:
-    """Find the tokens between which the model thinks: as `reasoning_config` says (JSON of the two strings), or else a
-    known pair among the added tokens; both empty where there is none. Raises ConfigError."""
+    """Find the tokens between which the model thinks. They are those of `reasoning_config` (JSON with the two strings)
+    or, if it is empty, a known pair among the added tokens. Both are empty if there is no such pair. Raises
+    ConfigError."""
     if reasoning_config:
         return _configured(tokenizer, reasoning_config)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}

@@ -1,4 +1,5 @@
-"""Token ids to whole texts, as the library has it, and to the bytes of each. Knows nothing of streams."""
+"""Decodes token ids to whole texts, with the library's decoder, and single tokens to bytes. Knows nothing of
+streams."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _INLINE_TOKENS = 2048
 
 
 class WholeDecoder:
-    """Used from one event loop."""
+    """Decodes whole columns of token ids. Used from one event loop."""
 
     def __init__(self, vocabulary: Vocabulary, pool: WorkPool, *, max_texts: int, max_token_ids: int) -> None:
         self._vocabulary = vocabulary
