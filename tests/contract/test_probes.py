@@ -121,7 +121,8 @@ def test_a_service_is_ready_when_it_has_started(name: str, service: str, flags: 
 def test_scheduler_and_router_live_without_what_they_depend_on() -> None:
     """A probe of liveness must not restart a scheduler whose worker still loads, nor a router without replicas."""
     service, public = "quire.v1.Scheduler", "quire.v1.Inference"
-    worker_ports, tokenizer_ports, scheduler_ports, router_ports = (free_ports(2) for _ in range(4))
+    free = free_ports(8)  # at once: none comes twice
+    worker_ports, tokenizer_ports, scheduler_ports, router_ports = (free[at : at + 2] for at in (0, 2, 4, 6))
     behind = ["--schedulers", f"127.0.0.1:{scheduler_ports[0]}", "--tokenizers", f"127.0.0.1:{tokenizer_ports[0]}"]
     with contextlib.ExitStack() as stack:
         worker = f"127.0.0.1:{worker_ports[0]}"

@@ -141,7 +141,7 @@ def test_a_kvstore_that_hangs_is_a_miss_soon(choice: str) -> None:
             assert transfer_agent.load(A, lease) == 0
         finally:
             process.child.send_signal(signal.SIGCONT)
-        assert time.monotonic() - began_s < ATTACH_S + 1.0
+        assert time.monotonic() - began_s < 3 * ATTACH_S
         assert transfer_agent.load(A, transfer_agent.look_up(A)) == 8
 
 
