@@ -1,10 +1,10 @@
 """`python -m bench.scheduler.delay`: decode throughput of scheduler and worker processes, with a delay between the two.
 
-The worker is paced: its steps take a given time, so all that is missing from rows / step time was lost by scheduling.
-The grid is run in lockstep and free-running by turns, delay after delay, round after round; then free-running alone
-where spare slots or pages are scarce. Every answer is compared with the undisturbed one. Prints a table; writes all
-rounds to `--json FILE` and a picture to `--svg FILE`. On a busy machine the figures are noise at short steps: four
-processes share what cores there are.
+The worker is paced: its steps take a given time. So the best possible throughput is rows / step time, and scheduling
+lost the rest. In each round, and for each delay, the benchmark runs the same requests in lockstep and then
+free-running; after that free-running alone, with few spare slots or pages. Every answer is compared with the
+undisturbed one. Prints a table; writes all rounds to `--json FILE` and a picture to `--svg FILE`. On a busy machine the
+figures are noise at short steps: four processes share what cores there are.
 """
 
 from __future__ import annotations

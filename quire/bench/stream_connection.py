@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection that streams: heads, chunks and server-sent events are taken apart by hand.
 
-A load generator must cost less than what it measures: an event is found by its bytes and stamped with the time of its
-arrival; only the one that carries usage is read as JSON. One request at a time; kept alive for the next.
+A load generator must cost less than what it measures. So the connection finds the events of a stream by their bytes,
+and notes when each arrived. It reads only the event with the usage as JSON. A connection has one request at a time, and
+stays open for the next one.
 """
 
 from __future__ import annotations

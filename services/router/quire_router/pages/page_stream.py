@@ -44,8 +44,8 @@ class PageStream:
         self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Follow the holder's page events until cancelled; a stream that breaks is opened again after a backoff, one
-        with a gap at once. In the end, the holder's pages are forgotten."""
+        """Follow the holder's page events until cancelled, then forget the holder's pages. A stream that breaks is
+        opened again after a backoff. If an event is missing, the stream is opened again at once."""
         channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:

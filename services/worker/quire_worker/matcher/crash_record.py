@@ -32,8 +32,9 @@ class CrashRecord:
         return bool(self._crashes or self._refused_until_s)
 
     def with_same_refusals(self) -> CrashRecord:
-        """Return the record of another process, which refuses the same work. It counts its own crashes: one event may
-        end several processes that work on the same replay key, and prove nothing about the grammar."""
+        """Return a record for another process. Both records refuse the same work, but each counts only the crashes of
+        its own process. Otherwise one event that ends several processes at once would count as several crashes of the
+        grammar on which all of them worked."""
         return CrashRecord(self._clock, self._refused_until_s)
 
     def add_crash(self, replay_key: bytes) -> None:

@@ -1,8 +1,9 @@
 """A step's attention, planned once for all layers: which sequences go together, over which key tiles, how masked.
 
-Keys are cut into tiles at fixed absolute positions. Sequences that compute equally many rows form a group, sorted by
-length, so that each tile works on a prefix of the group. A tile that a row may not see changes nothing of that row, bit
-for bit; so a row's result depends neither on its group nor on how its prompt was cut into chunks.
+Keys are cut into tiles at fixed absolute positions. Sequences that compute equally many rows form a group, with the
+longest sequence first. So the sequences that have keys in a tile are the first ones of the group. If a row must not
+attend to a tile, the tile leaves the row's result unchanged in every bit. So a row's result depends neither on its
+group nor on how its prompt was cut into chunks.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _ROWS = 1024
 
 
 def rounded_kinds(kinds: Mapping[tuple[str, int], BlockKind], dtype: str) -> dict[tuple[str, int], BlockKind]:
-    """Return the new kinds of the weights that `dtype` changes, by role and layer. auto and float32 change none: the
-    CPU computes in float32 with each value of the file."""
+    """Return, by role and layer, the types to which `dtype` rounds weights when they are loaded. auto and float32
+    round none, since the CPU computes in float32 and so keeps each value of the file."""
     wanted = _KINDS.get(dtype)
     if wanted is None:
         return {}
