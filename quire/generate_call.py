@@ -27,7 +27,7 @@ _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
 # What a connection that broke, a router that goes away, and one that has just started and knows no peers yet look like;
 # any other code says why a service has refused.
 _BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING", "NO_HEALTHY_REPLICA", "NO_TOKENIZER"})
-# How a router that goes away refuses a call that it has not begun.
+# A router that goes away refuses calls that it has not begun with this code.
 _REFUSED = "DRAINING"
 # gRPC gives this code to a call that came as a port closed, and that no handler got (grpc/grpc issue 41785); but also
 # to one that ran when a router had waited long enough. A router sends initial metadata when it begins a call: a call

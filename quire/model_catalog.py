@@ -64,7 +64,7 @@ class CatalogModel:
 
     @property
     def wheel_bytes(self) -> int:
-        """What a download takes."""
+        """The number of bytes that a download of all parts transfers."""
         return sum(part.wheel_bytes for part in self.parts)
 
 

@@ -215,7 +215,7 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
     AgentFrameKind.FETCH: ("asks the engine to read pages from another worker's memory", "4 bytes per page"),
     AgentFrameKind.KEPT: ("says how many of the FETCHED pages are valid", "4 bytes"),
 }
-# The same of frames between a worker's engine and its matcher.
+# Frames between a worker's engine and its matcher: the purpose of each kind, and its payload.
 MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
     MatcherFrameKind.SETUP: ("configures the matcher", "JSON"),
     MatcherFrameKind.OPEN: (

@@ -205,7 +205,7 @@ def _multimodal_rows() -> Iterator[str]:
 
 
 def _gguf_test(family: Family) -> str:
-    """How the family's map of GGUF files is tested."""
+    """The way in which the family's map of GGUF files is tested."""
     if not family.gguf:
         return ""
     if any(each.architecture in REAL_MODELS for each in family.gguf):

@@ -33,7 +33,7 @@ class SpeedModel:
 
     @property
     def basis(self) -> str:
-        """Where the figures come from: measured, interpolated or extrapolated."""
+        """The origin of the figures: measured, interpolated or extrapolated."""
         size = self.model.gemm_parameters
         if any(
             abs(size / each.gemm_parameters - 1) < 0.02 and self.model.kv_bytes == each.kv_bytes

@@ -48,7 +48,7 @@ _SCHEMA: Mapping[str, Any] = {
     },
     "required": [f"name{number}" for number in range(256)],
 }
-# What an answer must match: a request has one of them.
+# Constraints that an answer must match: a request has one of them.
 _CONSTRAINTS: Mapping[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}},
     "structured_outputs": {"json": _SCHEMA},

@@ -76,7 +76,7 @@ def _check_constraint(script: Script, answer: Answer) -> None:
 
 
 def _check_paced(answers: Mapping[tuple[Script, int], Answer]) -> None:
-    """What the paced worker answers is known without asking, where no constraint says which tokens may be sampled."""
+    """Compare with answers that are computed without asking the paced worker, for scripts without a constraint."""
     facts = read_facts(str(find_model(None)))
     for (script, _), answer in answers.items():
         if script.regex:

@@ -43,8 +43,8 @@ class Written(NamedTuple):
     draft_of: np.ndarray
 
     def without_drafts_of(self, later: StepBatch) -> Written:
-        """What is left to write when a later step has run: it computes again what its slots' drafts have spoiled, and
-        no step writes after one that was launched behind it."""
+        """Return the writes that still count after a later step has run. The later step computes again what drafts in
+        its slots have spoiled, and no step writes after one that was launched behind it."""
         keep = ~np.isin(self.draft_of, later.slot)
         return Written(*(column[keep] for column in self))
 

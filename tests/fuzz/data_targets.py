@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _GENUINE, _FORGED, _RAW = 0, 1, 2
 _STEP = struct.Struct("<BBBIQ128sH")
-"""How a frame is made, its kind, whether it is the last part, page, offset, page header, length of the payload."""
+"""The origin of a frame, its kind, whether it is the last part, page, offset, page header, length of the payload."""
 _CLIENT_KINDS = [FrameKind.GET, FrameKind.PUT, FrameKind.DAMAGED, FrameKind.MAP, FrameKind.TAKE, FrameKind.LEND]
 
 

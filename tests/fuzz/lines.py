@@ -1,4 +1,4 @@
-"""Which lines of the product run: a tracer of all threads, and what share of given modules it has seen."""
+"""A tracer of all threads that records which lines run, and the share of given modules that it has seen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(reached: dict[str, set[int]]) -> None:
 
 
 def lines_of(modules: tuple[str, ...], reached: dict[str, set[int]]) -> tuple[int, int]:
-    """How many lines of modules and folders, relative to `services`, were reached, and how many there are."""
+    """Return how many lines of modules and folders, relative to `services`, were reached, and how many there are."""
     sys.settrace(None)
     seen = total = 0
     for module in modules:

@@ -68,7 +68,7 @@ def llama_header() -> bytes:
 
 
 def bpe_header() -> bytes:
-    """The same with a byte-level tokenizer, of another architecture."""
+    """Return the header of a GGUF file of another architecture, with a byte-level tokenizer."""
     tokens = ["a", "b", "ab", "Ġ", "<|end|>"]
     pairs = [
         pair("general.architecture", TEXT, "qwen2"),
@@ -83,7 +83,8 @@ def bpe_header() -> bytes:
 
 
 def windowed_header() -> bytes:
-    """The same of an architecture with windows, soft caps and two rotary embeddings, without a tokenizer's texts."""
+    """Return the header of a GGUF file without a tokenizer's texts, of an architecture with windows, soft caps and two
+    rotary embeddings."""
     numbers = {
         "context_length": 512,
         "embedding_length": 32,

@@ -102,7 +102,7 @@ def transposed(config: Config, name: str, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What the converter does for one architecture."""
+    """The steps of the converter for one architecture."""
 
     architecture: MODEL_ARCH
     values: Changed = as_it_is

@@ -1,4 +1,4 @@
-"""Which tiny models of the families are tested as GGUF files, and how."""
+"""The tiny models of the families that are tested as GGUF files, and how each is tested."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ READ_BY_TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 # Architectures of the catalogue's models, which tests.parity.test_real_models compares with transformers.
 REAL_MODELS = ("llama", "gemma3")
-# The same of models that are computed as those of another family.
+# Fields of config.json with which the catalogue has models that Quire computes as those of another family.
 ALIKE_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "granite": {"attention_multiplier": 0.25},

@@ -1,4 +1,4 @@
-"""Which pod may call which, by the rendered NetworkPolicies, as a network plug-in applies them."""
+"""The calls between pods that the rendered NetworkPolicies allow, as a network plug-in applies them."""
 
 from __future__ import annotations
 

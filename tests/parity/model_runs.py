@@ -17,7 +17,7 @@ LENGTH = 90
 SHARED = 3 * PAGE_SIZE
 ANSWER = 6
 CUTS = (0, 1, 20, 67)
-"""Where the steps of a prompt in chunks begin."""
+"""The positions at which the steps of a prompt in chunks begin."""
 
 
 def prompt(length: int = LENGTH) -> list[int]:

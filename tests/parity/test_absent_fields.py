@@ -58,7 +58,7 @@ def test_null_and_absent_fields_are_what_transformers_takes_them_for(name: str, 
     assert both >= 3, "a test that compares nothing"
 
 
-# Of the others, Quire refuses one, and transformers fails with the other.
+# Two cases are left out: Quire refuses one, and transformers fails with the other.
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"smollm3, windows", "exaone4, without windows"}))
 def test_an_absent_window_is_transformers_default(name: str) -> None:
     """It is longer than the contexts of the tiny models, which cannot show it."""
@@ -119,7 +119,7 @@ def of_quire(folder: Path) -> Tensor | None:
 
 
 def of_transformers(folder: Path, name: str) -> Tensor | None:
-    """The same of transformers: None where it fails, or needs other weights than the folder has."""
+    """Return the logits that transformers computes; None if it fails, or needs other weights than the folder has."""
     with quiet_transformers():
         from transformers import AutoModelForCausalLM
 

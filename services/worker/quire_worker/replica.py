@@ -70,7 +70,7 @@ class ServedModel:
     max_row_tokens: int = 1
     """Tokens that a decode row tries to draw in one step."""
     model_path: str = ""
-    """Where its tokens are read, of a model whose capabilities have structured output."""
+    """The path from which the matcher reads the model's tokens, if its capabilities have structured output."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0, step_timeout_s: float = STEP_TIMEOUT_S) -> EngineSpec:
         """Return the sizes and limits of an engine that runs this model. `num_slots` 0 stands for the default, 2.5

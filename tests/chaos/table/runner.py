@@ -32,7 +32,7 @@ class StackLost(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one fault. `target`: what the fault hit; `noticed_s`: until routers had noticed all that was lost;
+    """The result of one fault. `target`: what the fault hit; `noticed_s`: until routers had noticed all that was lost;
     `pause_s`: until every stream went on; `back_s`: until no page and no lease was held. `failure`: why the round
     itself could not go on."""
 

@@ -222,7 +222,7 @@ async def test_the_http_port_shows_a_new_certificate_without_a_restart(tmp_path:
     files = authority.files("public")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Nobody asks."""
+        """The test sends no request to it."""
 
     server = HttpServer(app, HOST, 0, files.cert, files.key)
     await server.start()

@@ -362,7 +362,7 @@ async def test_a_call_that_its_router_cut_off_is_known_to_have_begun() -> None:
         rig.scheduler.gate.clear()
         call = inference_pb2_grpc.InferenceStub(channel).Generate(ib.GenerateRequest(text="a", max_tokens=1))
         await asyncio.wait_for(rig.scheduler.submitted.wait(), 30)
-    # Which of both depends on what the client sees first: the end of the call, or that of the connection.
+    # The code depends on what the client sees first: the end of the call, or that of the connection.
     assert await call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
     assert has_begun(await call.initial_metadata())
     await channel.close()

@@ -145,7 +145,7 @@ class VirtualStore:
         for lease in leases:
             assert lease not in self._given_back, "a lease is given back twice"
             self._given_back.add(lease)
-            # Where it is none of these, the kvstore that had given it is gone.
+            # A lease that is not among these is of a kvstore that is gone.
             self.leases.pop(lease, None)
             self._evict()
 

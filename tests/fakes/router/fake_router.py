@@ -27,7 +27,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.cancelled = threading.Event()
         self.overload = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
-        # How the next calls are refused before they begin: by a code of ours, or as a port that closes cancels them
+        # The next calls are refused before they begin: with a code of ours, or as a port that closes cancels them
         # (CANCELLED). With CANCELLED_LATER, one ends so that has begun.
         self.refusals: list[str] = []
         # After so many responses each, the next streams break.

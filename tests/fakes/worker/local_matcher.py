@@ -74,7 +74,7 @@ class CrashingGrammar(GuidanceGrammar):
 
     @classmethod
     def like(cls, grammar: GuidanceGrammar) -> CrashingGrammar:
-        """The same grammar."""
+        """Return a grammar in the same state that ends the process."""
         made = cls.__new__(cls)
         vars(made).update(vars(grammar), fed=0)
         return made

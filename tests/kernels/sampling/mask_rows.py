@@ -108,7 +108,7 @@ class MaskedRows:
 
     @property
     def held(self) -> list[int]:
-        """Which rows were held, as the device has it."""
+        """Whether each row was held, as the device has it."""
         return self.masks._held[: len(self.mask_slots)].tolist()
 
     def set_position(self, row: int, position: int) -> None:

@@ -341,7 +341,7 @@ class _VolatileLoads:
         monkeypatch.setattr(InterpreterBuilder, load.__name__, self._interrupted(load))
 
     def begin(self, work: dict[int, list[Callable[[], None]]]) -> None:
-        """Of one launch, by the number of the load."""
+        """Set what is to be done before the loads of one launch, by the number of the load."""
         self._work, self._loads = work, 0
 
     def _interrupted(self, load: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ class ConstrainedSteps:
         self.prompt = [self.rng.integers(0, VOCABULARY, size).astype(np.int32) for size in (3, 15, 16, 17, 9, 5)]
         self.rows = [RingRow(ring, 2 * slot + 1) for slot in range(CONSTRAINED)]
         self.next_position = [len(prompt) for prompt in self.prompt]
-        """Of the token that each draws next."""
+        """The position of the token that each row samples next."""
         self.assumed = list(self.next_position)
         self.pages = (self.rng.permutation(SLOTS * WIDTH) + 1).reshape(SLOTS, WIDTH).astype(np.int32)
         self.controls = {
@@ -233,7 +233,7 @@ def start(slot: int, *, text: str = TEXT, min_tokens: int = 0, controls: LogitCo
 
 
 def alone(made: Start) -> tuple[list[int], Finish]:
-    """What a sequence says that nobody disturbs."""
+    """The answer and the finish reason of a sequence that runs alone."""
     sequence = made.sequence
     grammar = masks_after(BACKEND, sequence.constraint.text) if sequence.constraint else None
     token, said, controls = int(sequence.prompt_ids[-1]), list[int](), LogitsState.of(sequence)

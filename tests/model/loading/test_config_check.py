@@ -1,4 +1,4 @@
-"""What config.json asks for and no supported family computes is refused by name; the real ones load."""
+"""Fields of config.json that ask for what no supported family computes are refused by name; real configs load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Of 512 positions and two layers, as the tiny folders have.
+# Windows of the tiny folders, which have 512 positions and two layers.
 WINDOW = {"use_sliding_window": True, "sliding_window": 37}
 
 

@@ -27,7 +27,7 @@ from tests.model.folders import write_config, write_single
 from tests.oracle import quiet_transformers
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of every config here; each class of transformers ignores what it does not know.
+# Every config here has these fields; each class of transformers ignores those that it does not know.
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,

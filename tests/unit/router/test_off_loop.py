@@ -52,7 +52,7 @@ async def test_thread_works_half_of_the_time() -> None:
 
 
 class Body:
-    """What a piece holds."""
+    """An object that a piece of work keeps alive."""
 
 
 async def test_a_piece_whose_caller_left_before_its_turn_is_dropped_at_once() -> None:

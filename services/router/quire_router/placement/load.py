@@ -39,7 +39,7 @@ class Load:
     step_ms: float = 0.0
     """Mean time of its worker's recent steps; 0: none yet."""
     oldest_wait_ms: int = 0
-    """How long a request has waited there that has waited longest; 0: none does."""
+    """The time that the request at the head has waited, in milliseconds; 0: no request waits."""
     version: str = ""
     """The scheduler's."""
     certificate_expiry_unix_s: int = 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HeldPages(NamedTuple):
-    """How many pages an instance of a service has, as the index knows it."""
+    """The number of pages that an instance of a service has, according to the index."""
 
     service: str
     instance: str

@@ -55,7 +55,7 @@ class Replica:
         self.load = Load()
         # The epoch in the last load that had one.
         self.epoch: Epoch | None = None
-        # How often the epoch has changed. It changes when the worker or the scheduler has started again.
+        # The number of changes of the epoch. It changes when the worker or the scheduler has started again.
         self.restarts = 0
         self.model: ModelInfo | None = None
         self.row = row

@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Opening:
-    """How much of a sequence was sent to the tokenizer. A token has four bytes, and `sent_bytes` of them were sent.
+    """The part of a sequence that the tokenizer was sent. A token has four bytes, and `sent_bytes` of them were sent.
     The open carries the first `prior_bytes`, which are the confirmed tokens; `prior_bytes` is -1 until the open begins.
     Rows carry the other tokens; `sent_rows` rows were sent."""
 

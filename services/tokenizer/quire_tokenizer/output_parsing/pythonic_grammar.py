@@ -23,7 +23,7 @@ _STRING: Final = f"/{_QUOTED.format(chr(34))}|{_QUOTED.format(chr(39))}/"
 _CONSTANTS: Final = {"boolean": '("True" | "False")', "null": '"None"'}
 _TYPES: Final = ("string", "integer", "number", *_CONSTANTS)
 _OF_TEXTS: Final = frozenset({"pattern", "minLength", "maxLength", "format"})
-# Of JSON, those that mean the same in Python.
+# The escapes of JSON that mean the same in Python.
 _ESCAPES: Final = 'nrtbf\\"'
 
 

@@ -57,8 +57,8 @@ _RING = 4
 
 
 class _StepPlan(NamedTuple):
-    """How a step is launched: by which graph (None: kernel by kernel), and the layout by which it is packed. Also, for
-    each sequence of the batch, the row of its results."""
+    """The graph that launches a step (None: kernel by kernel), the layout by which the step is packed, and for each
+    sequence of the batch the row of its results."""
 
     graph: StepGraph | None
     layout: StepLayout

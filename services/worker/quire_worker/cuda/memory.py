@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the KV pages take: computed from the free memory, without a trial run. Also turns running
+"""The GPU memory that KV pages take: computed from the free memory, without a trial run. Also turns running
 out of memory into an error that names the fix."""
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class PageStates:
         self.busy_until = np.zeros(num_pages, np.int64)
         """The last step of a sequence that held the page and has left: until it ends, nobody may write the page."""
         self.setbacks = 0
-        """How often a page that is not full may have lost the slot or move that was to fill it."""
+        """The number of times that a page that is not full may have lost the slot or move that was to fill it."""
 
     @property
     def num_pages(self) -> int:

@@ -114,7 +114,7 @@ class StepRunner:
         batch.resolve(blocked, sampled_at >= batch.bound)
 
     def _held(self, batch: StepBatch, output: StepOutput | None) -> Bool | None:
-        """Which sequences are held, by the gate or for want of a mask; None: none."""
+        """Return whether each sequence is held, by the gate or for want of a mask; None: no sequence is."""
         held: Bool | None = None if self._gate is None else self._gate.held(batch) & batch.sample
         if output is not None and output.held:
             held = np.zeros(len(batch.slot), np.bool_) if held is None else held

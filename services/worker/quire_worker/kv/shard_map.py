@@ -36,7 +36,7 @@ class Piece:
 
 
 class ShardMap:
-    """How the ranks of the target group get their parts of a page from the ranks of the source group. Raises
+    """The way in which ranks of the target group get their parts of a page from the ranks of the source group. Raises
     InvalidArgument: BAD_SHARDS if a range lies outside the page or overlaps another, SHARDS_INCOMPLETE if no source
     rank holds some bytes that a target rank needs."""
 

@@ -54,7 +54,7 @@ class Ring:
 
     @property
     def cancellations(self) -> int:
-        """How often the engine has cancelled moves since its present KV transfer agent began. Only the engine sets the
+        """The number of cancellations since the engine's present KV transfer agent began. Only the engine sets the
         counter. The agent sees a new value at once, while frames come a moment later."""
         return int(self._cancellations[0])
 

@@ -33,7 +33,7 @@ class Norm:
         return cls(weight, bias, norm.eps, norm.kind == "layer")
 
     def scaled(self, factor: float) -> Norm:
-        """The same norm with its results multiplied by a factor."""
+        """Return this norm with its results multiplied by a factor."""
         if factor == 1.0:
             return self
         bias = None if self.bias is None else self.bias * factor

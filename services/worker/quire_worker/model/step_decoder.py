@@ -22,7 +22,7 @@ class StepDecoder(Protocol[P]):
 
     @property
     def ops(self) -> Ops[P]:
-        """What computes attention, samples and plans steps."""
+        """The operations that compute attention, sample and plan steps."""
         ...
 
     @property

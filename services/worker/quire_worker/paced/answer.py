@@ -122,7 +122,7 @@ def forbidden(
 def _forbidden_by_request(
     controls: LogitsState | None, vocab_size: int, blocked: Int32, mask: TokenMask | None
 ) -> NDArray[np.bool_]:
-    """What `forbidden` says, but for what the mask itself forbids."""
+    """Return what `forbidden` does, without the tokens that the mask itself forbids."""
     if controls is None:
         found = np.zeros(vocab_size, np.bool_)
         found[blocked] = True

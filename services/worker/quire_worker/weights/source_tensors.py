@@ -44,7 +44,8 @@ class SourceTensor:
         return len(self.specs) == 1 and not self.is_transposed and not self.specs[0].row_order
 
     def destinations(self, store: ParameterStore) -> tuple[Tensor, Callable[[Tensor], None] | None]:
-        """Where the tensor's bytes go, and what to do with the tensor if they do not go there straight."""
+        """Return the tensor to which the bytes go, and what to do with the loaded tensor if they do not go there
+        directly."""
         targets = [store.destination(spec) for spec in self.specs]
         if self.is_whole:
             return targets[0], None

@@ -41,8 +41,8 @@ class TensorCopy:
     entry: TensorEntry
     target: Tensor
     spread: Callable[[Tensor], None] | None = None
-    """Where this is set, `target` only says the type and the device: the whole tensor, of its own shape, is made in
-    memory for a while and given to `spread`."""
+    """If this is set, `target` only gives the type and the device: the copier makes the whole tensor, of its own shape,
+    in memory for a while and passes it to `spread`."""
 
 
 def copy_tensors(

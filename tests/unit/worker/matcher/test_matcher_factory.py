@@ -19,7 +19,7 @@ DEMO = Path(str(find_model(None)))
 
 
 def capabilities(model: Path, max_constrained_seqs: int = 4) -> tuple[str, ...]:
-    """What a paced worker of this model says."""
+    """The capabilities that a paced worker of this model announces."""
     config = WorkerConfig(model=str(model), max_constrained_seqs=max_constrained_seqs, paced=0.0)
     return load_paced(config, lambda *_: None).info.capabilities
 

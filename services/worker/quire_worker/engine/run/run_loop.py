@@ -81,7 +81,7 @@ class RunLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
         self._newest: Session | None = None
-        # How long to wait for an item before the device is asked to do its deferred work; None: it has none.
+        # The loop waits so long for an item before it asks the device to do deferred work; None: the device has none.
         self._send_timeout_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()

@@ -1,4 +1,4 @@
-"""How GGUF files hold the models of a family: an entry beside the family's map of safetensors.
+"""The map of a family's tensors and metadata in GGUF files, beside the family's map of safetensors.
 
 The names are those of llama.cpp: its gguf package has the same tables. A map knows nothing of files: `weights.gguf`
 reads them by it.

@@ -1,5 +1,5 @@
-"""What a row is drawn from: its logits without the ids that may not be drawn, or what its controls made of them, and of
-these what its grammar allows."""
+"""Device functions that load the logits from which a row samples. Ids that the row may not sample are left out, and so
+are tokens that its grammar does not allow. A row with controls takes the logits that these have changed."""
 
 from __future__ import annotations
 
