@@ -57,6 +57,8 @@ class MaskRing:
         if not 0 <= process < MOST_PROCESSES:
             raise IndexError(f"process {process} of {MOST_PROCESSES}")
         self.fd = fd
+        self.process = process
+        """The index of the process whose record the object has."""
         self.mask_slots = mask_slots
         self.entries_per_slot = entries_per_slot
         self.words = mask_bytes(vocab_size) // 4

@@ -101,11 +101,11 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str)
         [
             MatcherClient(
                 each,
-                _link_maker(config, model, info, each, (number, count)),
-                mask_slots=range(number, mask_slots, count),
+                _link_maker(config, model, info, each, max(GRAMMAR_BYTES // count, LEAST_GRAMMAR_BYTES)),
+                mask_slots=range(each.process, mask_slots, count),
                 crashes=crashes.with_same_refusals(),
             )
-            for number, each in enumerate(rings)
+            for each in rings
         ]
     )
 
@@ -117,18 +117,18 @@ def _processes_on(device: str) -> int:
 
 
 def _link_maker(
-    config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, number_of: tuple[int, int]
+    config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, grammar_bytes: int
 ) -> Callable[[Callable[[], None]], ProcessLink]:
-    """Return a function that starts one process of the matcher. `number_of`: its index, and the number of processes,
-    which share the memory that grammars may take."""
+    """Return a function that starts the process of this ring. `grammar_bytes`: the memory that its grammars may
+    take."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
         mask_slots=ring.mask_slots,
         entries_per_slot=ENTRIES_PER_SLOT,
-        process=number_of[0],
-        grammar_bytes=max(GRAMMAR_BYTES // number_of[1], LEAST_GRAMMAR_BYTES),
+        process=ring.process,
+        grammar_bytes=grammar_bytes,
         instance=identity()[1] or config.instance,
         log_level=config.log_level,
         log_format=config.log_format,

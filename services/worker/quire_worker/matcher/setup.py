@@ -18,9 +18,9 @@ class MatcherSetup:
     mask_slots: int
     entries_per_slot: int
     """The number of masks for which a mask slot has room."""
-    process: int = 0
+    process: int
     """The index of the process among the matcher's processes."""
-    grammar_bytes: int = 4 << 30
+    grammar_bytes: int
     """The address space that grammars may take, besides what the process has mapped when it is ready."""
     instance: str = ""
     log_level: str = "info"
