@@ -1,13 +1,14 @@
 """Traces: OpenTelemetry spans with W3C context, sent by OTLP over gRPC.
 
-Without an endpoint every call here is a cheap no-op, and neither the SDK nor the exporter is imported. The provider is
-our own and not OpenTelemetry's global one, so a process can be set up and shut down more than once (tests do).
+Without an endpoint every call here is a cheap no-op, and neither the SDK nor the exporter is imported. The recorder is
+our own and not OpenTelemetry's global provider, so a process can be set up and shut down more than once (tests do).
 Knows nothing of gRPC interception: see interceptors/.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ import grpc
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from quire_common.errors import ConfigError
@@ -25,9 +26,10 @@ from quire_common.telemetry.logs import bind_request_id, request_id
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import SpanProcessor
 
     from quire.v1 import common_pb2
+    from quire_common.telemetry.span_recorder import SpanRecorder
 
 __all__ = [
     "Context",
@@ -47,7 +49,6 @@ __all__ = [
     "shutdown_tracing",
     "span",
     "start_span",
-    "tracer",
 ]
 
 SCHEDULE_DELAY_MS = 200
@@ -55,9 +56,10 @@ MAX_QUEUE = 8192
 MAX_BATCH = 512
 EXPORT_TIMEOUT_S = 2.0
 _PROPAGATOR = TraceContextTextMapPropagator()
-_NO_OP_TRACER = trace.NoOpTracer()
-_provider: TracerProvider | None = None
-_tracer: Tracer = _NO_OP_TRACER
+# The header of a parent as Quire's services write it.
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_FAILED = Status(StatusCode.ERROR)
+_recorder: SpanRecorder | None = None
 
 
 def setup_tracing(
@@ -75,19 +77,16 @@ def setup_tracing(
     traces beginning here that are sampled; a trace with a parent keeps the parent's decision. Raises ConfigError
     if the authority is unreadable, or if the endpoint is not https.
     """
-    global _provider, _tracer  # tracing is a property of the process
+    global _recorder  # noqa: PLW0603  # tracing is a property of the process
     if not endpoint and processor is None:
         return
     shutdown_tracing()
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    from quire_common.telemetry.span_recorder import SpanRecorder
 
     resource = Resource.create({"service.name": f"quire-{service}", "service.instance.id": instance or service})
-    sampler = ParentBased(TraceIdRatioBased(ratio))
-    provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-    provider.add_span_processor(_otlp_processor(endpoint, ca) if processor is None else processor)
-    _provider, _tracer = provider, provider.get_tracer("quire")
+    _recorder = SpanRecorder(_otlp_processor(endpoint, ca) if processor is None else processor, resource, ratio)
 
 
 class TracingConfig(Protocol):
@@ -111,22 +110,17 @@ def setup_tracing_of(config: TracingConfig, service: str, instance: str) -> None
 
 def shutdown_tracing(timeout_s: float = 3.0) -> None:
     """Flush and stop; waits at most `timeout_s`, since a dead collector must not hold up the service's end."""
-    global _provider, _tracer  # tracing is a property of the process
-    provider, _provider, _tracer = _provider, None, _NO_OP_TRACER
-    if provider is not None:
-        flusher = threading.Thread(target=provider.shutdown, name="tracing-shutdown", daemon=True)
+    global _recorder  # tracing is a property of the process
+    recorder, _recorder = _recorder, None
+    if recorder is not None:
+        flusher = threading.Thread(target=recorder.shutdown, name="tracing-shutdown", daemon=True)
         flusher.start()
         flusher.join(timeout_s)
 
 
 def enabled() -> bool:
     """Whether spans are recorded at all."""
-    return _provider is not None
-
-
-def tracer() -> Tracer:
-    """The process's tracer; a no-op one without an endpoint."""
-    return _tracer
+    return _recorder is not None
 
 
 def start_span(
@@ -137,9 +131,9 @@ def start_span(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
     """Start a span that the caller ends, without making it the current one. `parent` None: the current span."""
-    if _provider is None:
+    if (recorder := _recorder) is None:
         return trace.INVALID_SPAN
-    return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
+    return recorder.start_span(name, parent, kind, attributes)
 
 
 @contextlib.contextmanager
@@ -151,10 +145,10 @@ def span(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
     """Context: a span that is the current one for the block's duration. An exception marks it and passes through."""
-    if _provider is None:
+    if (recorder := _recorder) is None:
         yield trace.INVALID_SPAN
         return
-    current = _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
+    current = recorder.start_span(name, parent, kind, attributes)
     token = otel_context.attach(trace.set_span_in_context(current))
     try:
         yield current
@@ -178,9 +172,9 @@ def record_span(
 ) -> None:
     """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. Nothing
     without tracing."""
-    if _provider is None:
+    if (recorder := _recorder) is None:
         return
-    ended = _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, start_time=start_ns)
+    ended = recorder.start_span(name, parent, kind, attributes, start_ns)
     if error_type:
         mark_error(ended, error_type)
     ended.end(end_ns)
@@ -189,7 +183,7 @@ def record_span(
 def mark_error(failed: Span, error_type: str) -> None:
     """Give a span the error status. `error_type` is a code or a class name, never an exception's text."""
     failed.set_attribute("error.type", error_type)
-    failed.set_status(Status(StatusCode.ERROR))
+    failed.set_status(_FAILED)
 
 
 def context_of(parent: Span) -> Context:
@@ -207,7 +201,7 @@ def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> No
 
 def extract(context: common_pb2.RequestContext) -> Context:
     """The parent that a request names; the current context where it names none."""
-    if _provider is None or not context.traceparent:
+    if _recorder is None or not context.traceparent:
         return otel_context.get_current()
     return extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
 
@@ -229,26 +223,38 @@ def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
 
 def inject_headers(parent: Span | None = None) -> dict[str, str]:
     """Return the W3C headers of the current span (or `parent`); empty without tracing."""
-    headers: dict[str, str] = {}
-    if _provider is not None:
+    if _recorder is None:
+        return {}
+    context = (trace.get_current_span() if parent is None else parent).get_span_context()
+    if context.trace_state or not context.is_valid:
+        headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers, None if parent is None else context_of(parent))
-    return headers
+        return headers
+    return {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
 
 
 def extract_headers(headers: Mapping[str, str]) -> Context:
-    """The parent of W3C headers; malformed ones leave the current context."""
-    if _provider is None:
+    """The parent of W3C headers; malformed ones name none. Without tracing, the current context."""
+    if _recorder is None:
         return otel_context.get_current()
+    # The propagator reads all that the standard allows, and takes longer.
+    found = None if headers.get("tracestate") else _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if found is not None:
+        trace_id, span_id, flags = (int(each, 16) for each in found.groups())
+        parent = SpanContext(trace_id, span_id, True, TraceFlags(flags))
+        if parent.is_valid:
+            return trace.set_span_in_context(trace.NonRecordingSpan(parent))
     return _PROPAGATOR.extract(headers)
 
 
 def _otlp_processor(endpoint: str, ca: str) -> SpanProcessor:
     """Make the processor that sends spans to the endpoint in batches, over TLS if the endpoint begins with https."""
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from quire_common.telemetry.otlp_spans import OtlpSpans
+
     credentials = grpc.ssl_channel_credentials(_authority(endpoint, ca)) if ca else None
-    exporter = OTLPSpanExporter(endpoint, credentials=credentials, timeout=EXPORT_TIMEOUT_S)
+    exporter = OtlpSpans(endpoint, credentials=credentials, timeout=EXPORT_TIMEOUT_S)
     return BatchSpanProcessor(
         exporter, max_queue_size=MAX_QUEUE, schedule_delay_millis=SCHEDULE_DELAY_MS, max_export_batch_size=MAX_BATCH
     )
