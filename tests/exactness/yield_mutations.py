@@ -115,7 +115,7 @@ def held_rows_counted_twice(patch: MonkeyPatch) -> None:
 
 def positions_of_held_rows_kept(patch: MonkeyPatch) -> None:
     """Drafts that a row tried and did not draw count as computed, so credit runs out."""
-    patch.setattr(ResidentSlots, "give_back", lambda self, slots, positions: None)
+    patch.setattr(ResidentSlots, "subtract_uncomputed", lambda self, slots, positions: None)
     patch.setattr(ResidentSlots, "check_integrity", lambda self: None)
 
 

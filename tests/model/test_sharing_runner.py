@@ -51,7 +51,7 @@ def test_a_crowded_host_gets_fewer_threads_and_an_idle_one_more(monkeypatch: pyt
     crowded, idle = Interval(2.0, 0.5, 0.0), Interval(2.0, 0.0, 8.0)
     intervals = iter([crowded] * 4 + [idle] * 6)
     monkeypatch.setattr(CoreMeter, "works", True)
-    monkeypatch.setattr(CoreMeter, "read", lambda meter: next(intervals))
+    monkeypatch.setattr(CoreMeter, "measure_interval", lambda meter: next(intervals))
     monkeypatch.setattr(sharing_runner, "INTERVAL_S", 0.0)
     inner = _Runner()
     monkeypatch.setattr(sharing_runner, "time", SimpleNamespace(monotonic=lambda: inner.now_s))

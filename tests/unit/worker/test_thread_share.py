@@ -150,11 +150,11 @@ def test_the_meter_counts_delay_of_threads_and_idle_time_of_cores(tmp_path: Path
     meter = CoreMeter(_proc(tmp_path, 0, {"1": "1000 0 1", "2": "5000 500 1"}))
     assert meter.works
     _proc(tmp_path, 10, {"1": "301000 100000 2", "2": "305000 300500 2", "3": "900000 900000 1"})
-    found = meter.read()
+    found = meter.measure_interval()
     assert found.delayed == pytest.approx(0.4)
     assert found.idle_cores > 0
     assert found.wanted_cores == pytest.approx(found.idle_cores / _IDLE_S * 1e-3)
-    assert meter.read() == Interval(0.0, 0.0, 0.0)
+    assert meter.measure_interval() == Interval(0.0, 0.0, 0.0)
 
 
 def test_a_kernel_without_these_counters(tmp_path: Path) -> None:
@@ -165,5 +165,5 @@ def test_the_meter_of_this_process() -> None:
     meter = CoreMeter()
     if not meter.works:
         pytest.skip("this kernel does not count what threads wait for a core")
-    found = meter.read()
+    found = meter.measure_interval()
     assert 0.0 <= found.delayed <= 1.0

@@ -153,7 +153,7 @@ class Growth:
         # more pages are lent to them.
         late, holdings = self._replica.moves.are_late(now), self._replica.holdings
         coming = holdings.coming(late=late)
-        coming += holdings.give_back(len(starving) - coming)
+        coming += holdings.reclaim_pages(len(starving) - coming)
         # Some of these pages are free at once. They are given now, because maybe nothing happens later that causes
         # another Grant.
         hungry = self._give(starving, self._missing(starving, 0))

@@ -37,15 +37,15 @@ class Holdings:
         coming = pools.coming_by_steps if late else pools.coming - self._kept()
         return coming + self._pulls.returning
 
-    def give_back(self, lacking: int, sparing: Request | None = None) -> int:
+    def reclaim_pages(self, lacking: int, sparing: Request | None = None) -> int:
         """Make `lacking` pages free soon, if possible: take back the pages of the latest pulling requests, except
         `sparing`, then end the latest transfers. Returns how many pages that frees."""
         freed = 0
         while freed < lacking and (request := self._pulls.newest_holder(sparing)):
-            freed += self._pulls.give_back(request)
+            freed += self._pulls.reclaim_pages(request)
         while freed < lacking and (transfer := self._transfers.newest_prefill()):
             freed += self._pools.unheld(transfer.tables)
-            self._transfers.give_back(transfer)
+            self._transfers.reclaim_pages(transfer)
         return freed
 
     def unstick(self, lacking: int, head: Request, now: float) -> None:
@@ -56,7 +56,7 @@ class Holdings:
         if self._stuck_since_s is None:
             self._stuck_since_s = now
         elif now - self._stuck_since_s >= patience_s:
-            self.give_back(lacking - (self.coming(late=True) - self._pools.free), sparing=head)
+            self.reclaim_pages(lacking - (self.coming(late=True) - self._pools.free), sparing=head)
 
     def moved_on(self) -> None:
         """Note that the queue's head has the pages that it needs, or that something runs."""

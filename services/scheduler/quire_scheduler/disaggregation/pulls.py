@@ -253,7 +253,7 @@ class Pulls:
         held = [request for request in self._holding.values() if request is not sparing]
         return max(held, key=lambda request: request.order_key, default=None)
 
-    def give_back(self, request: Request) -> int:
+    def reclaim_pages(self, request: Request) -> int:
         """Take back the pages of a request that holds some without a slot, and set the request aside. It pulls again
         later, unless its session was told already how the pull went. Returns the number of pages that become free."""
         pull = self._pulls[request.uid]

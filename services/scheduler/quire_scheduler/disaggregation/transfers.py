@@ -163,7 +163,7 @@ class Transfers:
         """Return the latest transfer whose request has left; None if there is none."""
         return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
 
-    def give_back(self, transfer: Transfer) -> None:
+    def reclaim_pages(self, transfer: Transfer) -> None:
         """End a transfer because its pages are needed here."""
         self._end(transfer, End.FAILED)
 

@@ -145,7 +145,7 @@ class ResidentSlots:
         self.awaiting_first_token.update(held.tolist())
         self.awaiting_first_token.difference_update(first.tolist())
 
-    def give_back(self, slots: Int32, positions: Int32) -> None:
+    def subtract_uncomputed(self, slots: Int32, positions: Int32) -> None:
         """Subtract positions that were counted at a step's launch and that the step did not compute after all."""
         self.table.computed[slots] -= positions
 

@@ -126,7 +126,7 @@ def _advance(
     sampled = ran & in_flight.sample
     lost = in_flight.count - num_kept
     lost[decodes:] = num_kept[decodes:] == 0
-    residents.give_back(slots[sampled], lost[sampled])
+    residents.subtract_uncomputed(slots[sampled], lost[sampled])
     table.known_len[slots[sampled]] = end[sampled] + 1
     residents.note_first_tokens(
         slots[sampled & (num_kept > 0)], slots[decodes:][(sampled & (num_kept == 0))[decodes:]], time.time_ns()

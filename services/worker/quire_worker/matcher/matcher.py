@@ -139,7 +139,7 @@ class Matcher:
         elif frame.kind == MatcherFrameKind.CLOSE:
             self._close(frame.subject, frame.generation)
         elif frame.kind == MatcherFrameKind.AWAIT:
-            self._await(frame)
+            self._await_mask(frame)
         else:
             raise WireError(f"{frame.kind.name} is none of the engine's")
 
@@ -244,7 +244,7 @@ class Matcher:
             if len(self._slow_texts) > _MOST_SLOW_TEXTS:
                 del self._slow_texts[next(iter(self._slow_texts))]
 
-    def _await(self, frame: Frame) -> None:
+    def _await_mask(self, frame: Frame) -> None:
         """Answer MASKED when the mask of a position is there, now or later. Raises WireError."""
         position = frame.number()
         sequence = self._sequences.get(frame.subject)

@@ -27,14 +27,14 @@ class CoreMeter:
         self._idle_s = self._idle()
         self._at = time.monotonic()
         weakref.finalize(self, _close, self._files)
-        self.read()
+        self.measure_interval()
 
     @property
     def works(self) -> bool:
         """Whether this kernel reports how long threads wait for a core."""
         return bool(self._threads)
 
-    def read(self) -> Interval:
+    def measure_interval(self) -> Interval:
         """Measure the time since the last call. Returns the number of cores that our threads wanted, the share of their
         runnable time in which they waited for one, and the number of idle cores."""
         before = self._threads

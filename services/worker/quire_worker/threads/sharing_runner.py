@@ -39,7 +39,7 @@ class SharingRunner:
             return self._runner.run(batch)
         began = time.monotonic()
         if began >= self._due:
-            share.observe(self._meter.read(), self._pace)
+            share.observe(self._meter.measure_interval(), self._pace)
             self._pace, self._due = Pace(), began + INTERVAL_S
             if share.threads != self._threads:
                 self._threads = share.threads

@@ -263,7 +263,7 @@ def test_random_handovers_change_no_tokens_and_leak_nothing(
         if chaos.turn in needy_at:
             # As if somebody who runs lacked pages.
             for rig in rigs:
-                rig.core._replica.holdings.give_back(6)
+                rig.core._replica.holdings.reclaim_pages(6)
         chaos.step()
         assert chaos.turn < 8_000, f"stuck: {[rig.core.load() for rig in rigs]}"
     chaos.settle()

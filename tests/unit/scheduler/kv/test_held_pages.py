@@ -74,7 +74,7 @@ def test_pull_that_was_given_back_midway_is_pulled_again() -> None:
     decode.hand_over(1, ticket=prefill.tickets[0, 1])
     decode.step_until(lambda: state_of(decode) is State.PULLING)
     replica = decode.core._replica
-    assert replica.holdings.give_back(1) == 8 and state_of(decode) is State.ASIDE
+    assert replica.holdings.reclaim_pages(1) == 8 and state_of(decode) is State.ASIDE
     assert replica.holdings.coming(late=False) == 40, "they come back as soon as the moves are reported"
     decode.core.check_integrity()
     prefill.step_until(lambda: (0, 1) in prefill.prefilled)
