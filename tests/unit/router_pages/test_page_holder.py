@@ -172,7 +172,7 @@ def test_pages_stay_known_until_the_snapshot_after_a_gap(rig: Rig) -> None:
     with pytest.raises(PageGap):
         rig.holder.apply(update(13))
     rig.holder.restart()
-    rig.holder.distrust()
+    rig.holder.require_snapshot()
     assert rig.holder.epoch is None, "the stream begins anew"
     rig.holder.apply(update(13, snapshot=True, stored=pages(0, 3)))
     assert rig.depth == 10 and rig.life == 0

@@ -89,7 +89,7 @@ class PageHolder:
             self._coming = None
         self._report()
 
-    def distrust(self) -> None:
+    def require_snapshot(self) -> None:
         """Forget where the stream may go on, since a change was missed: it must begin with a snapshot."""
         self.epoch = None
 

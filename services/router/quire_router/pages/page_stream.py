@@ -56,7 +56,7 @@ class PageStream:
                 except PageGap as gap:
                     metrics.page_resyncs.labels("gap").inc()
                     log.warning("page events missed", instance=self._instance, reason=str(gap))
-                    self.holder.distrust()
+                    self.holder.require_snapshot()
                     continue
                 except grpc.aio.AioRpcError as error:
                     reason = from_rpc_error(error).message

@@ -164,7 +164,7 @@ class SlotTable:
         """Return, for each row, whether it belongs to its slot's present holder; the array form of `held_at`."""
         return self.start_seq[slot] <= applied
 
-    def in_doubt(self, slot: int) -> bool:
+    def may_have_former_rows(self, slot: int) -> bool:
         """Whether a row of the slot may still belong to a former holder."""
         return slot in self._former
 

@@ -27,7 +27,7 @@ PAGES_LOST = "PAGES_LOST"
 # damaged.
 _RAISED = frozenset({"STEP_FAILED", "GPU_OUT_OF_MEMORY", "LOGITS_PROCESSOR_FAILED"})
 _MOST_PAGES_LOST = 3
-_MOST_DOUBTS = 3
+_MOST_AMBIGUOUS_ERRORS = 3
 
 
 class Lifecycle:
@@ -77,8 +77,8 @@ class Lifecycle:
         it has not ended."""
         suspect = self._first_suspect_page(request, error)
         if suspect is not None:
-            self._replica.cache.distrust_content(request, suspect)
-            self._replica.kv.offload.distrust(request.hashes[suspect:])
+            self._replica.cache.drop_suspect_content(request, suspect)
+            self._replica.kv.offload.quarantine(request.hashes[suspect:])
         if request.state is not State.FINISHED:
             self.fail(request, error, now, fence)
 
@@ -113,11 +113,11 @@ class Lifecycle:
             request.preempt(now, counts=False)
             self._replica.waiting.make_ready(request)
 
-    def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
+    def ambiguous_error(self, request: Request, error: QuireError, now: float) -> None:
         """Handle an error that either refuses this request's start or belongs to the slot's former sequence; the worker
         does not say which. The request is preempted and tried again, or fails after too many such errors."""
         # A request that waits for pages of another loses them through no fault of its own.
-        if error.code != PAGES_LOST and request.count_doubt() > _MOST_DOUBTS:
+        if error.code != PAGES_LOST and request.count_ambiguous_error() > _MOST_AMBIGUOUS_ERRORS:
             self.fail(request, error, now)
         else:
             self.preempt(request, now)
@@ -192,8 +192,8 @@ class Lifecycle:
             replica.kv.offload.leaves(request, stores=drawn)
         else:
             replica.cache.leave(request, min(computed, suspect * replica.page_size))
-            replica.cache.distrust(request, suspect)
-            replica.kv.offload.distrust(request.hashes[suspect:])
+            replica.cache.drop_suspect_pages(request, suspect)
+            replica.kv.offload.quarantine(request.hashes[suspect:])
         replica.pools.take_back(request, fence)
 
     def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:

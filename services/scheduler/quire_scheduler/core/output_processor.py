@@ -86,7 +86,7 @@ class OutputProcessor:
         first = int(report.step_applied[0]) if report.steps else 0
         for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
-            if request is None or (slots.in_doubt(slot) and slots.start_seq[slot] > first):
+            if request is None or (slots.may_have_former_rows(slot) and slots.start_seq[slot] > first):
                 # The entry may belong to the slot's former sequence; a later Report tells of the present one.
                 continue
             slots.computed[slot] = position
@@ -274,8 +274,8 @@ class OutputProcessor:
             if request is None:
                 # The sequence was stopped meanwhile. If it was preempted, it is tried again anyway.
                 continue
-            if slots.in_doubt(slot):
-                self._lifecycle.in_doubt(request, error, now)
+            if slots.may_have_former_rows(slot):
+                self._lifecycle.ambiguous_error(request, error, now)
             else:
                 self._handle_error(request, error, fence, now)
 

@@ -102,7 +102,7 @@ class Request:
     preemptions: int = 0
     pages_lost: int = 0
     # Number of errors that may or may not have been this request's.
-    doubts: int = 0
+    ambiguous_errors: int = 0
     admitted: bool = False
     # Whether the prompt's tokens have been counted by the source of their KV.
     counted: bool = False
@@ -200,10 +200,10 @@ class Request:
         self.pages_lost += 1
         return self.pages_lost
 
-    def count_doubt(self) -> int:
+    def count_ambiguous_error(self) -> int:
         """Count an error that may be the request's. Returns the number of such errors."""
-        self.doubts += 1
-        return self.doubts
+        self.ambiguous_errors += 1
+        return self.ambiguous_errors
 
     def count_prompt(self) -> bool:
         """Mark the prompt as counted. Returns False if it was counted before."""

@@ -156,7 +156,7 @@ class KvTraffic:
             and request.prompt_len >= self._min_tokens
             and most_hits(request, self._page_size) > local
             and self._breaker.can_try()
-            and not self.offload.doubts(request.hashes[local:])
+            and not self.offload.any_quarantined(request.hashes[local:])
         )
 
     def is_spared(self, request: Request, local: int) -> bool:

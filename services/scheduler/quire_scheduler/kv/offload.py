@@ -43,7 +43,7 @@ _MOVE_PAGES = 256
 _SHARE, _SWAP_SHARE = 8, 2
 _LEAST_SHARE = 2 * BATCH_PAGES
 # The most hashes that are remembered because their pages in the kvstore may be damaged.
-_MOST_DOUBTED = 65536
+_MOST_QUARANTINED = 65536
 # The window: pages that are examined before they are evicted. It is 1/_WINDOW of all pages, within the bounds, and it
 # is examined anew each time a quarter of it was allocated.
 _WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
@@ -95,7 +95,7 @@ class Offload:
         # Hashes of pages that the kvstore has or is being given; the least recently used come first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
         # Hashes of pages whose sequence ended by an error and that were not stored anew since; the oldest come first.
-        self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._quarantined: OrderedDict[bytes, None] = OrderedDict()
         self._boot_id = 0
         self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
         # By group: the pool's count of allocated pages when the window was last examined.
@@ -210,7 +210,7 @@ class Offload:
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
-                self._doubted.clear()
+                self._quarantined.clear()
             self._boot_id = boot_id
 
     def forget(self, hashes: Sequence[bytes]) -> None:
@@ -222,22 +222,22 @@ class Offload:
         """Whether the kvstore has the page with this hash or is being given it, as far as this scheduler knows."""
         return digest in self._known
 
-    def distrust(self, hashes: Sequence[bytes]) -> None:
+    def quarantine(self, hashes: Sequence[bytes]) -> None:
         """Note that the kvstore's pages with these hashes may be damaged, since their sequence ended by an error: they
         are not loaded until they are stored anew."""
         if not self.enabled:
             return
         self.forget(hashes)
-        doubted = self._doubted
+        quarantined = self._quarantined
         for digest in hashes:
-            doubted[digest] = None
-            doubted.move_to_end(digest)
-        while len(doubted) > _MOST_DOUBTED:
-            doubted.popitem(last=False)
+            quarantined[digest] = None
+            quarantined.move_to_end(digest)
+        while len(quarantined) > _MOST_QUARANTINED:
+            quarantined.popitem(last=False)
 
-    def doubts(self, hashes: Sequence[bytes]) -> bool:
+    def any_quarantined(self, hashes: Sequence[bytes]) -> bool:
         """Whether the kvstore's copy of any of these pages may be damaged."""
-        return bool(self._doubted) and not self._doubted.keys().isdisjoint(hashes)
+        return bool(self._quarantined) and not self._quarantined.keys().isdisjoint(hashes)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless every record belongs to a request that has not ended."""
@@ -288,8 +288,8 @@ class Offload:
                 move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
                 self._moves.begin_move(move, context, self._now)
         self.remember(chain.hashes)
-        for digest in chain.hashes if self._doubted else ():
-            self._doubted.pop(digest, None)
+        for digest in chain.hashes if self._quarantined else ():
+            self._quarantined.pop(digest, None)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a

@@ -163,12 +163,12 @@ class PrefixCache:
             doomed = [other for other in self._awaiting if not broken.isdisjoint(_held(other))]
             broken = {page for other in doomed for page in self._withdraw(other)}
 
-    def distrust(self, request: Request, first: int) -> None:
+    def drop_suspect_pages(self, request: Request, first: int) -> None:
         """Forget the names of the request's pages from page `first` on, which may hold wrong content."""
         for group, table in enumerate(request.tables):
             self._pools.pools[group].drop(self._names.forget(group, table[first:]))
 
-    def distrust_content(self, request: Request, first: int) -> None:
+    def drop_suspect_content(self, request: Request, first: int) -> None:
         """Forget the names of the pages that hold the content of the request's pages from index `first` on, whichever
         pages these are. The request has given up its own pages."""
         for group, pool in enumerate(self._pools.pools):

@@ -28,7 +28,7 @@ KINDS = {
 FAULTS = st.dictionaries(st.integers(0, 11), st.tuples(st.integers(0, 50), st.sampled_from(sorted(KINDS))), max_size=5)
 
 
-class Doubts:
+class SuspectPages:
     """Watches a core: what it was told to be damaged, and that it lets nobody start on that."""
 
     def __init__(self, rig: Rig) -> None:
@@ -94,7 +94,7 @@ def test_errors_fail_only_their_own_requests(
     to_worker, back = (lambda most=most: int(rng.integers(0, most + 1)) for most in delay)
     rig = Rig(SchedulerConfig(), worker=worker, grant_delay=to_worker, report_delay=back)
     find_all_hits(rig)
-    Doubts(rig)
+    SuspectPages(rig)
     asked = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "MAX_START_BYTES", start_bytes)
@@ -129,8 +129,8 @@ def test_errors_fail_only_their_own_requests(
 
 
 def test_property_notices_a_core_that_trusts_damaged_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefixCache, "distrust", lambda *_: None)
-    monkeypatch.setattr(PrefixCache, "distrust_content", lambda *_: None)
+    monkeypatch.setattr(PrefixCache, "drop_suspect_pages", lambda *_: None)
+    monkeypatch.setattr(PrefixCache, "drop_suspect_content", lambda *_: None)
     prompts = [Arrival(at, 24, 1, 8, True, 0, "a", 0, 0, None, 0, -1, False, None) for at in (0, 12, 20, 24)]
     with pytest.raises(AssertionError):
         test_errors_fail_only_their_own_requests.hypothesis.inner_test(  # type: ignore[attr-defined]  # hypothesis adds it

@@ -66,7 +66,9 @@ def test_pages_that_a_raised_step_was_about_to_write_are_not_found(error: QuireE
 
 @pytest.mark.parametrize("preempted", [True, False], ids=["preempted", "aborted"])
 @pytest.mark.parametrize(("error", "computed"), [(NAN, 46), (MISTAKE, 6)], ids=["nan", "mistake"])
-def test_late_error_row_distrusts_pages_like_a_timely_one(preempted: bool, error: QuireError, computed: int) -> None:
+def test_late_error_row_drops_suspect_pages_like_a_timely_one(
+    preempted: bool, error: QuireError, computed: int
+) -> None:
     """The request left its slot while the step with the error ran, so its pages have been given up and named."""
     rig = a_rig(depth=3)
     prefilled_tokens(rig, 1, 11)

@@ -108,13 +108,13 @@ def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     rig.worker.draw_error = None
     assert len(store) == len(first), "no page of it is stored"
     damaged = first[:10]
-    assert offload.doubts(damaged[:1]) and offload.doubts(damaged[9:])
+    assert offload.any_quarantined(damaged[:1]) and offload.any_quarantined(damaged[9:])
     stores, asked = len(moves(rig, MoveKind.STORE)), len(rig.looked_up)
     assert serve_alone(rig, 3, a_sequence(41, 4)) == 41 and len(rig.looked_up) == asked, "neither found nor looked up"
-    assert len(moves(rig, MoveKind.STORE)) > stores and not offload.doubts(damaged), "stored anew"
-    offload.distrust(damaged)
+    assert len(moves(rig, MoveKind.STORE)) > stores and not offload.any_quarantined(damaged), "stored anew"
+    offload.quarantine(damaged)
     offload.met(2)
-    assert not offload.doubts(damaged), "another life of the kvstore"
+    assert not offload.any_quarantined(damaged), "another life of the kvstore"
 
 
 def test_pages_lent_to_a_store_are_not_free_at_once() -> None:
