@@ -255,10 +255,10 @@ PARAMETERS: tuple[Parameter, ...] = (
 )  # fmt: skip  # one row is one paragraph
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 LIMITS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "limit")
-DRAW_NUMBERS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group in ("temperature", "limit"))
+SAMPLING_NUMBERS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group in ("temperature", "limit"))
 """The numbers that a draw depends on, beside its logits and its random key."""
 PENALTIES: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "penalty")
-NUMBERS: tuple[Parameter, ...] = (*DRAW_NUMBERS, *PENALTIES)
+NUMBERS: tuple[Parameter, ...] = (*SAMPLING_NUMBERS, *PENALTIES)
 BENCH_FLAGS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.bench_flag)
 MODEL_DEFAULTS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.generation_config)
 """The parameters of which a model may have a default of its own."""

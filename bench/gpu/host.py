@@ -36,7 +36,7 @@ from quire_worker.ops.triton import fresh_attention
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -186,7 +186,7 @@ def steps_of(body: StepBody) -> Iterator[tuple[str, Callable[[], object]]]:
 def _decoding(rows: int) -> StepBatch:
     one, everyone = np.ones(rows, np.int32), np.ones(rows, np.bool_)
     return StepBatch(
-        np.zeros(rows, np.int64), one, 300 * one, np.ones((rows, 8), np.int32), everyone, draw_rows(rows), -one,
+        np.zeros(rows, np.int64), one, 300 * one, np.ones((rows, 8), np.int32), everyone, param_rows(rows), -one,
         slot=np.arange(rows, dtype=np.int32), fed=everyone, last=~everyone, stop_id=np.ones((rows, 1), np.int32),
     )  # fmt: skip  # plain columns
 

@@ -18,7 +18,7 @@ from bench import ROOT
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.ops.backends import BACKENDS
 from quire_worker.runner import ModelRunner
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 
 _PAGE_SIZE = 16
@@ -104,7 +104,7 @@ def step_of(count: np.ndarray, position: np.ndarray, table: np.ndarray) -> StepB
         position=position,
         page_table=table.astype(np.int32),
         sample=np.ones(size, np.bool_),
-        draws=draw_rows(size),
+        params=param_rows(size),
         logprobs=np.full(size, -1, np.int32),
     )
 

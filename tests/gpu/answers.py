@@ -11,7 +11,7 @@ import torch
 from quire_common.sequence import Sequence
 from quire_worker.arrays import Float32
 from quire_worker.runner import ModelRunner
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 
 
@@ -37,7 +37,7 @@ def all_logits(runner: ModelRunner, tokens: list[int]) -> Float32:
     one = np.zeros(1, np.int32)
     batch = StepBatch(
         np.array(tokens, np.int64), one + count, one, np.arange(1, -(-count // size) + 1, dtype=np.int32)[None, :],
-        np.ones(1, np.bool_), draw_rows(1), one - 1,
+        np.ones(1, np.bool_), param_rows(1), one - 1,
     )  # fmt: skip  # neutral columns
     found: Float32 = runner.all_logits(batch).numpy()
     return found

@@ -10,8 +10,8 @@ from quire_worker.arrays import Int32, Int64
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS
-from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.sampling.token_mask import MaskKind, TokenMask, mask_bytes
 from quire_worker.step import StepBatch
 from tests.gpu.ring_row import RingRow
@@ -68,7 +68,7 @@ class StepBatches:
             position=position,
             page_table=self._table(-(-(position + count) // self._page_size)),
             sample=np.ones(rows, np.bool_),
-            draws=draw_rows(
+            params=param_rows(
                 rows,
                 temperature=np.where(asks & size.filtered, 1.0, 0.0),
                 top_k=np.where(asks & size.filtered, 5, 0),
@@ -85,16 +85,16 @@ class StepBatches:
             stop_id=np.full((rows, 2), -1, np.int32),
         )
 
-    def _constraints(self, drawn_at: Int32) -> dict[int, RingRow]:
+    def _constraints(self, sample_position: Int32) -> dict[int, RingRow]:
         """Grammars of some rows, each of which allows half of all tokens."""
         if self._ring is None:
             raise RuntimeError("there is no ring for masks")
-        rows, rng, found = len(drawn_at), self._rng, dict[int, RingRow]()
+        rows, rng, found = len(sample_position), self._rng, dict[int, RingRow]()
         for row in range(0, rows, max(2, rows // _CONTROLLED)):
             found[row] = RingRow(self._ring, len(found))
             bits = np.packbits(rng.random(self._vocab_size) < 0.5, bitorder="little").tobytes()
             mask = TokenMask(MaskKind.BITS, 0, bits.ljust(mask_bytes(self._vocab_size), b"\0"))
-            found[row].put(int(drawn_at[row]), mask)
+            found[row].put(int(sample_position[row]), mask)
         return found
 
     def _counts(self, size: StepSize, decodes: int) -> Int32:

@@ -117,7 +117,7 @@ def error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
             mask.restrict(changed)
         if controls is not None:
             controls.apply(changed, mask=mask)
-        least = np.partition(changed, -5)[-5] if batch.draws["temperature"][row] > 0 else changed.max()
+        least = np.partition(changed, -5)[-5] if batch.params["temperature"][row] > 0 else changed.max()
         better = float(least - changed[token])
         # NaN is no number that another is larger than.
         if not (np.isfinite(off) and np.isfinite(better)):

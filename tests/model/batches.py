@@ -10,8 +10,8 @@ import numpy as np
 from quire_common.sequence import Sampling
 from quire_worker.arrays import Int32
 from quire_worker.matcher.row_constraint import RowConstraint
-from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import rows_of
 from quire_worker.step import StepBatch
 
 PAGE_SIZE = 16
@@ -43,7 +43,7 @@ def make_batch(runs: Sequence[Run]) -> StepBatch:
         position=np.array([run.position for run in runs], np.int32),
         page_table=table,
         sample=np.array([run.sample for run in runs]),
-        draws=rows_of(run.sampling for run in runs),
+        params=rows_of(run.sampling for run in runs),
         logprobs=np.array([run.logprobs for run in runs], np.int32),
         blocked={row: np.array(run.blocked, np.int32) for row, run in enumerate(runs) if len(run.blocked)},
         controls={row: run.controls for row, run in enumerate(runs) if run.controls is not None},

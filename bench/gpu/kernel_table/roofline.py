@@ -19,9 +19,9 @@ import torch
 
 from bench import ROOT
 from bench.gpu.kernel_table.decoder_kernels import DecoderKernels
-from bench.gpu.kernel_table.draw_kernels import draw_cases
 from bench.gpu.kernel_table.kernel_case import Bench, KernelCase
 from bench.gpu.kernel_table.prompt_kernels import prompt_cases
+from bench.gpu.kernel_table.sampling_kernels import sampling_cases
 from bench.gpu.model import write_config
 from bench.gpu.record import Recorder
 from bench.gpu.shapes import SHAPES, TINY
@@ -69,7 +69,7 @@ def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
         bench.ops.kept_logits = torch.empty(batch, bench.spec.vocab_size, dtype=bench.dtype, device=bench.device)
         for case in decoder.cases(batch, 40 if small else _CONTEXT):
             yield f"batch {batch}", case
-        for case in draw_cases(bench, batch):
+        for case in sampling_cases(bench, batch):
             yield f"batch {batch}", case
     for case in () if small else decoder.attention(*_LONG):
         yield f"batch {_LONG[0]}", case

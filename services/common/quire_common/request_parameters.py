@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.request_parameters import (
     BY_NAME,
-    DRAW_NUMBERS,
     LIMITS,
     MAX_INT32,
     MODEL_DEFAULTS,
     NUMBERS,
     PARAMETERS,
     PENALTIES,
+    SAMPLING_NUMBERS,
     Parameter,
 )
 from quire.v1 import common_pb2 as pb
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_NAME",
-    "DRAW_NUMBERS",
     "LIMITS",
     "MAX_INT32",
     "MODEL_DEFAULTS",
     "PARAMETERS",
     "PENALTIES",
+    "SAMPLING_NUMBERS",
     "NumberCodec",
     "Parameter",
 ]

@@ -20,7 +20,7 @@ from quire_common.logit_controls import LogitControls, check_controls, controls_
 from quire_common.logits_processors import check_names
 from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
-from quire_common.request_parameters import BY_NAME, DRAW_NUMBERS, NumberCodec
+from quire_common.request_parameters import BY_NAME, SAMPLING_NUMBERS, NumberCodec
 from quire_common.structured.constraint import Constraint, constraint_from_pb, constraint_to_pb
 from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_pb
 
@@ -34,7 +34,7 @@ MAX_TEXT_CHARS = 4096
 MAX_WEIGHT = 1000
 # 49 days, the most that the field holds.
 _MAX_TIME_LEFT_MS = 2**32 - 1
-_NUMBERS = NumberCodec(DRAW_NUMBERS)
+_NUMBERS = NumberCodec(SAMPLING_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)

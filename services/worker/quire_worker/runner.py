@@ -21,7 +21,7 @@ from quire_worker.matcher.step_masks import fetch_masks
 from quire_worker.model.step_decoder import StepDecoder
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.token_mask import TokenMask
-from quire_worker.step import DeviceTiming, Draws, StepBatch, StepOutput, draws_of
+from quire_worker.step import DeviceTiming, StepBatch, StepOutput, StepSamples, samples_of
 
 
 class ModelRunner:
@@ -38,17 +38,17 @@ class ModelRunner:
         of its drafts."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
-        draws = draws_of(batch)
+        samples = samples_of(batch)
         scores = self._scores(hidden, batch) if batch.scores else {}
         held: tuple[int, ...] = ()
-        if draws.sequence.size == 0:
+        if samples.sequence.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
-            logits = self._logits(hidden, draws.row)
+            logits = self._logits(hidden, samples.row)
             forwarded = time.perf_counter_ns()
-            masks, held = fetch_masks(batch, draws)
-            token = self.decoder.ops.sample(logits, _columns(batch, draws, masks))
-            logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[draws.sequence])
+            masks, held = fetch_masks(batch, samples)
+            token = self.decoder.ops.sample(logits, _columns(batch, samples, masks))
+            logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[samples.sequence])
         timing = DeviceTiming(
             prepare_us=(prepared - begin) // 1000,
             forward_us=(forwarded - prepared) // 1000,
@@ -105,14 +105,14 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _columns(batch: StepBatch, draws: Draws, masks: Mapping[int, TokenMask]) -> SamplingColumns:
+def _columns(batch: StepBatch, samples: StepSamples, masks: Mapping[int, TokenMask]) -> SamplingColumns:
     """Sampling columns of the draws."""
     place: dict[int, int] = {}
     if batch.blocked or batch.controls:
-        place = {int(draws.sequence[row]): row for row in np.flatnonzero(draws.nth == 0).tolist()}
+        place = {int(samples.sequence[row]): row for row in np.flatnonzero(samples.nth == 0).tolist()}
     return SamplingColumns(
-        draws=batch.draws.take(draws.sequence),
-        position=draws.drawn_at,
+        params=batch.params.take(samples.sequence),
+        position=samples.sample_position,
         blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
         controls={place[sequence]: each for sequence, each in batch.controls.items() if sequence in place},
         masks=masks,

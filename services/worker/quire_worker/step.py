@@ -17,8 +17,8 @@ from quire_worker.arrays import Bool, Int32, Int64
 if TYPE_CHECKING:
     from quire_common.credit import LogprobColumns
     from quire_worker.matcher.row_constraint import RowConstraint
-    from quire_worker.sampling.draw_rows import DrawRows
     from quire_worker.sampling.logits_state import LogitsState
+    from quire_worker.sampling.param_rows import ParamRows
 
 # In a token's place, where a draw has none: the row's logits hold a NaN; its request's own parameters leave nothing to
 # draw; a GPU holds the row, since its mask was not there.
@@ -65,7 +65,7 @@ class StepBatch:
     """[S, P] page indices; P covers the longest sequence of the step; unused entries are 0, the dummy page."""
     sample: Bool
     """[S] whether the sequence's last row yields a token. False for a prefill chunk that is not the prompt's last."""
-    draws: DrawRows
+    params: ParamRows
     """[S] how each sequence's token is drawn: see sampling/draw_rows.py."""
     logprobs: Int32
     """[S] number of alternatives to report for the sampled token; -1: none; 0: the chosen token only."""
@@ -110,7 +110,7 @@ class StepBatch:
         self.blocked, self.last = blocked, last
 
 
-class Draws(NamedTuple):
+class StepSamples(NamedTuple):
     """The places in a step at which tokens are sampled: sequence after sequence, with the drafts of each in order."""
 
     sequence: Int64
@@ -118,22 +118,24 @@ class Draws(NamedTuple):
     """0: the draw that follows the sequence's last known token; i: the one that follows its draft i."""
     row: Int64
     """Rows whose logits are drawn from."""
-    drawn_at: Int64
+    sample_position: Int64
     """Absolute index of the drawn token."""
 
 
-def draws_of(batch: StepBatch) -> Draws:
+def samples_of(batch: StepBatch) -> StepSamples:
     """All draws of a step."""
     sequence = np.flatnonzero(batch.sample)
     row = np.cumsum(batch.count, dtype=np.int64)[sequence] - 1
-    drawn_at = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)
+    sample_position = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)
     if not len(batch.drafts):
-        return Draws(sequence, np.zeros(len(sequence), np.int64), row, drawn_at)
+        return StepSamples(sequence, np.zeros(len(sequence), np.int64), row, sample_position)
     drafts = batch.drafts[sequence]
-    draws = 1 + drafts
-    nth = np.arange(int(draws.sum())) - (np.cumsum(draws) - draws).repeat(draws)
-    back = drafts.repeat(draws) - nth
-    return Draws(sequence.repeat(draws), nth, row.repeat(draws) - back, drawn_at.repeat(draws) - back)
+    samples = 1 + drafts
+    nth = np.arange(int(samples.sum())) - (np.cumsum(samples) - samples).repeat(samples)
+    back = drafts.repeat(samples) - nth
+    return StepSamples(
+        sequence.repeat(samples), nth, row.repeat(samples) - back, sample_position.repeat(samples) - back
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,15 +79,15 @@ class CountingRunner:
     def _draw(self, batch: StepBatch, s: int, seen: np.ndarray, nan: bool) -> int:
         if nan:
             return -1
-        token = next_token(seen, self.vocab, int(batch.draws["seed"][s]))
+        token = next_token(seen, self.vocab, int(batch.params["seed"][s]))
         while token in batch.blocked.get(s, ()):
             token = (token + 1) % self.vocab
         return token
 
 
 def _logprobs(batch: StepBatch, token: np.ndarray) -> LogprobColumns | None:
-    draws = 1 + batch.drafts if len(batch.drafts) else np.ones(len(batch.count), np.int32)
-    asked = np.repeat(batch.logprobs, draws * batch.sample)
+    samples = 1 + batch.drafts if len(batch.drafts) else np.ones(len(batch.count), np.int32)
+    asked = np.repeat(batch.logprobs, samples * batch.sample)
     index = np.flatnonzero(asked >= 0).astype(np.int32)
     if not len(index):
         return None

@@ -11,8 +11,8 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
-from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 
 ON_GPU = torch.cuda.is_available()
@@ -69,7 +69,7 @@ class Rows:
         n = len(self.slot)
         zeros = np.zeros(n, np.int32)
         return StepBatch(
-            np.zeros(n, np.int64), zeros + 1, zeros, zeros[:, None], np.ones(n, np.bool_), draw_rows(n), zeros - 1,
+            np.zeros(n, np.int64), zeros + 1, zeros, zeros[:, None], np.ones(n, np.bool_), param_rows(n), zeros - 1,
             controls=self.rows, slot=self.slot, fed=np.full(n, fed), last=np.zeros(n, np.bool_),
         )  # fmt: skip  # mostly neutral columns
 

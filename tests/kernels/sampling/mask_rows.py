@@ -65,7 +65,7 @@ class MaskedRows:
             "fed": [1] * rows,
             "position": packed,
             "row_position": packed,
-            "drawn_at": packed + 1,
+            "sample_position": packed + 1,
             "last": packed + 1 >= np.array(self.bound),
         }
         self.views = {name: _ints(values) for name, values in columns.items()}
@@ -98,7 +98,9 @@ class MaskedRows:
     def columns(self, columns: SamplingColumns) -> DeviceSamplingColumns:
         """The columns of the step that was begun."""
         found = on_device(columns, stop_id=self.stop_id)
-        found.position, found.blocked, found.last = (self.views[each] for each in ("drawn_at", "blocked", "last"))
+        found.position, found.blocked, found.last = (
+            self.views[each] for each in ("sample_position", "blocked", "last")
+        )
         return found
 
     @property

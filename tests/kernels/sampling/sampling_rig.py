@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_common.request_parameters import LIMITS
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.draw_rows import draw_rows, mark_filtered
+from quire_worker.sampling.param_rows import mark_filtered, param_rows
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -21,7 +21,7 @@ def make(rows: int, seed: int) -> tuple[Tensor, SamplingColumns]:
     logits = torch.from_numpy(rng.normal(0.0, 3.0, (rows, VOCAB)).astype(np.float32))
     logits[:, 7] = logits[:, 9]  # equals
     return logits, SamplingColumns(
-        draws=draw_rows(
+        params=param_rows(
             rows,
             temperature=rng.choice([0.0, 0.5, 1.0, 1.7], rows),
             top_k=rng.choice([0, 1, 5, 50, 1400, VOCAB], rows),
@@ -38,18 +38,18 @@ def make(rows: int, seed: int) -> tuple[Tensor, SamplingColumns]:
 def without_limits(columns: SamplingColumns) -> None:
     """Let all rows be drawn from all tokens."""
     for each in LIMITS:
-        columns.draws[each.name] = each.default
+        columns.params[each.name] = each.default
 
 
 def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> DeviceSamplingColumns:
-    rows = len(columns.draws)
-    mark_filtered(columns.draws)
+    rows = len(columns.params)
+    mark_filtered(columns.params)
 
     def ints(values: object) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64).astype(np.int32)).to(DEVICE)
 
     return DeviceSamplingColumns(
-        draws=torch.from_numpy(columns.draws.view(np.int32).copy()).to(DEVICE),
+        params=torch.from_numpy(columns.params.view(np.int32).copy()).to(DEVICE),
         position=ints(columns.position),
         blocked=ints(more.get("blocked", [0] * rows)),
         stop_id=ints(more.get("stop_id", [[-1, -1]] * rows)),

@@ -30,9 +30,9 @@ def asking(
 ) -> tuple[Tensor, SamplingColumns]:
     """All rows ask for the same, with seeds of their own."""
     logits, columns = make(rows, 6)
-    draws = columns.draws
+    params = columns.params
     without_limits(columns)
-    draws["temperature"], draws["top_k"], draws["top_p"], draws["typical_p"] = temperature, top_k, top_p, typical_p
+    params["temperature"], params["top_k"], params["top_p"], params["typical_p"] = temperature, top_k, top_p, typical_p
     return logits, columns
 
 
@@ -47,7 +47,7 @@ def test_the_way_to_a_threshold_does_not_change_it(limits: str, monkeypatch: pyt
     for name, value in LIMITED[limits].items():
         monkeypatch.setattr(sampling, name, value)
     logits, columns = asking(4, top_k=20, top_p=0.9)
-    columns.draws["top_p"][1], columns.draws["top_k"][2], columns.draws["min_p"][3] = 1.0, 5, 0.1
+    columns.params["top_p"][1], columns.params["top_k"][2], columns.params["min_p"][3] = 1.0, 5, 0.1
     assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
 
 
@@ -71,12 +71,12 @@ def test_one_block_may_hold_all_that_is_kept() -> None:
 @pytest.mark.parametrize("top_p", deep_after(1, [0.5, 0.05, 0.0]))
 def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
     logits, columns = asking(8, temperature=1.7, top_p=top_p)
-    columns.draws["min_p"][::2] = 0.01
+    columns.params["min_p"][::2] = 0.01
     logits[7, :] = float("-inf")
     logits[7, [3, 1300]] = torch.tensor([-2.0, -3.0])
     token = run(logits, on_device(columns))[0]
     assert token == sample(logits, columns).tolist()
-    columns.draws["top_p"][:], columns.draws["min_p"][:] = 1.0, 0.0
+    columns.params["top_p"][:], columns.params["min_p"][:] = 1.0, 0.0
     assert sum(a != b for a, b in zip(token, sample(logits, columns).tolist(), strict=True)) >= 2
 
 
@@ -84,7 +84,7 @@ def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
 @pytest.mark.parametrize(("top_k", "top_p"), deep_after(2, [(0, 1.0), (0, 0.8), (5, 1.0), (50, 0.7), (1400, 0.9)]))
 def test_what_is_untypical_is_not_drawn(top_k: int, top_p: float, typical_p: float) -> None:
     logits, columns = asking(6, temperature=1.7, top_k=top_k, top_p=top_p, typical_p=typical_p)
-    columns.draws["min_p"][::2], columns.draws["typical_p"][5] = 0.01, 1.0
+    columns.params["min_p"][::2], columns.params["typical_p"][5] = 0.01, 1.0
     logits[4, :] = float("-inf")
     logits[4, [3, 1300]] = torch.tensor([-2.0, -3.0])
     assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
@@ -134,7 +134,7 @@ def test_equals_that_hardly_any_noise_parts_are_told_apart() -> None:
     _, columns = asking(3, temperature=2.0**-16)
     logits = torch.full((3, VOCAB), 64.0)
     logits[1, ::2] = 63.0
-    noise = noise_of_rows(columns.draws["seed"], columns.draws["sample_index"], columns.position, VOCAB)
+    noise = noise_of_rows(columns.params["seed"], columns.params["sample_index"], columns.position, VOCAB)
     score = (logits.double().numpy() * 2.0**16 + noise).astype(np.float32)
     assert ((score > score.max(axis=1, keepdims=True) - 3).sum(axis=1) > 5).any()
     assert run(logits, on_device(columns), filtered=False)[0] == score.argmax(axis=1).tolist()
@@ -149,7 +149,7 @@ def test_flat_rows_are_drawn_by_their_noise_alone() -> None:
 
 def test_an_infinite_logit_draws_nothing() -> None:
     logits, columns = asking(4, top_p=0.9)
-    columns.draws["top_p"][2:], columns.draws["top_k"][3] = 1.0, 5
+    columns.params["top_p"][2:], columns.params["top_k"][3] = 1.0, 5
     wanted = sample(logits, columns).tolist()
     logits[1:, 9] = float("inf")
     assert run(logits, on_device(columns))[0] == [wanted[0], -1, -1, -1]
@@ -157,7 +157,7 @@ def test_an_infinite_logit_draws_nothing() -> None:
 
 def test_a_nan_is_found_where_nothing_is_kept() -> None:
     logits, columns = asking(4, top_k=3)
-    columns.draws["top_k"][1], columns.draws["min_p"][1], columns.draws["top_k"][2], columns.draws["top_p"][2] = (
+    columns.params["top_k"][1], columns.params["min_p"][1], columns.params["top_k"][2], columns.params["top_p"][2] = (
         0,
         0.5,
         0,

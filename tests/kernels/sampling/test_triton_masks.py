@@ -192,7 +192,7 @@ def test_rows_stand_where_the_device_has_them() -> None:
     rows.fetch(ahead=2)
     views = {name: view.tolist() for name, view in rows.views.items()}
     assert views["position"] == views["row_position"] == [40, 70, 99, 40]
-    assert views["drawn_at"] == [41, 71, 100, 41]
+    assert views["sample_position"] == [41, 71, 100, 41]
     assert views["last"] == [0, 1, 1, 1] and views["blocked"] == [1, 0, 0, 0]
     splits = rows.splits.cpu().numpy().reshape(COLUMNS, -1)
     for row in range(4):

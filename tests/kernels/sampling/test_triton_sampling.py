@@ -44,7 +44,7 @@ def test_blocked_ids_are_not_drawn_and_do_not_count() -> None:
 
 def test_ends_padding_and_rows_that_draw_nothing() -> None:
     logits, columns = make(5, 2)
-    columns.draws["temperature"][:] = 0.0
+    columns.params["temperature"][:] = 0.0
     top = logits.argmax(dim=1).tolist()
     device = on_device(
         columns,

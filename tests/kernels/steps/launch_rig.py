@@ -25,8 +25,8 @@ from quire_worker.engine.ports import Device, StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.ops.interface import HeadShape
-from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 from tests.fakes.worker.some_processors import PROCESSORS
 from tests.gpu.interpreted_device import InterpretedDevice
@@ -119,7 +119,7 @@ class Rig:
             position=ones * position,
             page_table=ones[:, None],
             sample=np.ones(n, np.bool_),
-            draws=draw_rows(n),
+            params=param_rows(n),
             logprobs=np.array([self.logprobs.get(slot, -1) for slot in slots], np.int32),
             controls={row: self.controls[slot] for row, slot in enumerate(slots) if slot in self.controls},
             slot=np.array(slots, np.int32),

@@ -19,8 +19,8 @@ from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
-from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
@@ -104,7 +104,7 @@ class Sequences:
             page_table=self.pages[slots, : -(-int(end.max()) // self.page)],
             sample=np.array(sample),
             controls={r: self.controls[s] for r, s in enumerate(slots.tolist()) if s in self.controls and sample[r]},
-            draws=draw_rows(
+            params=param_rows(
                 n,
                 temperature=rng.choice([0.0, 1.0], n),
                 top_k=5 if filtered else 0,

@@ -26,8 +26,8 @@ from quire_worker.engine.step_runner import StepRunner
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.ops.triton import fresh_attention
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.draw_rows import draw_rows
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.sampling.sampler import sample
 from quire_worker.step import HELD, StepBatch
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
@@ -84,7 +84,7 @@ class ConstrainedSteps:
             blocked=blocked,
             controls=self.controls if controlled else {},
             constraints=dict(enumerate(self.rows)),
-            draws=draw_rows(
+            params=param_rows(
                 SLOTS,
                 temperature=np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0]),
                 top_p=0.9,
@@ -238,8 +238,8 @@ def alone(made: Start) -> tuple[list[int], Finish]:
     grammar = masks_after(BACKEND, sequence.constraint.text) if sequence.constraint else None
     token, said, controls = int(sequence.prompt_ids[-1]), list[int](), LogitsState.of(sequence)
     while len(said) < sequence.stop.max_tokens:
-        draws = draw_rows(1, temperature=sequence.sampling.temperature, seed=np.uint64(sequence.sampling.seed or 0))
-        columns = SamplingColumns(draws, np.array([len(sequence.prompt_ids) + len(said)], np.int64))
+        params = param_rows(1, temperature=sequence.sampling.temperature, seed=np.uint64(sequence.sampling.seed or 0))
+        columns = SamplingColumns(params, np.array([len(sequence.prompt_ids) + len(said)], np.int64))
         columns.masks = {} if grammar is None else {0: grammar(said)}
         columns.controls = {} if controls is None else {0: controls}
         columns.blocked = {0: np.array(EOS, np.int32)} if len(said) < sequence.stop.min_tokens else {}

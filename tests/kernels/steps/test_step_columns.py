@@ -15,7 +15,7 @@ from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.ops.triton.kv_splits import COLUMNS, NARROW
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 from tests.kernels.ops.kv_split_rig import check_shares
 
@@ -32,7 +32,7 @@ def decoding(rng: np.random.Generator, rows: int) -> StepBatch:
         position=rng.integers(0, 90, rows).astype(np.int32),
         page_table=rng.integers(1, 99, (rows, 6)).astype(np.int32),
         sample=everyone,
-        draws=draw_rows(
+        params=param_rows(
             rows,
             temperature=rng.random(rows),
             top_k=rng.integers(0, 9, rows),

@@ -201,17 +201,17 @@ def _distances_meet(logits: NDArray[Any], row: dict[str, Any]) -> bool:
     ),
 )
 def test_frequencies_match_a_float64_reference(filters: dict[str, Any]) -> None:
-    draws, vocab_size = 6000, 24
+    samples, vocab_size = 6000, 24
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(11)) * 1.5
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
     wanted = distribution(logits.numpy(), **full)
     # Seeds for one half, positions for the other: both must be random.
-    seed, position = np.arange(draws) // 2, np.arange(draws) % 2 * 1000 + 7
-    found = sample(logits.expand(draws, -1), columns(draws, **full, seed=seed, position=position))
+    seed, position = np.arange(samples) // 2, np.arange(samples) % 2 * 1000 + 7
+    found = sample(logits.expand(samples, -1), columns(samples, **full, seed=seed, position=position))
     counts = np.bincount(found, minlength=vocab_size)
     support = wanted > 0
     assert counts[~support].sum() == 0
-    expected = wanted[support] * draws
+    expected = wanted[support] * samples
     statistic = ((counts[support] - expected) ** 2 / expected).sum()
     degrees = support.sum() - 1
     # Mean + 5 deviations of chi-square; the draws are fixed by their keys, so this cannot flicker.

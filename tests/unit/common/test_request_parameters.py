@@ -13,10 +13,10 @@ from quire.v1 import inference_pb2
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import NEUTRAL
 from quire_common.request_parameters import (
-    DRAW_NUMBERS,
     LIMITS,
     PARAMETERS,
     PENALTIES,
+    SAMPLING_NUMBERS,
     NumberCodec,
     Parameter,
     check_fields_above_low,
@@ -63,12 +63,12 @@ def test_neutral_controls_have_the_default_of_a_penalty(parameter: Parameter) ->
 def test_a_name_is_there_once() -> None:
     assert len(set(NAMES)) == len(NAMES)
     records = [{field.name for field in dataclasses.fields(each)} for each in (Sampling, NEUTRAL)]
-    assert {each.name for each in DRAW_NUMBERS} <= records[0]
+    assert {each.name for each in SAMPLING_NUMBERS} <= records[0]
     assert {each.name for each in PENALTIES} <= records[1]
 
 
 def test_a_limit_that_may_be_absent_is_sent_where_it_is_asked_for() -> None:
-    codec, message = NumberCodec(DRAW_NUMBERS), pb.SamplingParams()
+    codec, message = NumberCodec(SAMPLING_NUMBERS), pb.SamplingParams()
     codec.into_pb(Sampling(), message)
     assert not message.HasField("typical_p") and codec.from_pb(message)["typical_p"] == 1.0
     codec.into_pb(Sampling(typical_p=0.5), message)

@@ -11,7 +11,7 @@ from quire_common.sequence import Sampling
 from quire_worker.paced.pacer import Pacer
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
-from quire_worker.sampling.draw_rows import rows_of
+from quire_worker.sampling.param_rows import rows_of
 from quire_worker.step import StepBatch, StepOutput
 
 PAGE_SIZE = 4
@@ -50,7 +50,7 @@ def batch_of(rows: Ordered[Row], counts: Ordered[int], formed_ns: int = 0) -> St
         position=np.array([row.computed for row in rows], np.int32),
         page_table=table,
         sample=np.array([end == len(row.tokens) for row, end in zip(rows, ends, strict=True)]),
-        draws=rows_of(row.sampling for row in rows),
+        params=rows_of(row.sampling for row in rows),
         logprobs=np.array([row.sampling.logprobs for row in rows], np.int32),
         blocked={index: np.array(row.blocked, np.int32) for index, row in enumerate(rows) if row.blocked},
         formed_ns=formed_ns,

@@ -361,7 +361,7 @@ def _size_of(batch: StepBatch) -> StepSize:
     """The size of a step without padding: decode rows, prefill rows and chunks, and whether some row is filtered, has a
     logits processor state on the device, or has a grammar."""
     decodes = int(np.count_nonzero(batch.fed))
-    filtered = bool(batch.draws["filtered"].any())
+    filtered = bool(batch.params["filtered"].any())
     changed = (each.changes_logits and not each.runs_python for each in batch.controls.values())
     controlled = bool(batch.controls) and any(changed)
     masked = bool(batch.constraints)

@@ -96,8 +96,8 @@ class StepBody:
         sample_rows(
             self.logits,
             DeviceSamplingColumns(
-                draws=views["draws"],
-                position=views["drawn_at"],
+                params=views["params"],
+                position=views["sample_position"],
                 blocked=views["blocked"],
                 stop_id=stop_id,
                 wanted=views["wanted"],

@@ -40,5 +40,5 @@ class StepColumns:
 
 def is_next_step(before: StepBatch, now: StepBatch) -> bool:
     """Whether the same sequences decode in both, and nobody else runs."""
-    same = now.draws is before.draws and now.fed is before.fed and now.sample is before.sample
+    same = now.params is before.params and now.fed is before.fed and now.sample is before.sample
     return same and not now.blocked and not before.blocked and bool(now.fed.all())

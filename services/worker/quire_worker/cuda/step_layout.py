@@ -17,7 +17,7 @@ from quire_worker.matcher.row_constraint import NO_MASK_SLOT
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
-from quire_worker.sampling.draw_rows import WORDS, words_of
+from quire_worker.sampling.param_rows import WORDS, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ NO_GRAMMAR, NO_MASK_SLOT_YET = -1, -2
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
-    "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked", "drawn_at",
+    "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked", "sample_position",
 )  # fmt: skip  # a list of names
 _OF_MASKS = ("mask_slot", "generation", "bound", "min_len")
 _BY_ROW = ("token", "fed", "row_position", "row_sequence")
@@ -79,7 +79,7 @@ class StepLayout:
         """Place all columns of a step of this size; `fresh`: prompt chunks may be left to cuDNN, without tiles."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
-        lengths = {"table_width": 1, "draws": WORDS * size.sequences}
+        lengths = {"table_width": 1, "params": WORDS * size.sequences}
         lengths |= dict.fromkeys(_BY_SEQUENCE, size.sequences)
         if size.controlled:
             lengths["control"] = 2 * size.sequences
@@ -156,10 +156,10 @@ class StepLayout:
         put("wanted", batch.sample)
         put("last", batch.last)
         put("blocked", blocked)
-        put("drawn_at", batch.position + count)
-        draws = column("draws").reshape(-1, WORDS)
-        draws.fill(0)
-        draws[here] = words_of(batch.draws)
+        put("sample_position", batch.position + count)
+        params = column("params").reshape(-1, WORDS)
+        params.fill(0)
+        params[here] = words_of(batch.params)
         if size.controlled:
             addresses = column("control").view(np.int64)
             addresses.fill(0)
@@ -185,7 +185,7 @@ class StepLayout:
         count, position = len(batch.position), batch.position
         for name, values in (
             ("position", position),
-            ("drawn_at", position + 1),
+            ("sample_position", position + 1),
             ("last", batch.last),
             ("row_position", position),
         ):

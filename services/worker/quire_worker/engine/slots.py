@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from quire_common.sequence import RequestContext
-from quire_worker.sampling.draw_rows import DRAW_ROW, draw_row
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import PARAM_ROW, param_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class SlotTable:
         self.prefill_rank = np.full(n, NOT_ORDERED, np.int32)
         self.stop_id = np.full((n, spec.max_stop_ids + len(spec.eos_token_ids)), -1, np.int32)
         self.num_stop = np.zeros(n, np.int32)
-        self.draws = np.zeros(n, DRAW_ROW)
+        self.params = np.zeros(n, PARAM_ROW)
         self.logprobs = np.zeros(n, np.int32)
         self.scored = np.zeros(n, np.int32)
         """1 + the number of alternatives to report for each prompt token; 0: no prompt logprobs."""
@@ -160,7 +160,7 @@ class SlotTable:
         self.order_key[slot] = start.order_key
         self.stop_id[slot, : len(stop_ids)] = stop_ids
         self.num_stop[slot] = len(stop_ids)
-        self.draws[slot] = draw_row(sampling)
+        self.params[slot] = param_row(sampling)
         self.logprobs[slot] = sampling.logprobs
         controls = self.controls[slot] = LogitsState.of(sequence, self._processors)
         self.controlled[slot] = controls is not None

@@ -89,7 +89,7 @@ class StepBuilder:
                 controls=self._controls(slots),
                 constraints=self._constraints(slots),
                 columns={
-                    "draws": table.draws.take(slots),
+                    "params": table.params.take(slots),
                     "logprobs": table.logprobs[slots],
                     "bound": table.bound[slots],
                     "min_len": table.min_len[slots],

@@ -199,9 +199,9 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
     drafts = batch.drafts[ids] if len(batch.drafts) else np.zeros(len(ids), np.int32)
     width = 1 + (int(batch.drafts.max()) if len(batch.drafts) else 0)
     sampled = batch.sample[ids]
-    draws = 1 + drafts[sampled]
-    nth = np.arange(len(output.token)) - (np.cumsum(draws) - draws).repeat(draws)
-    place = ids[sampled].repeat(draws) * width + nth
+    samples = 1 + drafts[sampled]
+    nth = np.arange(len(output.token)) - (np.cumsum(samples) - samples).repeat(samples)
+    place = ids[sampled].repeat(samples) * width + nth
     token = np.full(count * width, -1, np.int32)
     token[place] = output.token
     logprobs = output.logprobs

@@ -8,18 +8,18 @@ import numpy as np
 
 if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
-    from quire_worker.step import Draws, StepBatch
+    from quire_worker.step import StepBatch, StepSamples
 
 
-def fetch_masks(batch: StepBatch, draws: Draws) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
+def fetch_masks(batch: StepBatch, samples: StepSamples) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
     """Return the masks of the rows that sample by a grammar, by index in `draws`, and the sequences whose mask is
     missing."""
     masks: dict[int, TokenMask] = {}
     held = []
     if not batch.constraints:
         return masks, ()
-    first = np.searchsorted(draws.sequence, list(batch.constraints))
-    positions = draws.drawn_at[first].tolist()
+    first = np.searchsorted(samples.sequence, list(batch.constraints))
+    positions = samples.sample_position[first].tolist()
     for (sequence, constraint), draw, position in zip(
         batch.constraints.items(), first.tolist(), positions, strict=True
     ):

@@ -25,7 +25,7 @@ from quire_worker.paced.hashing import (
     TOKEN_FACTOR,
     choose,
     mix,
-    redraw,
+    resample,
     token_of,
 )
 from quire_worker.sampling.logits_state import LogitsState
@@ -93,7 +93,7 @@ def paced_tokens(
         if mask is not None:
             token = choose(x, blocked)
         elif blocked[token]:
-            _, token = redraw(x, blocked)
+            _, token = resample(x, blocked)
         tokens.append(token)
         if token in stop_ids:
             return PacedAnswer(tokens, Finish.STOP)

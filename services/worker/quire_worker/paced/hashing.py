@@ -30,7 +30,7 @@ SAMPLE_FACTOR = 0x8CB92BA72F3D8DD7
 FIRST_MIX = 0xBF58476D1CE4E5B9
 SECOND_MIX = 0x94D049BB133111EB
 # Tries before a sequence whose stop ids are nearly the whole vocabulary gets the lowest id that is left.
-REDRAWS = 64
+RESAMPLES = 64
 
 _TOKEN, _PLACE, _PROBE, _SAMPLE, _FIRST, _SECOND = (
     np.uint64(factor) for factor in (TOKEN_FACTOR, PLACE_FACTOR, PROBE_FACTOR, SAMPLE_FACTOR, FIRST_MIX, SECOND_MIX)
@@ -66,7 +66,7 @@ def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[n
     return key
 
 
-def draws(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
+def random_numbers(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
     """The number x that decides each sequence's next token, from its last state, the probed state, its length and its
     key."""
     x = probe * _PROBE
@@ -96,11 +96,11 @@ def mix(x: int) -> int:
     return x ^ (x >> 32)
 
 
-def redraw(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
+def resample(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
     """Mix x again until its token is not blocked; returns x and the token. After REDRAWS tries the token is the lowest
     id that is not blocked. `blocked` has an item for each id."""
     token = token_of(x, len(blocked))
-    for _ in range(REDRAWS):
+    for _ in range(RESAMPLES):
         if not blocked[token]:
             return x, token
         x = mix((x + TOKEN_FACTOR) & MASK)

@@ -16,9 +16,9 @@ from quire_common.credit import LogprobColumns
 from quire_worker.matcher.step_masks import fetch_masks
 from quire_worker.paced.answer import NO_IDS, forbidden
 from quire_worker.paced.faults import StepFaults
-from quire_worker.paced.hashing import choose, contributions, draws, keys, probes, redraw, tokens_of
+from quire_worker.paced.hashing import choose, contributions, keys, probes, random_numbers, resample, tokens_of
 from quire_worker.paced.pacer import Pacer
-from quire_worker.step import DAMAGED, NOTHING_LEFT, DeviceTiming, StepOutput, draws_of
+from quire_worker.step import DAMAGED, NOTHING_LEFT, DeviceTiming, StepOutput, samples_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Int32, Int64, UInt64
     from quire_worker.paced.page_array import PageArray
     from quire_worker.sampling.token_mask import TokenMask
-    from quire_worker.step import Draws, StepBatch
+    from quire_worker.step import StepBatch, StepSamples
 
     IntP = NDArray[np.intp]
 
 NO_FAULTS = StepFaults()
 
 
-class _Drawn(NamedTuple):
+class _Sampled(NamedTuple):
     """A step's draws, the numbers that they were drawn by, and the tokens."""
 
-    where: Draws
+    where: StepSamples
     x: UInt64
     token: Int32
 
@@ -66,8 +66,8 @@ class PacedRunner:
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.strike(self.steps)
-        drawn = self._compute(batch)
-        token = drawn.token
+        samples = self._compute(batch)
+        token = samples.token
         computed = time.perf_counter_ns()
         step_ns = self._step_ns
         if self._prefill_ns:
@@ -79,47 +79,47 @@ class PacedRunner:
                 token[:1] = DAMAGED
         if step_ns:
             self._pacer.wait_until(self._pacer.end_of_step(batch.formed_ns, step_ns))
-        masks, held = fetch_masks(batch, drawn.where)
+        masks, held = fetch_masks(batch, samples.where)
         for row, mask in masks.items():
-            self._draw_again(batch, drawn, row, mask)
+            self._resample(batch, samples, row, mask)
         ended = time.perf_counter_ns()
         timing = DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0)
-        logprobs = _logprobs(drawn.x, token, batch.logprobs[drawn.where.sequence], self._vocab_size)
+        logprobs = _logprobs(samples.x, token, batch.logprobs[samples.where.sequence], self._vocab_size)
         return StepOutput(token, logprobs, timing, held=held)
 
-    def _compute(self, batch: StepBatch) -> _Drawn:
+    def _compute(self, batch: StepBatch) -> _Sampled:
         """Write the KV of all rows, and sample all tokens. Those of rows with grammars are drawn again by their masks,
         as late as a model would."""
-        state, where = self._advance(batch), draws_of(batch)
-        sampled, length = where.sequence, where.drawn_at
+        state, where = self._advance(batch), samples_of(batch)
+        sampled, length = where.sequence, where.sample_position
         last = state[where.row]
         probe = self.pages.states[self._places(batch.page_table, sampled, probes(last, length))]
-        asked = batch.draws.take(sampled)
+        asked = batch.params.take(sampled)
         key = keys(asked["temperature"], asked["seed"], asked["sample_index"])
-        x = draws(last, probe, length, key)
+        x = random_numbers(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)
-        drawn = _Drawn(where, x, token)
+        samples = _Sampled(where, x, token)
         if batch.blocked or batch.controls:
             chosen = np.isin(sampled, [*batch.blocked, *batch.controls]) & (where.nth == 0)
             for row in np.flatnonzero(chosen).tolist():
                 if int(sampled[row]) not in batch.constraints:
-                    self._draw_again(batch, drawn, row)
-        return drawn
+                    self._resample(batch, samples, row)
+        return samples
 
-    def _draw_again(self, batch: StepBatch, drawn: _Drawn, row: int, mask: TokenMask | None = None) -> None:
+    def _resample(self, batch: StepBatch, samples: _Sampled, row: int, mask: TokenMask | None = None) -> None:
         """Replace a row's token if it is blocked, or forbidden by the request's controls or its grammar."""
-        sequence = int(drawn.where.sequence[row])
+        sequence = int(samples.where.sequence[row])
         controls = batch.controls.get(sequence)
-        if drawn.token[row] == DAMAGED:
+        if samples.token[row] == DAMAGED:
             return
         blocked = forbidden(controls, self._vocab_size, batch.blocked.get(sequence, NO_IDS), mask)
         if mask is not None:
-            token = choose(int(drawn.x[row]), blocked)
-            drawn.token[row] = NOTHING_LEFT if token < 0 else token
-        elif blocked[drawn.token[row]]:
-            drawn.x[row], drawn.token[row] = redraw(int(drawn.x[row]), blocked)
+            token = choose(int(samples.x[row]), blocked)
+            samples.token[row] = NOTHING_LEFT if token < 0 else token
+        elif blocked[samples.token[row]]:
+            samples.x[row], samples.token[row] = resample(int(samples.x[row]), blocked)
         if controls is not None and controls.failure is not None:
-            drawn.token[row] = DAMAGED
+            samples.token[row] = DAMAGED
 
     def _advance(self, batch: StepBatch) -> UInt64:
         """Write the KV of all rows to the pool; returns it."""

@@ -17,7 +17,7 @@ from quire_worker.step import StepBatch
 
 ATTENTION = "attention"
 DECODE_ATTENTION, PREFILL_ATTENTION = "decode attention", "prefill attention"
-FEED, THRESHOLDS, DRAW = "feed tokens", "sampling: thresholds", "sampling: draw"
+FEED, THRESHOLDS, SAMPLE = "feed tokens", "sampling: thresholds", "sampling: draw"
 CONTROLS, MASKS, LOGPROBS = "sampling: controls", "sampling: masks", "logprobs"
 ATTENTION_KERNELS: Mapping[str, str] = MappingProxyType(
     {"decode_attention_kernel": DECODE_ATTENTION, "merge_splits_kernel": DECODE_ATTENTION}
@@ -30,8 +30,8 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
         "top_k_top_p_kernel": THRESHOLDS,
         "top_p_mass_kernel": THRESHOLDS,
         "top_p_kernel": THRESHOLDS,
-        "sample_kernel": DRAW,
-        "finish_kernel": DRAW,
+        "sample_kernel": SAMPLE,
+        "finish_kernel": SAMPLE,
         "control_kernel": CONTROLS,
         "fetch_masks_kernel": MASKS,
         "block_logprobs_kernel": LOGPROBS,
@@ -59,8 +59,8 @@ def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
     """Return, by part, the bytes of logits that sampling and logprobs of one step must read. Both follow the
     decoder."""
     rows = {
-        THRESHOLDS: int(np.count_nonzero(batch.draws["filtered"])),
-        DRAW: len(batch.count),
+        THRESHOLDS: int(np.count_nonzero(batch.params["filtered"])),
+        SAMPLE: len(batch.count),
         LOGPROBS: int(np.count_nonzero((batch.logprobs >= 0) & batch.sample)),
     }
     costs = {name: logits_cost(count, vocab, element) for name, count in rows.items() if count}

@@ -11,12 +11,12 @@ from quire_common.errors import ConfigError
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32
 from quire_worker.profile.cost import Attended
-from quire_worker.sampling.draw_rows import rows_of
 from quire_worker.sampling.logits_state import LogitsState
+from quire_worker.sampling.param_rows import rows_of
 from quire_worker.step import StepBatch
 
 if TYPE_CHECKING:
-    from quire_worker.sampling.draw_rows import DrawRows
+    from quire_worker.sampling.param_rows import ParamRows
 
 _GREEDY = Sampling()
 
@@ -60,7 +60,7 @@ def profiled_batch(
         position=position,
         page_table=table,
         sample=np.ones(rows, np.bool_),
-        draws=_draws(rows, sampling),
+        params=_params(rows, sampling),
         logprobs=np.full(rows, sampling.logprobs, np.int32),
         slot=np.arange(rows, dtype=np.int32),
         fed=np.arange(rows) < decodes,
@@ -70,11 +70,11 @@ def profiled_batch(
     )
 
 
-def _draws(rows: int, sampling: Sampling) -> DrawRows:
+def _params(rows: int, sampling: Sampling) -> ParamRows:
     """Draw rows of sequences that all have this sampling, and each a seed of its own."""
-    draws = rows_of([sampling] * rows)
-    draws["seed"] = np.arange(rows)
-    return draws
+    params = rows_of([sampling] * rows)
+    params["seed"] = np.arange(rows)
+    return params
 
 
 def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, LogitsState]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from quire_worker.arrays import Int32, Int64
 
 if TYPE_CHECKING:
-    from quire_worker.sampling.draw_rows import DrawRows
     from quire_worker.sampling.logits_state import LogitsState
+    from quire_worker.sampling.param_rows import ParamRows
     from quire_worker.sampling.token_mask import TokenMask
 
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SamplingColumns:
     """Meanings and units are those of StepBatch."""
 
-    draws: DrawRows
+    params: ParamRows
     """[N]."""
     position: Int64
     """[N] absolute index of the token that is drawn."""

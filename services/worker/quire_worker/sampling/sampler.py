@@ -29,8 +29,8 @@ from torch import Tensor
 
 from quire_worker.arrays import Bool, Float32, Int32, Int64
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.draw_rows import GREEDY_BELOW, asks_limits
 from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
+from quire_worker.sampling.param_rows import GREEDY_BELOW, asks_limits
 from quire_worker.step import DAMAGED, NOTHING_LEFT
 
 _NONE = np.float32(0.0)
@@ -53,9 +53,9 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     if columns.masks:  # damage shows also where the grammar forbids the token
         masked = list(columns.masks)
         sound[masked] &= np.isfinite(raw[masked].amax(dim=-1).numpy())
-    sampled = np.flatnonzero(sound & (columns.draws["temperature"] >= GREEDY_BELOW))
+    sampled = np.flatnonzero(sound & (columns.params["temperature"] >= GREEDY_BELOW))
     if sampled.size:
-        temperature = columns.draws["temperature"][sampled, None]
+        temperature = columns.params["temperature"][sampled, None]
         token[sampled] = _sample_rows(values[sampled] / temperature, top[sampled, None] / temperature, columns, sampled)
     if not sound.all():
         token[~sound] = np.where(np.isfinite(raw.amax(dim=-1).numpy()[~sound]), NOTHING_LEFT, DAMAGED)
@@ -95,8 +95,8 @@ def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: 
         size = [kept.size for kept in filtered.kept]
         ids, owner = np.concatenate(filtered.kept), np.repeat(filtered.rows, size)
         mine = rows[owner]
-        draws = columns.draws.take(mine)
-        score = noise_of_tokens(draws["seed"], draws["sample_index"], columns.position[mine], ids)
+        params = columns.params.take(mine)
+        score = noise_of_tokens(params["seed"], params["sample_index"], columns.position[mine], ids)
         score += scaled[owner, ids]
         end = np.cumsum(size)
         for row, kept, begin in zip(filtered.rows, filtered.kept, end - size, strict=True):
@@ -106,8 +106,8 @@ def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: 
     for first in range(0, len(filtered.others), step):
         part = filtered.others[first : first + step]
         mine = rows[part]
-        draws = columns.draws.take(mine)
-        noise = noise_of_rows(draws["seed"], draws["sample_index"], columns.position[mine], vocab_size)
+        params = columns.params.take(mine)
+        noise = noise_of_rows(params["seed"], params["sample_index"], columns.position[mine], vocab_size)
         noise += scaled[part]
         token[part] = noise.argmax(axis=1)
     return token
@@ -117,8 +117,8 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
     """Apply the rows' limits (top_k, top_p and the like). Rows that keep few tokens are returned with these; in the
     others, tokens that are not kept become -inf in `scaled`."""
     vocab_size = scaled.shape[1]
-    draws = columns.draws.take(rows)
-    asked = asks_limits(draws)
+    params = columns.params.take(rows)
+    asked = asks_limits(params)
     found = _Filtered(others=np.flatnonzero(~asked).tolist())
     chosen = np.flatnonzero(asked)
     if chosen.size == 0:
@@ -126,7 +126,7 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
     # Through float64, whose exp does not slow down where float32 underflows.
     weight: Float32 = torch.from_numpy(scaled[chosen] - top[chosen]).double().exp_().float().numpy()
     for each, row in zip(weight, chosen.tolist(), strict=True):
-        kept = _kept(scaled[row], each, draws[row])
+        kept = _kept(scaled[row], each, params[row])
         if kept.size * LANES < vocab_size:
             found.rows.append(row)
             found.kept.append(kept)

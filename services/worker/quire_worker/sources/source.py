@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import torch
 import xxhash
 
-from quire_common.request_parameters import DRAW_NUMBERS
+from quire_common.request_parameters import SAMPLING_NUMBERS
 from quire_worker.model.arch_spec import DecoderSpec
 from quire_worker.model.config_facts import eos_token_ids
 from quire_worker.model.config_file import ConfigFile
@@ -21,7 +21,7 @@ from quire_worker.ops.interface import Ops
 from quire_worker.sources.options import LoadOptions, Progress
 
 CAPABILITIES = (
-    "greedy", *(each.name for each in DRAW_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
+    "greedy", *(each.name for each in SAMPLING_NUMBERS), "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
     "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
 )  # fmt: skip  # a list of names
 # Fields of config.json that say nothing about what the model computes.

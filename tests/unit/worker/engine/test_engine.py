@@ -360,7 +360,7 @@ def test_seed_and_sampling_columns_reach_the_runner() -> None:
     assert bench.run().tokens[0] == says(PROMPT, 2, seed=2**63 + 5)
     batch = bench.runner.batches[0]
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "filtered")
-    assert [batch.draws[name].tolist() for name in names] == [[0.5], [7], [0.25], [0.125], [2**63 + 5], [2], [1]]
+    assert [batch.params[name].tolist() for name in names] == [[0.5], [7], [0.25], [0.125], [2**63 + 5], [2], [1]]
     assert batch.logprobs.tolist() == [3]
 
 

@@ -13,7 +13,7 @@ from quire_common.sequence import Sampling
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.ports import Runner
 from quire_worker.engine.stop_rule import keep_tokens
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.step import StepBatch
 from tests.fakes.worker.counting_runner import continuation
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
@@ -171,7 +171,7 @@ def a_row(drafts: list[int], *, bound: int = 100, stop: list[int] | None = None)
         position=np.array([10], np.int32),
         page_table=np.array([[1]], np.int32),
         sample=np.ones(1, np.bool_),
-        draws=draw_rows(1),
+        params=param_rows(1),
         logprobs=np.full(1, -1, np.int32),
         drafts=np.array([len(drafts)], np.int32),
         slot=np.zeros(1, np.int32),

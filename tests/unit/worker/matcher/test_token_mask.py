@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.draw_rows import draw_rows
+from quire_worker.sampling.param_rows import param_rows
 from quire_worker.sampling.sampler import sample
 from quire_worker.sampling.token_mask import MaskBuilder, MaskKind, TokenMask, bit_words
 from quire_worker.step import DAMAGED, NOTHING_LEFT
@@ -57,9 +57,9 @@ def test_mask_knows_whether_other_tokens_are_left(tokens: tuple[int, ...]) -> No
 
 def drawn(allowed: TokenMask, blocked: tuple[int, ...] = (), temperature: float = 0.0) -> int:
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(1, VOCAB)).astype(np.float32))
-    draws = draw_rows(1, temperature=temperature, seed=7)
+    params = param_rows(1, temperature=temperature, seed=7)
     ids = {0: np.array(blocked, np.int32)} if blocked else {}
-    return int(sample(logits, SamplingColumns(draws, np.array([9]), blocked=ids, masks={0: allowed}))[0])
+    return int(sample(logits, SamplingColumns(params, np.array([9]), blocked=ids, masks={0: allowed}))[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -76,7 +76,7 @@ def test_blocked_tokens_are_drawn_only_where_the_grammar_leaves_no_other() -> No
 def test_row_has_nothing_to_draw_where_the_request_forbids_all_that_its_grammar_allows() -> None:
     logits = torch.full((1, VOCAB), -np.inf)
     logits[0, 8] = 1.0
-    columns = SamplingColumns(draw_rows(1), np.array([9]), masks={0: mask(5, 6)})
+    columns = SamplingColumns(param_rows(1), np.array([9]), masks={0: mask(5, 6)})
     assert sample(logits, columns).tolist() == [NOTHING_LEFT]
 
 
@@ -85,5 +85,5 @@ def test_row_has_nothing_to_draw_where_the_request_forbids_all_that_its_grammar_
 def test_damage_shows_wherever_it_lies_and_in_its_own_row_alone(damage: float, token: int) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, token] = damage
-    columns = SamplingColumns(draw_rows(2), np.array([9, 9]), masks={0: mask(5), 1: mask(6)})
+    columns = SamplingColumns(param_rows(2), np.array([9, 9]), masks={0: mask(5), 1: mask(6)})
     assert sample(logits, columns).tolist() == [DAMAGED, 6]

@@ -57,11 +57,11 @@ class DeviceMasks:
         """Read the step's masks on a stream of their own, so that other kernels run meanwhile. `await_fetch` ends
         this."""
         if self._stream is None:
-            fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+            fetch_masks(masks, self._mapping.ring, views["sample_position"], stop_id)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            fetch_masks(masks, self._mapping.ring, views["drawn_at"], stop_id)
+            fetch_masks(masks, self._mapping.ring, views["sample_position"], stop_id)
 
     def await_fetch(self) -> None:
         """Make kernels that are launched from now on wait for the masks."""

@@ -78,7 +78,7 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
         views["fed"],
         views["position"],
         masks.row_position,
-        views["drawn_at"],
+        views["sample_position"],
         views["last"],
         masks.blocked,
         masks.mask_slot if splits is None else splits,
@@ -89,7 +89,7 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
     )
 
 
-def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Tensor) -> None:
+def fetch_masks(masks: RowMasks, ring: MappedRing, sample_position: Tensor, stop_id: Tensor) -> None:
     """Read the masks of rows for their tokens at the positions drawn_at [N]; stop_id int32 [N, I]."""
     rows, stops = stop_id.shape
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
@@ -98,7 +98,7 @@ def fetch_masks(masks: RowMasks, ring: MappedRing, drawn_at: Tensor, stop_id: Te
         ring.address,
         masks.mask_slot,
         masks.generation,
-        drawn_at,
+        sample_position,
         stop_id,
         masks.blocked,
         masks.allowed,

@@ -35,7 +35,7 @@ _FEW, _CANDIDATES = 128, 2048
 class DeviceSamplingColumns:
     """Device tensors of N rows; meanings are those of StepBatch."""
 
-    draws: Tensor
+    params: Tensor
     """int32, the words of N draw rows: see sampling/draw_rows.py."""
     position: Tensor
     """int32, absolute index of the token that is drawn."""
@@ -103,7 +103,7 @@ def sample_rows(
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     sample_kernel[(rows, parts)](
         logits,
-        columns.draws,
+        columns.params,
         maximum,
         ranges,
         columns.position,
@@ -160,7 +160,7 @@ def _search_ranges(logits: Tensor, columns: DeviceSamplingColumns, source: _Sour
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))
     groups = parts * _GROUPS
-    asked = (columns.draws, columns.blocked, columns.stop_id)
+    asked = (columns.params, columns.blocked, columns.stop_id)
     maximum = torch.empty((rows, groups), dtype=torch.float32, device=logits.device)
     group_maxima_kernel[(rows, parts)](
         logits,
@@ -212,7 +212,7 @@ def _apply_top_p(
     parts = part_score.shape[1]
     shares = -(-vocab // _SHARE)
     part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
-    asked = (columns.draws, columns.blocked, columns.stop_id, ranges)
+    asked = (columns.params, columns.blocked, columns.stop_id, ranges)
     sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, **source.flags}
     top_p_mass_kernel[(rows, shares)](
         logits,

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import NEUTRAL, LogitControls, check_counts
-from quire_common.request_parameters import DRAW_NUMBERS, PENALTIES, Parameter
+from quire_common.request_parameters import PENALTIES, SAMPLING_NUMBERS, Parameter
 from quire_common.sequence import Sampling, unsupported
 from quire_router.front.parameters.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
 from quire_router.requests.lengths import check_prompt_length
@@ -72,7 +72,7 @@ async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_
         prompts=(prompt,),
         n=n,
         sampling=Sampling(
-            **_numbers(params, DRAW_NUMBERS),
+            **_numbers(params, SAMPLING_NUMBERS),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             controls=controls,

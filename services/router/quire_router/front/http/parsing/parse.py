@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
-from quire_common.request_parameters import DRAW_NUMBERS, NumberCodec, check_fields_above_low
+from quire_common.request_parameters import SAMPLING_NUMBERS, NumberCodec, check_fields_above_low
 from quire_common.sequence import Sampling
 from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire_router.front.parameters.request_limits import Limits
     from quire_router.sequences.structured import RequiredTools, StructuredOutput
 
-_NUMBERS = NumberCodec(DRAW_NUMBERS)
+_NUMBERS = NumberCodec(SAMPLING_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)

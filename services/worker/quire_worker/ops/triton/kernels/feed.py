@@ -36,7 +36,7 @@ def place_kernel(
     fed,
     position,
     row_position,
-    drawn_at,
+    sample_position,
     last,
     blocked,
     splits,
@@ -64,7 +64,7 @@ def place_kernel(
     again = tl.load(held + at, mask=mine, other=0) != 0
     tl.store(position + lane, place, mask=mine)
     tl.store(row_position + row, place, mask=mine)
-    tl.store(drawn_at + lane, place + 1, mask=mine)
+    tl.store(sample_position + lane, place + 1, mask=mine)
     ends = place + 1 >= tl.load(bound + lane, mask=mine, other=0)
     tl.store(last + lane, ends.to(tl.int32), mask=mine)
     early = place + 1 < tl.load(min_len + lane, mask=mine, other=0)

@@ -41,7 +41,7 @@ def fetch_masks_kernel(
     ring,
     mask_slot,
     generation,
-    drawn_at,
+    sample_position,
     stop_id,
     blocked,
     allowed,
@@ -83,7 +83,7 @@ def fetch_masks_kernel(
         told = tl.full([], _COME, tl.int32)
         if its >= 0:
             thread = tl.arange(0, THREADS)
-            at = tl.load(drawn_at + row).to(tl.int64)
+            at = tl.load(sample_position + row).to(tl.int64)
             wanted = (tl.load(generation + row).to(tl.int64) << 32) | at
             index = its.to(tl.int64) * entries_per_slot + at % entries_per_slot
             entry = tl.multiple_of((ring.to(tl.int64) + index * entry_words * 4).to(tl.pointer_type(tl.int32)), 16)

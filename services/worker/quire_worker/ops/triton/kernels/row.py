@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import Offsets
-from quire_worker.sampling import draw_rows
+from quire_worker.sampling import param_rows
 
-GREEDY_BELOW: tl.constexpr = tl.constexpr(draw_rows.GREEDY_BELOW)
-WORDS: tl.constexpr = tl.constexpr(draw_rows.WORDS)
-DRAW: tl.constexpr = Offsets(draw_rows.OFFSETS)
+GREEDY_BELOW: tl.constexpr = tl.constexpr(param_rows.GREEDY_BELOW)
+WORDS: tl.constexpr = tl.constexpr(param_rows.WORDS)
+PARAM: tl.constexpr = Offsets(param_rows.OFFSETS)
 # What the search leaves of a row, RANGE numbers: the least and the largest logit that are kept, and the top_p that is
 # still to be applied to them, 1 being none.
 RANGE: tl.constexpr = tl.constexpr(3)
@@ -65,24 +65,24 @@ def not_below_infinity(x):
 
 
 @triton.jit
-def has_filters(draws, row):
+def has_filters(params, row):
     """Whether a row is drawn from less than all."""
-    return tl.load(draws + row * WORDS + DRAW.filtered) != 0
+    return tl.load(params + row * WORDS + PARAM.filtered) != 0
 
 
 @triton.jit
-def draw_number(draws, row, WORD: tl.constexpr):
+def sampling_param(params, row, WORD: tl.constexpr):
     """A number of a draw row in float32. draws: rows of sampling/draw_rows.py."""
-    return tl.load(draws + row * WORDS + WORD).to(tl.float32, bitcast=True)
+    return tl.load(params + row * WORDS + WORD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def random_key(draws, row):
+def random_key(params, row):
     """A row's seed, uint64, and its sibling index."""
-    start = draws + row * WORDS
-    low = tl.load(start + DRAW.seed).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(start + DRAW.seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-    return (high << 32) | low, tl.load(start + DRAW.sample_index)
+    start = params + row * WORDS
+    low = tl.load(start + PARAM.seed).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(start + PARAM.seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high << 32) | low, tl.load(start + PARAM.sample_index)
 
 
 @triton.jit

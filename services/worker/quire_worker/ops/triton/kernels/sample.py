@@ -13,14 +13,14 @@ from quire_worker import step
 from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
 from quire_worker.ops.triton.kernels.mask import HAS_MASK, HELD
 from quire_worker.ops.triton.kernels.row import (
-    DRAW,
     GREEDY_BELOW,
     LEAST_KEPT,
     MOST_KEPT,
+    PARAM,
     RANGE,
-    draw_number,
     random_key,
     row_logits,
+    sampling_param,
 )
 
 # How far a rough score may lie from the exact one: that of its noise, and rounding in proportion to the score.
@@ -37,7 +37,7 @@ _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
 @triton.jit
 def sample_kernel(
     logits,
-    draws,
+    params,
     maximum,
     ranges,
     position,
@@ -79,13 +79,13 @@ def sample_kernel(
             return
     token = part * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED)
-    heat = draw_number(draws, row, DRAW.temperature)
+    heat = sampling_param(params, row, PARAM.temperature)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
         score = tl.max(x, axis=0)
         chosen = tl.min(tl.where(x == score, token, _NO_TOKEN), axis=0)
     else:
-        key, sample = random_key(draws, row)
+        key, sample = random_key(params, row)
         at = tl.load(position + row)
         if FILTERED:
             x = tl.where(x <= tl.load(ranges + row * RANGE + MOST_KEPT), x, float("-inf"))

@@ -14,14 +14,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
-from quire_worker.ops.triton.kernels.row import (
-    DRAW,
-    WORDS,
-    draw_number,
-    has_filters,
-    row_logits,
-    store_range,
-)
+from quire_worker.ops.triton.kernels.row import PARAM, WORDS, has_filters, row_logits, sampling_param, store_range
 from quire_worker.ops.triton.kernels.typical_p import typical_range
 
 # ordered(-inf)
@@ -31,7 +24,7 @@ _LEAST: tl.constexpr = tl.constexpr(-2139095041)
 @triton.jit
 def group_maxima_kernel(
     logits,
-    draws,
+    params,
     blocked,
     stop_id,
     maximum,
@@ -52,7 +45,7 @@ def group_maxima_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if has_filters(draws, row):
+    if has_filters(params, row):
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = row_logits(
@@ -66,7 +59,7 @@ def group_maxima_kernel(
 @triton.jit
 def top_k_top_p_kernel(
     logits,
-    draws,
+    params,
     blocked,
     stop_id,
     maximum,
@@ -95,13 +88,13 @@ def top_k_top_p_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not has_filters(draws, row):
+    if not has_filters(params, row):
         store_range(ranges, row, float("-inf"), float("inf"), 1.0)
         return
-    heat = draw_number(draws, row, DRAW.temperature)
-    k = tl.load(draws + row * WORDS + DRAW.top_k)
-    p = draw_number(draws, row, DRAW.top_p)
-    least = draw_number(draws, row, DRAW.min_p)
+    heat = sampling_param(params, row, PARAM.temperature)
+    k = tl.load(params + row * WORDS + PARAM.top_k)
+    p = sampling_param(params, row, PARAM.top_p)
+    least = sampling_param(params, row, PARAM.min_p)
     lane = tl.arange(0, LANES)
     of_group = tl.load(maximum + row * groups + lane, mask=lane < groups, other=float("-inf"))
     most = tl.max(tl.where(of_group == of_group, of_group, float("-inf")), axis=0)
@@ -140,7 +133,7 @@ def top_k_top_p_kernel(
         elif found <= CANDIDATES:
             cut = _among(kept, found, cut, most, heat, k, p, 2, CANDIDATES)
             few += 1
-    typical = draw_number(draws, row, DRAW.typical_p)
+    typical = sampling_param(params, row, PARAM.typical_p)
     by_typical = (typical < 1.0) & (tl.abs(most) < float("inf"))
     if (few == 0) & by_k:
         cut = _top_k_cut(

@@ -13,14 +13,14 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
 from quire_worker.ops.triton.kernels.row import (
-    DRAW,
     LEAST_KEPT,
     MOST_KEPT,
+    PARAM,
     RANGE,
     TOP_P_LEFT,
-    draw_number,
     random_key,
     row_logits,
+    sampling_param,
 )
 from quire_worker.ops.triton.kernels.sample import best_of, winner
 
@@ -28,7 +28,7 @@ from quire_worker.ops.triton.kernels.sample import best_of, winner
 @triton.jit
 def top_p_mass_kernel(
     logits,
-    draws,
+    params,
     blocked,
     stop_id,
     ranges,
@@ -61,7 +61,7 @@ def top_p_mass_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = draw_number(draws, row, DRAW.temperature)
+    heat = sampling_param(params, row, PARAM.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     bound = row_logits(
         logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
@@ -75,7 +75,7 @@ def top_p_mass_kernel(
 @triton.jit
 def top_p_kernel(
     logits,
-    draws,
+    params,
     blocked,
     stop_id,
     ranges,
@@ -110,7 +110,7 @@ def top_p_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = draw_number(draws, row, DRAW.temperature)
+    heat = sampling_param(params, row, PARAM.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
@@ -123,7 +123,7 @@ def top_p_kernel(
     outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
     if not outside:
         return
-    key, sample = random_key(draws, row)
+    key, sample = random_key(params, row)
     at = tl.load(position + row)
     place = tl.arange(0, BLOCK)
     while outside:

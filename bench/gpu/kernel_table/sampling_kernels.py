@@ -19,13 +19,13 @@ from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.logprobs import packed_logprobs
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.profile.cost import Cost, controls_cost, logits_cost
-from quire_worker.sampling.draw_rows import rows_of
+from quire_worker.sampling.param_rows import rows_of
 from quire_worker.sampling.state_layout import packed_state
 
 _STOPS = 8
 _ALTERNATIVES = 5
 _PROMPT = 1024
-_DRAWS = {
+_SAMPLINGS = {
     "greedy": Sampling(),
     "temperature": Sampling(temperature=0.8),
     "top_k 50, top_p 0.95": Sampling(temperature=0.8, top_k=50, top_p=0.95),
@@ -37,7 +37,7 @@ _DRAWS = {
 _LAUNCHES, _FILTERED = 2, 4
 
 
-def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
+def sampling_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
     """Of a step in which so many sequences decode."""
     vocab, element = bench.spec.vocab_size, bench.dtype.itemsize
     logits, last_token = bench.random(batch, vocab), bench.ids(batch)
@@ -45,10 +45,10 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
     greedy = _columns(bench, batch)
     read = logits_cost(batch, vocab, element)
     yield _feed(bench, batch, greedy, last_token)
-    for name, asked in _DRAWS.items():
+    for name, asked in _SAMPLINGS.items():
         columns = replace(
             greedy,
-            draws=_draws(bench, batch, asked),
+            params=_params(bench, batch, asked),
         )
         filtered = bool(rows_of([asked])["filtered"].any())
 
@@ -69,7 +69,7 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
 def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
     """Greedy; nothing stops."""
     return DeviceSamplingColumns(
-        draws=_draws(bench, batch, Sampling()),
+        params=_params(bench, batch, Sampling()),
         position=bench.full(batch, _PROMPT),
         blocked=bench.full(batch, 0),
         stop_id=bench.full(batch * _STOPS, -1).view(batch, _STOPS),
@@ -79,7 +79,7 @@ def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
     )
 
 
-def _draws(bench: Bench, batch: int, sampling: Sampling) -> Tensor:
+def _params(bench: Bench, batch: int, sampling: Sampling) -> Tensor:
     """Rows that ask for the same, with seeds of their own."""
     rows = rows_of([sampling] * batch)
     rows["seed"] = np.arange(batch)
