@@ -1,6 +1,7 @@
-"""Runs one step: pads and plans the batch, calls the decoder, samples. Called once per step, from one thread.
+"""Runs one step: pads and plans the batch, calls the decoder, and samples. The engine calls it once per step, from one
+thread.
 
-It knows nothing of slots, grants or stop conditions; see `step` for what goes in and out.
+This module knows nothing of slots, grants or stop conditions. `step` describes its input and output.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class ModelRunner:
     """A decoder and its page pool."""
 
     def __init__(self, decoder: StepDecoder[Any], pool: PagePool) -> None:
-        # Any: the plan's type is the ops' own affair and goes from ops to ops only.
+        # Any, because the type of a plan is private to the implementation of the ops.
         self.decoder = decoder
         self.pool = pool
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute all rows, write their keys and values, and draw a token for each sequence with `sample`, and for each
-        of its drafts."""
+        """Compute all rows and write their keys and values. Sample a token for each sequence with `sample`, and one for
+        each of its drafts."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
         samples = samples_of(batch)
@@ -58,12 +59,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> Tensor:
-        """Run a step and return the logits [R, V] of every row: for tests and prompt scoring."""
+        """Run a step and return the logits [R, V] of every row, for tests and prompt scoring."""
         hidden, _ = self._forward(batch)
         return self._logits(hidden, np.arange(batch.token.size))
 
     def _forward(self, batch: StepBatch) -> tuple[Tensor, int]:
-        """Hidden rows, and when preparation ended."""
+        """Return the hidden rows, and the time at which preparation ended."""
         ops = self.decoder.ops
         rows = _padded(batch.token.size, ops.row_multiple)
         token = torch.zeros(rows, dtype=torch.int64)
@@ -74,7 +75,8 @@ class ModelRunner:
         return self.decoder.forward(token, self.pool.tensor, plan), prepared
 
     def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
-        """Logprobs of prompt tokens: logits of a few rows at a time, since a row's are as many as the vocabulary."""
+        """Compute logprobs of prompt tokens. Only a few rows have logits at a time, because each row of logits is as
+        long as the vocabulary."""
         first_row = np.cumsum(batch.count, dtype=np.int64) - batch.count
         found = {}
         for sequence, scores in batch.scores.items():
@@ -91,13 +93,14 @@ class ModelRunner:
         return found
 
     def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
-        """Logits of the given rows; the product sees a padded number of rows, repeats of the first."""
+        """Compute the logits of the given rows. The linear layer sees a padded number of rows; padding repeats the
+        first row."""
         index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
         index[: rows.size] = rows
         return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]
 
 
-# Logits of so many prompt rows are there at once.
+# The number of prompt rows that have logits at the same time.
 _SCORED_ROWS = 64
 
 
@@ -106,7 +109,7 @@ def _padded(count: int, multiple: int) -> int:
 
 
 def _columns(batch: StepBatch, samples: StepSamples, masks: Mapping[int, TokenMask]) -> SamplingColumns:
-    """Sampling columns of the draws."""
+    """Return the sampling columns of the samples."""
     place: dict[int, int] = {}
     if batch.blocked or batch.controls:
         place = {int(samples.sequence[row]): row for row in np.flatnonzero(samples.nth == 0).tolist()}

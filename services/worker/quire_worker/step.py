@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from quire_worker.sampling.logits_state import LogitsState
     from quire_worker.sampling.param_rows import ParamRows
 
-# In a token's place, where a draw has none: the row's logits hold a NaN; its request's own parameters leave nothing to
-# draw; a GPU holds the row, since its mask was not there.
+# Values that StepOutput.token has in place of a token. DAMAGED: the row's logits hold a NaN. NOTHING_LEFT: the
+# request's own parameters leave no token to sample. HELD: a GPU holds the row, since the mask of its grammar was not
+# there.
 DAMAGED = -1
 NOTHING_LEFT = -2
 HELD = -3
@@ -37,22 +38,24 @@ def _no_flags() -> Bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Prompt tokens whose logprobs are wanted: those that follow a chunk's rows, from its first row on."""
+    """Prompt tokens whose logprobs a sequence wants. They are the tokens that follow the rows of its chunk, beginning
+    with the token after the first row."""
 
     token: Int32
-    """[T] the tokens, T at most the chunk's rows."""
+    """[T] the tokens. T is at most the number of rows of the chunk."""
     wanted: int
-    """Number of alternatives of each."""
+    """The number of alternatives that are wanted for each token."""
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """One step: S sequences that run R rows (tokens) in all. The runner reads it and changes nothing.
+    """One step: S sequences that run R rows (tokens) in all. The runner reads this record and changes nothing in it.
 
-    A row's absolute position p is its sequence's `position` plus its index within the sequence. Its K and V are written
-    to `page_table[s, p // page_size]` at `p % page_size`, and it attends to positions 0..p of the same table, so pages
-    before `position` must be ready. Pages are of KV group 0 (full attention). The new token's absolute index,
-    `position + count`, is the random position, so a draw survives preemption and migration.
+    The absolute position p of a row is the `position` of its sequence plus the row's index within the sequence. The
+    row's key and value are written to `page_table[s, p // page_size]` at `p % page_size`. The row attends to positions
+    0..p of the same table, so pages before `position` must be ready. Pages are of KV group 0 (full attention). The
+    absolute index of the new token, `position + count`, is also its random position. So a sampled token stays the same
+    after preemption and migration.
     """
 
     token: Int64
@@ -66,64 +69,67 @@ class StepBatch:
     sample: Bool
     """[S] whether the sequence's last row yields a token. False for a prefill chunk that is not the prompt's last."""
     params: ParamRows
-    """[S] how each sequence's token is drawn: see sampling/draw_rows.py."""
+    """[S] the sampling parameters of each sequence; see sampling/param_rows.py."""
     logprobs: Int32
     """[S] number of alternatives to report for the sampled token; -1: none; 0: the chosen token only."""
     blocked: Mapping[int, Int32] = field(default_factory=dict)
-    """Sequence index -> token ids that may not be drawn at this step (stop ids before min_tokens is reached). Logprobs,
-    which are of the raw logits, do not see it."""
+    """Sequence index -> token ids that may not be sampled at this step (stop ids before min_tokens is reached).
+    Logprobs are of the raw logits, so `blocked` does not change them."""
     controls: Mapping[int, LogitsState] = field(default_factory=dict)
-    """Sequence index -> what else its request asked of the logits, of sequences that draw. Logprobs do not see it."""
+    """Sequence index -> the other changes of logits that its request asks for, for sequences that sample. They do not
+    change logprobs."""
     constraints: Mapping[int, RowConstraint] = field(default_factory=dict)
-    """Sequence index -> its grammar, of sequences that draw. The runner asks for the mask of a token as late as it can,
-    just before it draws, and never waits: without a mask it says in its output that the sequence is held."""
+    """Sequence index -> its grammar, for sequences that sample. The runner fetches the mask of a token as late as it
+    can, just before it samples, and never waits. Without a mask, the runner reports the sequence as held."""
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     """Sequence index -> logprobs wanted of its prompt."""
     drafts: Int32 = field(default_factory=_no_ids)
-    """[S] how many of a sequence's last rows are drafts: tokens that somebody proposes to come next. A sequence that
-    samples then yields a token for each of its last 1 + drafts rows, and the others are as if no draft were there.
-    Empty: nobody has drafts. Sequences with `blocked` tokens, a grammar, or logits that change with their tokens have
-    none."""
+    """[S] how many of a sequence's last rows are drafts: tokens that a drafter proposes as the next ones. A sequence
+    that samples then yields a token for each of its last 1 + drafts rows; drafts do not change the results of the other
+    rows. Empty: no sequence has drafts. Sequences with `blocked` tokens, a grammar, or logits that change with their
+    tokens have none."""
     formed_ns: int = 0
-    """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
-    stood idle before this one."""
+    """`time.monotonic_ns()` when the engine formed the step, 0: unknown. A device that queues steps uses it to tell
+    whether it was idle before this step."""
     slot: Int32 = field(default_factory=_no_ids)
-    """[S] the sequence's slot. This column and those below are for the device around the runner, which feeds back what
-    was drawn and checks stops: a batch that goes to a Runner directly may leave them out, and a Runner does not read
-    them."""
+    """[S] the sequence's slot. This column and those below are for the device around the runner, which feeds sampled
+    tokens back and checks stops. A batch that goes to a Runner directly may leave them out, since a Runner does not
+    read them."""
     fed: Bool = field(default_factory=_no_flags)
-    """[S] the sequence decodes: its first token is the last that was drawn in its slot, and stands at the position
-    behind those that were. The device knows both: `token` holds 0, as it does for drafts, and `position` the greatest
-    that is possible, given what steps in flight may draw."""
+    """[S] whether the sequence decodes: its first token is the last one that was sampled in its slot, and follows the
+    known positions. The device knows this token and its position. `token` holds 0, as it does for drafts, and
+    `position` holds the greatest possible position, given what steps in flight may sample."""
     last: Bool = field(default_factory=_no_flags)
-    """[S] the sequence ends with this step's first draw, whatever it is: by length, or at its limit where nothing is
-    drawn."""
+    """[S] whether the sequence ends with the first token of this step, whatever it is: by its length, or because it
+    reaches its limit at a step that samples nothing."""
     bound: Int32 = field(default_factory=_no_ids)
-    """[S] with so many positions computed the sequence ends whatever is drawn."""
+    """[S] the number of computed positions at which the sequence ends, whatever it samples."""
     min_len: Int32 = field(default_factory=_no_ids)
-    """[S] stop ids may not be drawn as tokens with a lower index."""
+    """[S] stop ids may not be sampled as tokens with a lower index than this."""
     stop_id: Int32 = field(default_factory=_no_ids)
-    """[S, I] ids that end the sequence when drawn; unused entries are -1."""
+    """[S, I] ids that end the sequence when they are sampled; unused entries are -1."""
 
     def resolve(self, blocked: Mapping[int, Int32], last: Bool) -> None:
-        """Replace what was made for the greatest possible positions, by a device that knows the right ones."""
+        """Replace the columns that were made for the greatest possible positions. A device that knows the true
+        positions calls this."""
         self.blocked, self.last = blocked, last
 
 
 class StepSamples(NamedTuple):
-    """The places in a step at which tokens are sampled: sequence after sequence, with the drafts of each in order."""
+    """The places in a step at which tokens are sampled: sequence by sequence, and within a sequence in the order of its
+    drafts."""
 
     sequence: Int64
     nth: Int64
-    """0: the draw that follows the sequence's last known token; i: the one that follows its draft i."""
+    """0: the sample that follows the sequence's last known token; i: the sample that follows draft i."""
     row: Int64
-    """Rows whose logits are drawn from."""
+    """The row whose logits each sample uses."""
     sample_position: Int64
-    """Absolute index of the drawn token."""
+    """The absolute index of the sampled token."""
 
 
 def samples_of(batch: StepBatch) -> StepSamples:
-    """All draws of a step."""
+    """Return the places of all samples of a step."""
     sequence = np.flatnonzero(batch.sample)
     row = np.cumsum(batch.count, dtype=np.int64)[sequence] - 1
     sample_position = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)
@@ -140,7 +146,7 @@ def samples_of(batch: StepBatch) -> StepSamples:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiming:
-    """The time of a step's parts, in microseconds."""
+    """The times of a step's parts, in microseconds."""
 
     prepare_us: int
     forward_us: int
@@ -152,22 +158,23 @@ class StepOutput:
     """The result of one step."""
 
     token: Int32
-    """[number of draws: of each sequence with `sample`, 1 + its drafts], in their order. DAMAGED where the row's logits
-    hold a NaN (damaged weights or KV), NOTHING_LEFT where its request's own parameters leave nothing to draw: a
-    sequence that keeps such a draw must end with an error; the others are unharmed."""
+    """[number of samples] in the order of StepSamples: 1 + drafts for each sequence with `sample`. DAMAGED where the
+    row's logits hold a NaN (damaged weights or KV), NOTHING_LEFT where the request's own parameters leave no token. A
+    sequence that keeps such a sample must end with an error; other sequences are unharmed."""
     logprobs: LogprobColumns | None
-    """Logprobs of the draws; None when no sampled sequence asked."""
+    """Logprobs of the samples; None if no sampled sequence asked for them."""
     timing: DeviceTiming
     scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
-    """Sequence index -> logprobs of its PromptScores' tokens; `token_index` counts these."""
+    """Sequence index -> logprobs of the tokens in its PromptScores; `token_index` is an index into these tokens."""
     held: tuple[int, ...] = ()
-    """Sequences whose mask was not there: what was drawn for them counts for nothing."""
+    """Sequences whose mask was not there. Tokens that were sampled for them must be ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Work of one step: tokens computed, of these those of prefill, tokens sampled, pairs of a token and one that it
-    attends to, and tokens whose keys and values are read. Sliding windows are not taken off."""
+    """The work of one step: the number of computed tokens, how many of them are prefill, the number of sampled tokens,
+    the number of pairs of a token and a token that it attends to, and the number of tokens whose keys and values are
+    read. Sliding windows do not reduce these numbers."""
 
     tokens: int
     prefill_tokens: int

@@ -1,7 +1,7 @@
-"""ArchSpec: a decoder described as data. It has every choice by which families differ, and nothing of the computation.
+"""ArchSpec: the description of a decoder as data. It has every choice in which families differ, and no computation.
 
 A family is a function that builds an `ArchSpec` from config.json, with a map of tensor names (see `architectures`).
-This file knows nothing of files, devices or kernels.
+This module knows nothing of files, devices or kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QkNormGranularity = Literal["head", "each_head", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding; most fields are read only by the kinds that need them."""
+    """Rotary position embedding. Most fields are read only by the kinds of embedding that need them."""
 
     kind: RopeKind = "default"
     theta: float = 10000.0
@@ -64,7 +64,7 @@ class QkNormSpec:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """A mixer: causal attention over the sequence's KV pages. Heads, KV heads and their size are the same in all
-    layers, since one KV group holds the keys and values of all."""
+    layers, because one KV group holds the keys and values of all layers."""
 
     heads: int
     kv_heads: int
@@ -91,23 +91,23 @@ class Attention:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads."""
+        """Return the width of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads, and of all value heads."""
+        """Return the width of all key heads, which is also the width of all value heads."""
         return self.kv_heads * self.head_dim
 
     @property
     def score_scale(self) -> float:
-        """What query-key products are multiplied by."""
+        """Return the factor of query-key products."""
         return self.scale or self.head_dim**-0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A feed-forward block: two linear layers, or three where it is gated."""
+    """A feed-forward block with two linear layers, or with three if it is gated."""
 
     intermediate_size: int
     activation: Activation = "silu"
@@ -123,7 +123,7 @@ FeedForward = Dense
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: a mixer and a feed-forward block, each with norms of its own."""
+    """One layer: a mixer and a feed-forward block, each with its own norms."""
 
     mixer: Mixer
     feed_forward: FeedForward
@@ -159,7 +159,7 @@ class PositionSpec:
 
 
 class AttentionLayers(ABC):
-    """Facts that follow from the attention of a decoder's layers, whoever computes these."""
+    """Facts that follow from the attention of a decoder's layers, for any implementation of these layers."""
 
     __slots__ = ()
 
@@ -185,13 +185,14 @@ class AttentionLayers(ABC):
 
     @property
     def sees_all(self) -> bool:
-        """Whether each token attends to all positions up to its own in every layer, by its scores alone."""
+        """Whether each token attends to all positions up to its own in every layer, with no rules but its scores."""
         return not any(each.window or each.chunk or each.alibi or each.sinks for each in self.attention)
 
     @property
     @abstractmethod
     def row_bytes(self) -> int:
-        """Bytes that the layers take for each row of a step while they run on a GPU, beside weights and pages."""
+        """Bytes that the layers take for each row of a step while they run on a GPU, in addition to weights and
+        pages."""
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -199,7 +200,7 @@ class AttentionLayers(ABC):
         return tuple(each.window for each in self.attention)
 
     def _check_one_shape(self) -> None:
-        """Raise ValueError where layers have heads of different shapes: one KV group has one."""
+        """Raise ValueError if layers have heads of different shapes, since a KV group has one shape."""
         shapes = {(each.heads, each.kv_heads, each.head_dim, each.softcap, each.score_scale) for each in self.attention}
         if len(shapes) != 1:
             raise ValueError(f"layers of {len(shapes)} head shapes, where one KV group has one")

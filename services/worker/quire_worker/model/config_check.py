@@ -1,8 +1,8 @@
-"""Keys of config.json that change what a model computes in ways that no supported family has.
+"""Refuses config.json files that change the computation of a model in ways that no supported family has.
 
-A spec builder reads the keys that it knows, and the config notes which. A key of this table that asks for something and
-was not read is refused by name, and so is any other key whose name speaks of attention: the model would load, and
-answer wrongly. Knows nothing of what builders do with keys.
+A spec builder reads the keys that it knows, and the config records which keys were read. Some unread keys are refused
+by name: a key of this table if it changes the model, and any other key whose name speaks of attention. Otherwise the
+model would load and answer wrongly. This module knows nothing of how builders use keys.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
 
 
 def check_config(config: ConfigFile, family: Family) -> None:
-    """Raise Unsupported, naming the key, where config.json asks for what this family does not compute: what it asks for
-    that the family's builder, which must have run, did not read."""
+    """Raise Unsupported, naming the key, if config.json asks for something that the family's builder did not read. The
+    builder must have run before."""
     check_fields(config, family.says)
 
 
 def check_fields(config: ConfigFile, says: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a key that asks for something and was not read, unless `says` has its value."""
+    """Raise Unsupported for a key that changes the model and was not read, unless `says` has its value."""
     for key, value in config.fields.items():
         if value is None or key in config.seen or value == says.get(key):
             continue
@@ -99,13 +99,13 @@ def check_fields(config: ConfigFile, says: Mapping[str, Any]) -> None:
 
 
 def check_model_type(config: ConfigFile, family: Family) -> None:
-    """Raise Unsupported where `model_type` is of another family than `architectures`."""
+    """Raise Unsupported if `model_type` belongs to another family than `architectures`."""
     if config.text("model_type", family.model_type) != family.model_type:
         raise refused(config, "model_type", f"layers that are not {family.model_type}'s")
 
 
 def refused(config: ConfigFile, key: str, meaning: str) -> Unsupported:
-    """The error for a key that asks for what is not computed."""
+    """Return the error for a key that asks for something that the worker does not compute."""
     shown, own = repr(config.fields.get(key))[:80], config.keys.get(key, key)
     return Unsupported(
         "UNSUPPORTED_CONFIG",

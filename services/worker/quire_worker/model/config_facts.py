@@ -1,6 +1,6 @@
 """Reads the config fields that all architectures share: the end-of-sequence tokens and the context length.
 
-The real models and the paced one read them here, so that they agree. Knows nothing of weights.
+Real models and the paced worker's model both use this module, so that they agree. It knows nothing of weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CONTEXT = "max_position_embeddings"
 
 
 def eos_token_ids(folder: Path, config: ConfigFile) -> tuple[int, ...]:
-    """Return the end-of-sequence token ids that config.json and, if it exists, generation_config.json name: those of
-    both files, sorted. Raises ConfigError if a file is malformed."""
+    """Return the end-of-sequence token ids of config.json and, if it exists, of generation_config.json: the union,
+    sorted. Raises ConfigError if a file is malformed."""
     return tuple(sorted({*config.token_ids("eos_token_id"), *generation_config(folder).token_ids("eos_token_id")}))
 
 
 def context_length(config: ConfigFile, asked: int) -> int:
-    """Return the most tokens of a sequence: `asked` or, if that is 0, the model's context. Raises ConfigError where
-    that is more than the model's context, or than int32 positions reach."""
+    """Return the greatest number of tokens of a sequence: `asked` or, if that is 0, the model's context. Raises
+    ConfigError if it exceeds the model's context or the range of int32 positions."""
     positions = config.positions(CONTEXT)
     if asked > positions:
         raise ConfigError(

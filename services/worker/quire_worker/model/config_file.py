@@ -1,6 +1,6 @@
-"""Reads the JSON files of a model folder, with typed errors for what is absent or of the wrong kind.
+"""Reads the JSON files of a model folder, with typed errors for absent fields and fields of the wrong type.
 
-It knows JSON and names of fields; it knows nothing of what a field means to a model.
+This module knows JSON and the names of fields, and nothing of what a field means to a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_POSITIONS = 2**63 - 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size."""
+    """Read a JSON object from a file of bounded size."""
     try:
         size = path.stat().st_size
         raw = path.read_bytes() if size <= MAX_CONFIG_BYTES else b""
@@ -57,15 +57,15 @@ class ConfigFile:
     """Fields that have a default of the family, which null does not mean."""
 
     def overridden(self, fields: Mapping[str, Any]) -> Self:
-        """Return the same config with these fields in place of its own; null is as null in the file. An object replaces
-        the whole field. Errors say that the option --hf-overrides counts too."""
+        """Return the same config with these fields in place of its own. A null has the same meaning as in the file, and
+        an object replaces the whole field. Errors say that the option --hf-overrides counts too."""
         if not fields:
             return self
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
     def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
-        """Return the same config with fields under the names that others have for them, and with defaults for fields
-        that are absent. Readers refuse nulls whose meaning they do not know. Nothing of it was read yet."""
+        """Return the same config with fields renamed to the usual names, and with defaults for absent fields. Readers
+        refuse nulls whose meaning they do not know. The new config records no field as read."""
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)
@@ -86,11 +86,11 @@ class ConfigFile:
         self.seen.update(names)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.fields.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether the field is there and null."""
+        """Whether the field is present and null."""
         return name in self.fields and self.fields[name] is None
 
     def integer(
@@ -102,18 +102,18 @@ class ConfigFile:
         maximum: int = MAX_I32,
         nullable: bool = False,
     ) -> int:
-        """An integer from `minimum` to `maximum`. `nullable`: null says the default."""
+        """Read an integer from `minimum` to `maximum`. If `nullable`, null means the default."""
         value = self._value(name, default, nullable)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.bad(name, f"an integer from {minimum} to {maximum}")
         return value
 
     def positions(self, name: str, default: int | None = None) -> int:
-        """A number of positions. May be more than int32, where a model claims to have no bound."""
+        """Read a number of positions. It may exceed int32, since some models claim to have no bound."""
         return self.integer(name, default, maximum=_MOST_POSITIONS)
 
     def number(self, name: str, default: float | None = None, *, nullable: bool = False) -> float:
-        """A finite number above 0. `nullable`: null says the default."""
+        """Read a finite number above 0. If `nullable`, null means the default."""
         value = self._value(name, default, nullable)
         # Not isfinite: an integer may be more than a float holds.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
@@ -121,8 +121,8 @@ class ConfigFile:
         return float(value)
 
     def flag(self, name: str, default: bool, *, null: bool | None = None) -> bool:
-        """Return a field that is true or false, or `default` where it is absent. `null`: what null says, if it says
-        something. Raises ConfigError for any other value."""
+        """Return a field that is true or false, or `default` if it is absent. `null` is the meaning of null, if null
+        has one. Raises ConfigError for any other value."""
         said = default if null is None or not self.is_null(name) else null
         value = self._value(name, said, null is not None)
         if not isinstance(value, bool):
@@ -130,21 +130,21 @@ class ConfigFile:
         return value
 
     def text(self, name: str, default: str | None = None, *, nullable: bool = False) -> str:
-        """A string. `nullable`: null says the default."""
+        """Read a string. If `nullable`, null means the default."""
         value = self._value(name, default, nullable)
         if not isinstance(value, str):
             raise self.bad(name, "a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty where absent."""
+        """Read a list of strings; empty if absent."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers that are not negative; empty where absent."""
+        """Read a list of integers that are not negative; empty if absent."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in value
@@ -153,7 +153,7 @@ class ConfigFile:
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0."""
+        """Read a list of finite numbers above 0."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
@@ -163,7 +163,7 @@ class ConfigFile:
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """A token id or a list of them; empty where absent. They may be outside the vocabulary."""
+        """Read a token id or a list of token ids; empty if absent. The ids may be outside the vocabulary."""
         value = self._value(name, [], True)
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in items):
@@ -171,7 +171,7 @@ class ConfigFile:
         return tuple(items)
 
     def section(self, name: str) -> ConfigFile | None:
-        """A nested object, or None where absent."""
+        """Read a nested object; None if absent."""
         self.seen.add(name)
         value = self.fields.get(name)
         if value is None:
@@ -181,7 +181,8 @@ class ConfigFile:
         return ConfigFile(value, f"{self.source}: {name}", refuses_null=self.refuses_null)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
-        """The error for a field that is absent or not what is wanted. `fix`: another than the model's own file."""
+        """Return the error for a field that is absent or has a wrong value. `fix`: the fix that the error names, if it
+        is not to correct the model's own file."""
         fix = fix or "Use the config.json of the model's own revision."
         key = self.keys.get(name, name)
         if name not in self.fields:

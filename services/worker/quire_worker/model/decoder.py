@@ -1,4 +1,4 @@
-"""The one decoder: runs any `ArchSpec` by calling `Ops`. It knows nothing of devices, kernels, files or families."""
+"""Decoder: runs any `ArchSpec` by calling `Ops`. It knows nothing of devices, kernels, files or families."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layer(Generic[P]):
 
 
 class Decoder(Generic[P]):
-    """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
+    """Computes hidden rows and logits from token rows. Keys and values go to the pages that the plan names."""
 
     def __init__(self, spec: ArchSpec, store: ParameterStore, ops: Ops[P], max_positions: int) -> None:
         self.spec = spec
@@ -52,12 +52,12 @@ class Decoder(Generic[P]):
 
     @property
     def batch_invariant(self) -> bool:
-        """See `StepDecoder`: as its ops are."""
+        """See `StepDecoder`. The decoder is as batch-invariant as its ops."""
         return self.ops.batch_invariant
 
     @property
     def can_be_cut(self) -> bool:
-        """See `StepDecoder`: always."""
+        """See `StepDecoder`. A pass may always be cut."""
         return True
 
     @property
@@ -66,7 +66,8 @@ class Decoder(Generic[P]):
         return True
 
     def few_layers(self) -> Decoder[P]:
-        """A decoder of the first layers, with the same weights: up to one of each attention window, two at least."""
+        """Return a decoder of the first layers, with the same weights. It has as many layers as are needed for one of
+        each attention window, and at least two."""
         windows = [(layer.mixer.rules.window, layer.mixer.rules.chunk) for layer in self.layers]
         few = copy.copy(self)
         few.layers = self.layers[: max(2, *(windows.index(each) + 1 for each in windows))]
@@ -74,8 +75,8 @@ class Decoder(Generic[P]):
         return few
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
-        """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`.
-        `attend` stands in for attention and the linear layer behind it."""
+        """Compute hidden [R, H] before the final norm from token [R] int64, and write the rows' keys and values to
+        `pages`. `attend`, if given, replaces attention and the linear layer after it."""
         if attend is None:
             residual, delta = self._run_layers(token, pages, plan)
         else:
@@ -85,7 +86,7 @@ class Decoder(Generic[P]):
     def run_layers(
         self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` without its last addition: what is to be added up, [R, H] both."""
+        """Compute `forward` without its last addition. Returns the two summands, [R, H] each."""
         residual = self._embed(token, plan)
         delta: Tensor | None = None
         for layer in self.layers:
@@ -101,11 +102,11 @@ class Decoder(Generic[P]):
         return residual, delta
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
+        """Compute logits [N, V] from hidden [N, H]; N must be a multiple of the ops' row multiple."""
         return self.ops.lm_head(self.final_norm.run(self.ops, hidden), self.head, self.spec.logit_softcap)
 
     def _embed(self, token: Tensor, plan: P) -> Tensor:
-        """token [R] -> the residual stream before the first layer [R, H]."""
+        """Compute the residual stream before the first layer [R, H] from token [R]."""
         residual = self.ops.embedding(token, self.embedding, self.spec.embedding_scale)
         if self.positions is not None:
             self.ops.add_positions(residual, self.positions, plan)
@@ -114,8 +115,9 @@ class Decoder(Generic[P]):
     def _run_parallel(
         self, layer: Layer[P], x: Tensor, residual: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Run a layer whose feed-forward block takes what its mixer takes. Results of an operation hold until the same
-        one is called again: so the block's norm comes after the mixer's first linear layer has taken x."""
+        """Run a layer whose feed-forward block takes the same input as its mixer. A result of an operation is valid
+        until the same operation is called again, so the block's norm is computed after the mixer's first linear layer
+        has read x."""
         query = layer.mixer.write(self.ops, x, pages, plan)
         if layer.mlp_norm is not None:
             x = layer.mlp_norm.run(self.ops, residual)
@@ -126,7 +128,8 @@ class Decoder(Generic[P]):
 
 
 def _enter(ops: Ops[P], delta: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
-    """Add what the block before left, if it was not added yet, then normalise for the next one."""
+    """Add the result of the block before to the residual, if it was not added yet. Then normalize for the next
+    block."""
     if norm is not None:
         return norm.add_and_run(ops, delta, residual)
     if delta is not None:

@@ -17,7 +17,7 @@ from quire_worker.weights.parameter_store import ParameterStore
 
 @dataclass(frozen=True, slots=True)
 class DenseFeedForward(Generic[P]):
-    """Two linear layers with an activation between them, or three where the block is gated."""
+    """Two linear layers with an activation between them, or three linear layers if the block is gated."""
 
     spec: Dense
     gate_up: Weight
@@ -25,12 +25,12 @@ class DenseFeedForward(Generic[P]):
 
     @classmethod
     def load(cls, spec: Dense, store: ParameterStore, ops: Ops[P], layer: int) -> DenseFeedForward[P]:
-        """Take a layer's weights from the store."""
+        """Take the weights of a layer from the store."""
         gate_up, down = (ops.prepare(store.take_weight(role, layer)) for role in ("gate_up", "down"))
         return cls(spec, gate_up, down)
 
     def run(self, ops: Ops[P], x: Tensor, onto: Tensor | None) -> Tensor | None:
-        """x [R, H] -> [R, H], or None where it was added to `onto`."""
+        """Compute x [R, H] -> [R, H]. Returns None if the result was added to `onto`."""
         kind = self.spec.activation
         if self.spec.gated:
             inner = ops.gated_linear(x, self.gate_up, kind)

@@ -1,6 +1,6 @@
-"""Reads generation_config.json: end-of-sequence ids, and a model's own defaults of sampling parameters, as vLLM does.
+"""Reads generation_config.json, as vLLM does: end-of-sequence ids, and the model's own defaults of sampling parameters.
 
-Which parameters these are, and their bounds, is in the table of request parameters.
+The table of request parameters says which parameters these are, and has their bounds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _FIX = "Correct it, or give --generation-config vllm, which reads no defaults fr
 
 
 def generation_config(folder: Path) -> ConfigFile:
-    """Return the fields of a folder's generation_config.json; none where there is no such file. Raises ConfigError."""
+    """Return the fields of a folder's generation_config.json; none if there is no such file. Raises ConfigError."""
     file = folder / NAME
     return ConfigFile(read_json(file) if file.is_file() else {}, str(file))
 
 
 def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tuple[tuple[str, float], ...]:
     """Return the model's defaults of sampling parameters, by the parameters' names. `source` is auto (the model's own
-    folder), vllm (nothing is read) or another folder; `override` is a JSON object of fields that win. Raises
-    ConfigError for a value that is no number within its bounds, and for a field of `override` that is none of these."""
+    folder), vllm (no file is read) or another folder. `override` is a JSON object whose fields take precedence. Raises
+    ConfigError for a value that is not a number within its bounds, and for an unknown field of `override`."""
     found: dict[str, float] = {}
     if source != WITHOUT:
         folder = model if source == AUTO else Path(source)
@@ -59,7 +59,7 @@ def _defaults(config: ConfigFile) -> dict[str, float]:
 
 
 def _number(config: ConfigFile, parameter: Parameter) -> float:
-    """Return the value of a field that is there. Raises ConfigError outside of the parameter's bounds."""
+    """Return the value of a field that is present. Raises ConfigError if it is outside the parameter's bounds."""
     value = config.fields[parameter.generation_config]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if parameter.kind == "int" and isinstance(value, float) and value.is_integer():

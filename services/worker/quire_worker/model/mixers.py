@@ -35,7 +35,7 @@ class RopeCache:
         self._tables: dict[RopeSpec | None, RopeTables] = {}
 
     def tables(self, rope: RopeSpec | None) -> RopeTables:
-        """The tables of a variant, on the device; None: of no rotation."""
+        """Return the tables of a variant on the device; None stands for no rotation."""
         if rope not in self._tables:
             made = rope_tables(rope, self._head_dim, self._positions)
             self._tables[rope] = RopeTables(*(each.to(self._device) for each in made))
@@ -63,7 +63,7 @@ class AttentionMixer(Generic[P]):
     def load(
         cls, spec: ArchSpec, attention: Attention, store: ParameterStore, ops: Ops[P], layer: int, ropes: RopeCache
     ) -> AttentionMixer[P]:
-        """Take a layer's weights from the store."""
+        """Take the weights of a layer from the store."""
         norm = attention.qk_norm
         qk_norm_weights = None
         if norm is not None and norm.is_fused:
@@ -86,11 +86,13 @@ class AttentionMixer(Generic[P]):
     def run(
         self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
     ) -> Tensor | None:
-        """x [R, H] -> [R, H], or None where it was added to `onto`. Writes the rows' keys and values to `pages`."""
+        """Compute x [R, H] -> [R, H], and write the rows' keys and values to `pages`. Returns None if the result was
+        added to `onto`."""
         return self.attend(ops, self.write(ops, x, pages, plan), pages, plan, onto, attend)
 
     def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> Tensor:
-        """x [R, H] -> queries [R, Q D]. Writes the rows' keys and values to `pages`; x may be overwritten after it."""
+        """Compute queries [R, Q D] from x [R, H], and write the rows' keys and values to `pages`. Afterwards x may be
+        overwritten."""
         qkv = ops.linear(x, self.qkv)
         if self.qkv_clip:
             qkv.clamp_(-self.qkv_clip, self.qkv_clip)
@@ -101,7 +103,7 @@ class AttentionMixer(Generic[P]):
     def attend(
         self, ops: Ops[P], query: Tensor, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Queries [R, Q D] -> [R, H], or None where it was added to `onto`."""
+        """Compute queries [R, Q D] -> [R, H]. Returns None if the result was added to `onto`."""
         if attend is not None:
             return attend(query, pages, self.kv_layer, plan, self.rules, self.o, onto)
         attended = ops.paged_attention(query, pages, self.kv_layer, plan, self.shape, self.rules)
@@ -127,5 +129,5 @@ def _head_weights(spec: ArchSpec, store: ParameterStore, part: str, layer: int) 
 
 
 def project(ops: Ops[P], x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:
-    """The linear layer that ends a block: [R, H], or None where it was added to `onto`."""
+    """Compute the linear layer that ends a block: [R, H], or None if the result was added to `onto`."""
     return ops.linear(x, weight) if onto is None else ops.add_linear(x, weight, onto)

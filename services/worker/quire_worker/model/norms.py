@@ -23,7 +23,7 @@ class Norm:
 
     @classmethod
     def load(cls, spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Norm:
-        """Take a norm's parameters from the store. A norm without weights gets ones."""
+        """Take the parameters of a norm from the store. A norm without weights gets ones."""
         norm = spec.norm
         weight, bias = store.get(f"{role}.weight", layer), store.get(f"{role}.bias", layer)
         if weight is None:
@@ -40,13 +40,13 @@ class Norm:
         return Norm(self.weight * factor, bias, self.eps, self.is_layer_norm)
 
     def run(self, ops: Ops[P], x: Tensor) -> Tensor:
-        """[R, H] -> its norm."""
+        """Return the norm of x [R, H]."""
         if self.is_layer_norm:
             return ops.layer_norm(x, self.weight, self.bias, self.eps)
         return ops.rms_norm(x, self.weight, self.eps)
 
     def add_and_run(self, ops: Ops[P], delta: Tensor | None, residual: Tensor) -> Tensor:
-        """Mutates residual [R, H] += delta, if there is one, then returns its norm."""
+        """Mutate residual [R, H] += delta, if there is a delta, and return the norm of the residual."""
         if delta is None:
             return self.run(ops, residual)
         if not self.is_layer_norm:

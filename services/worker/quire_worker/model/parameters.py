@@ -17,11 +17,11 @@ MODEL_WIDE = -1
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How a parameter is cut over the ranks of a tensor-parallel group.
+    """The partition of a parameter over the ranks of a tensor-parallel group.
 
-    column: along the output axis, each rank computing its own outputs. row: along the input axis, outputs being summed
-    over ranks. vocab: along the vocabulary. Cuts fall on multiples of `unit` along `axis`, so heads are never split;
-    `units` is how many there are, and a rank count above it means that units are replicated (KV heads).
+    column: along the output axis; each rank computes its own outputs. row: along the input axis; outputs are summed
+    over ranks. vocab: along the vocabulary. Cuts fall on multiples of `unit` along `axis`, so heads are never split.
+    `units` is the number of units. If there are more ranks than units, units are replicated (KV heads).
     """
 
     kind: PartitionKind = "replicated"
@@ -32,7 +32,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """One tensor of the model, as checkpoints have it, and its place among those that the decoder computes with."""
+    """One tensor of the model, as checkpoints have it, and its place in a packed tensor of the decoder."""
 
     role: str
     """What it is, for example `q.weight`; the key of a family's name map."""
@@ -49,7 +49,7 @@ class ParameterSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is the weight of a linear layer or of the token embedding."""
+        """Whether the tensor is the weight of a linear layer or of the token embedding."""
         return len(self.shape) == 2 and self.role != POSITIONS
 
 
@@ -57,7 +57,7 @@ POSITIONS: Final = "positions.weight"
 
 
 def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
-    """All parameters, in a fixed order."""
+    """Return all parameters, in a fixed order."""
     found = [
         ParameterSpec("embed.weight", MODEL_WIDE, (spec.vocab_size, spec.hidden_size), _vocab(spec), "embed.weight")
     ]
@@ -154,7 +154,8 @@ def _dense(spec: ArchSpec, dense: Dense, index: int) -> list[ParameterSpec]:
 
 
 def head_order(rope: RopeSpec | None, head_dim: int) -> tuple[int, ...]:
-    """The checkpoint's dimension of a query or key head for each of ours; empty where they are the same."""
+    """Return, for each dimension of a query or key head of the decoder, the checkpoint's dimension; empty if they are
+    the same."""
     rotated = head_dim if rope is None or not rope.rotated else rope.rotated
     half, middle = rotated // 2, (head_dim + rotated) // 2
     if rope is not None and rope.interleaved:

@@ -1,9 +1,9 @@
 """Rotary position embedding: inverse frequencies of each variant, and tables of cosines and sines.
 
-Kernels know one form: all dimensions of a head rotate, i with i + half of the head. Heads of other forms are loaded
-with their dimensions in another order (parameters.head_order), which changes no score, and dimensions that do not
-rotate have cosine 1 and sine 0. Float32 throughout, product before cosine, as the models were trained and as
-transformers computes them.
+Kernels know one form: all dimensions of a head rotate, dimension i with dimension i + half of the head. Heads of other
+forms are loaded with their dimensions in another order (parameters.head_order), which changes no score. Dimensions that
+do not rotate have cosine 1 and sine 0. All arithmetic is float32, and the product is computed before the cosine. Models
+were trained so, and transformers computes it so.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ _PIECE = 1 << 16
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, positions: int = 0) -> Tensor:
-    """[rotated dimensions // 2] float32 angular steps per position. `positions`: the most that a sequence has."""
+    """Return [rotated dimensions // 2] float32 angular steps per position. `positions`: the greatest number of
+    positions of a sequence."""
     dims = rope.rotated or head_dim
     exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
     return _VARIANTS[rope.kind](rope, 1.0 / (rope.theta**exponents), positions)
 
 
 def rope_tables(rope: RopeSpec | None, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [positions, head_dim // 2] float32; [1, head_dim // 2] for None, which rotates
-    nothing."""
+    """Return cosines and sines, each [positions, head_dim // 2] float32. For None, which rotates nothing, each is [1,
+    head_dim // 2]."""
     rows = 1 if rope is None else positions
     cos, sin = torch.ones(rows, head_dim // 2), torch.zeros(rows, head_dim // 2)
     if rope is not None:
@@ -43,7 +44,7 @@ def rope_tables(rope: RopeSpec | None, head_dim: int, positions: int) -> tuple[T
 
 
 def depends_on_length(rope: RopeSpec | None, positions: int) -> bool:
-    """Whether sequences of so many positions have other angles than shorter ones."""
+    """Whether sequences of this many positions have other angles than shorter ones."""
     return rope is not None and rope.kind == "longrope" and positions > rope.original_max_positions
 
 
@@ -56,14 +57,16 @@ def _linear(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
-    """Waves longer than the original context are stretched by `factor`, short ones kept, those between blended."""
+    """Scale frequencies as Llama 3 does: `factor` stretches waves longer than the original context, short waves are
+    kept, and the waves between are blended."""
     turns = rope.original_max_positions * plain / (2 * math.pi)
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain * ((1.0 - kept) / rope.factor + kept)
 
 
 def _yarn(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
-    """YaRN (Peng et al., 2023): a ramp over dimensions between frequencies that are kept and those that are divided."""
+    """Scale frequencies by YaRN (Peng et al., 2023): a ramp over dimensions, from frequencies that are kept to
+    frequencies that are divided."""
     dims = 2 * plain.numel()
 
     def dimension(turns: float) -> float:

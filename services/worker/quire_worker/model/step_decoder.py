@@ -1,4 +1,4 @@
-"""StepDecoder: the Protocol of what computes the rows of a step. `Decoder` implements it for Quire's own model
+"""StepDecoder: the Protocol of classes that compute the rows of a step. `Decoder` implements it for Quire's own model
 families, `TransformersDecoder` for the Transformers backend."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire_worker.ops.interface import HeadShape, Ops, P
 
 
 class StepDecoder(Protocol[P]):
-    """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
+    """Computes hidden rows and logits from token rows. Keys and values go to the pages that the plan names."""
 
     @property
     def spec(self) -> DecoderSpec:
@@ -32,7 +32,7 @@ class StepDecoder(Protocol[P]):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's results are the same bits whatever else is in the step."""
+        """Whether the results of a row have the same bits whatever else is in the step."""
         ...
 
     @property
@@ -42,18 +42,18 @@ class StepDecoder(Protocol[P]):
 
     @property
     def ops_compute_layers(self) -> bool:
-        """Whether the ops compute all of a pass, and not attention alone: bits depend on them alone then."""
+        """Whether the ops compute all of a pass, and not only attention. Then bits depend on the ops alone."""
         ...
 
     def few_layers(self) -> StepDecoder[P]:
-        """The decoder with no more layers than use all of its kernels, for compiling these."""
+        """Return a decoder with as few layers as use all of its kernels, for compiling these kernels."""
         ...
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
-        """token [R] int64 -> hidden [R, H], which `logits` takes; writes the rows' keys and values to `pages`. `attend`
-        stands in for attention and the linear layer behind it."""
+        """Compute hidden [R, H], the input of `logits`, from token [R] int64, and write the rows' keys and values to
+        `pages`. `attend`, if given, replaces attention and the linear layer after it."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
+        """Compute logits [N, V] from hidden [N, H]; N must be a multiple of the ops' row multiple."""
         ...

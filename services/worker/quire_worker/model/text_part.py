@@ -1,7 +1,7 @@
-"""The language model in a multimodal checkpoint: its config, and its tensors among those of the other parts.
+"""The language model in a multimodal checkpoint: its config, and its tensors among the tensors of the other parts.
 
-Knows the multimodal classes of transformers whose language model computes text as it would by itself. Knows nothing of
-families: the config that comes out is as that of the language model's own folder.
+This module knows the multimodal classes of transformers whose language model computes text in the same way as it does
+alone. It knows nothing of families: the resulting config looks like the config of the language model's own folder.
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ class TextPart:
     other_parts: tuple[str, ...]
 
     def tensor_name(self, name: str) -> str | None:
-        """The name that a tensor of the checkpoint has in the language model alone; None for tensors of other parts.
+        """Return the name that a tensor of the checkpoint has in the language model alone; None for tensors of other
+        parts.
 
-        Old checkpoints have `language_model.` before all names; new ones have `model.language_model.` in place of
-        `model.`, and the head's name as it is.
+        Old checkpoints have `language_model.` before all names. New checkpoints have `model.language_model.` in place
+        of `model.`, and the usual name of the head.
         """
         if name.startswith(self.other_parts):
             return None
@@ -113,8 +114,8 @@ class TextPart:
 
 
 def text_part(config: ConfigFile, overrides: Mapping[str, Any]) -> TextPart | None:
-    """Return the language model of a multimodal config.json; None for another config.json. `overrides` count for the
-    language model's fields too. Raises ConfigError, and Unsupported for a multimodal class that is not in the table."""
+    """Return the language model of a multimodal config.json; None for another config.json. `overrides` also apply to
+    the language model's fields. Raises ConfigError, and Unsupported for a multimodal class that is not in the table."""
     named = config.texts("architectures")
     architecture = next((name for name in named if name in MULTIMODAL), None)
     if architecture is None:

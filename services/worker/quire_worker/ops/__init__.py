@@ -1,1 +1,1 @@
-"""The operations that a decoder is made of: one interface, a torch reference."""
+"""The operations that a decoder consists of: one interface, and its implementations."""

@@ -1,6 +1,8 @@
-"""The implementations of `Ops` by name. Their modules are imported when they are asked for: compilers are heavy.
+"""The implementations of `Ops` by name. A module of an implementation is imported at its first use, because compilers
+take long to import.
 
-Which one a device takes is decided here alone; that of a GPU is made where its model is loaded (cuda/load.py).
+This module alone decides which implementation a device uses. The implementation of a GPU is made where its model is
+loaded (cuda/load.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ log = get_logger(__name__)
 
 
 def backend_on(device: str, name: str) -> str:
-    """The name of a backend on cpu or cuda; `auto` is the first of those that the device has."""
+    """Return the name of a backend on cpu or cuda; `auto` is the first backend that the device has."""
     supported = SUPPORTED[device]
     if name == "auto":
         return supported[0]
@@ -31,7 +33,8 @@ def backend_on(device: str, name: str) -> str:
 
 
 def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
-    """The named implementation for the CPU, ready to run. Heads that kernels cannot compute get the torch reference."""
+    """Make the named implementation for the CPU, ready to run. If the kernels cannot compute heads of this size, it is
+    the torch reference."""
     return BACKENDS[backend_on("cpu", name)](shape, page_size)
 
 
@@ -52,5 +55,5 @@ def _torch(shape: HeadShape, page_size: int) -> Ops[Any]:
 
 BACKENDS: dict[str, Callable[[HeadShape, int], Ops[Any]]] = {"cpu": _cpu, "torch": _torch}
 SUPPORTED: dict[str, tuple[str, ...]] = {"cpu": tuple(BACKENDS), "cuda": ("cudnn", "triton")}
-"""Names by device, the default first. On a GPU Triton's kernels compute attention; with cudnn, long prompts that begin
-in a step go to torch's instead, where the model allows it."""
+"""Names by device, the default first. On a GPU, Triton's kernels compute attention. With cudnn, torch computes the
+attention of long prompts that begin in a step, if the model allows it."""

@@ -1,9 +1,9 @@
-"""The one interface between the decoder and whatever computes: a torch reference, Triton kernels.
+"""The interface between the decoder and its implementations, for example the torch reference and the Triton kernels.
 
-The contract is the docstrings of `Ops`. Shapes are in brackets: R rows (tokens) of a step, padding included, H hidden
-size, Q query heads, K KV heads, D head size, V vocabulary. Floating-point tensors are of the implementation's compute
-type. All calls come from one thread. Nothing is mutated but what a docstring names; results may be scratch memory of
-the implementation, valid until the same operation is called again.
+The docstrings of `Ops` are the contract. Shapes are in brackets: R rows (tokens) of a step, padding included, H hidden
+size, Q query heads, K KV heads, D head size, V vocabulary. Floating-point tensors have the implementation's compute
+type. All calls come from one thread. An operation mutates only what its docstring names. A result may be scratch memory
+of the implementation, which is valid until the same operation is called again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 P = TypeVar("P")
-"""An implementation's own plan of a step's attention."""
+"""An implementation's own type of plan for the attention of a step."""
 RunLayers = Callable[[Tensor, Tensor, P], tuple[Tensor, Tensor | None]]
-"""A decoder's pass: token [R] int64, pages and plan -> two results whose sum is hidden [R, H]; see Decoder."""
+"""The pass of a decoder over its layers: token [R] int64, pages and plan -> two results whose sum is hidden [R, H]; see
+Decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes and scales that attention needs, the same in all layers."""
+    """Sizes and scales of attention heads, the same in all layers."""
 
     heads: int
     kv_heads: int
@@ -39,14 +40,14 @@ class HeadShape:
 
     @classmethod
     def of(cls, spec: AttentionLayers) -> HeadShape:
-        """Those of a model."""
+        """Return the head shape of a model."""
         first = spec.attention[0]
         return cls(first.heads, first.kv_heads, first.head_dim, first.score_scale, first.softcap)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRules:
-    """The features of one layer's attention, beside a softmax over scaled scores."""
+    """The features of one layer's attention, beyond a softmax over scaled scores."""
 
     window: int = 0
     """A row at position p sees positions max(0, p - window + 1)..p; 0: all up to p."""
@@ -55,11 +56,11 @@ class AttentionRules:
     slopes: Tensor | None = None
     """[Q] float32: a key at position k adds slope * (k - p) to a score (ALiBi)."""
     sinks: Tensor | None = None
-    """[Q] float32: a score of each head that takes part in the softmax and has no value."""
+    """[Q] float32: a score of each head that counts in the softmax and has no value."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are no such rules: every row sees all positions up to its own, as they are."""
+        """Whether there are no such rules: every row sees all positions up to its own, with unchanged scores."""
         return not self.window and not self.chunk and self.slopes is None and self.sinks is None
 
 
@@ -84,27 +85,28 @@ class QkNormWeights:
     key: Tensor
     eps: float
     after_rope: bool = False
-    """Norm the rotated heads."""
+    """The norm comes after the rotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """A norm over parts of rows: `groups` of `size` numbers each, from number `first` of a row on."""
+    """A norm over parts of rows: `groups` parts of `size` numbers each, from number `first` of a row on."""
 
     first: int
     groups: int
     size: int
     eps: float
     centred: bool
-    """A layer norm: the mean is taken away before."""
+    """A layer norm: the mean is subtracted first."""
     weight: Tensor
-    """[size], for all groups the same, or [groups * size]."""
+    """[size] if all groups have the same weights, or [groups * size]."""
     bias: Tensor | None
     """Like `weight`."""
 
 
 class Ops(Protocol[P]):
-    """What a decoder is made of. Results never depend on padding rows, nor on other rows where `batch_invariant`."""
+    """The operations that a decoder consists of. Results never depend on padding rows. With `batch_invariant`, they do
+    not depend on other rows either."""
 
     @property
     def row_multiple(self) -> int:
@@ -113,21 +115,21 @@ class Ops(Protocol[P]):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's results are the same bits whatever else is in the step."""
+        """Whether the results of a row have the same bits whatever else is in the step."""
         ...
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """Called for every weight of the model before any step: measure, compile or choose what its GEMMs need.
-        Returns the weight that the other methods take, which may be stored in another way. `embeds`: `embedding` takes
-        it."""
+        """Prepare a weight; the model calls this for each of its weights before any step. The implementation may
+        measure, compile or choose kernels for the weight's GEMMs. Returns the weight for the other methods, which may
+        be stored in another way. `embeds`: `embedding` takes this weight too."""
         ...
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
         """Prepare a step's attention, once for all layers.
 
-        `pages` is the pool [pages, K, layers, 2 (key, value), page_size, D]; position, count [S] and page_table [S, P]
-        are as in StepBatch; rows beyond sum(count) are padding: it attends to nothing and is written nowhere, or to
-        page 0.
+        `pages` is the pool [pages, K, layers, 2 (key, value), page_size, D]. position, count [S] and page_table [S, P]
+        are as in StepBatch. Rows beyond sum(count) are padding: they attend to nothing, and their keys are written
+        nowhere, or to page 0.
         """
         ...
 
@@ -136,7 +138,7 @@ class Ops(Protocol[P]):
         ...
 
     def capture(self, run: RunLayers[P]) -> RunLayers[P]:
-        """A function that computes the same as `run`. It may record what `run` does and replay it."""
+        """Return a function that computes the same as `run`. It may record the work of `run` and replay it."""
         ...
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
@@ -172,7 +174,8 @@ class Ops(Protocol[P]):
         ...
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """`linear`, for residual [R, outputs] to be added to: None where that is done (mutated), else what to add."""
+        """Compute `linear` for a result that is added to residual [R, outputs]. Returns None if it has been added
+        (residual is mutated), else the result to add."""
         ...
 
     def qk_norm_rope_write(
@@ -185,17 +188,17 @@ class Ops(Protocol[P]):
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """From the fused projection qkv [R, (Q + 2 K) * D]: norm query and key heads where `norm` is given, rotate both
-        (or in the other order)
-        (halves: x1 cos - x2 sin, x2 cos + x1 sin), write keys and values of real rows to `pages` (mutated) of `layer`,
-        and return queries [R, Q * D], not scaled. May mutate qkv."""
+        """From the output qkv [R, (Q + 2 K) * D] of the fused linear layer: norm query and key heads if `norm` is
+        given, and rotate both, before or after the norm. The rotation works on halves: x1 cos - x2 sin, x2 cos + x1
+        sin. Write keys and values of real rows to `pages` (mutated) of `layer`. Return queries [R, Q * D], not scaled.
+        May mutate qkv."""
         ...
 
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        """query [R, Q * D] -> [R, Q * D]. A row at position p sees the positions up to p of its sequence that the rules
-        let it see; scores = softcap(query . key * score_scale). Padding rows are zero."""
+        """Compute attention: query [R, Q * D] -> [R, Q * D]. A row at position p sees the positions up to p of its
+        sequence that the rules allow. scores = softcap(query . key * score_scale). Padding rows are zero."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
@@ -207,13 +210,15 @@ class Ops(Protocol[P]):
         ...
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """[R, H] -> logits [R, V] float32, soft-capped where softcap is not 0."""
+        """Compute logits [R, V] float32 from [R, H], soft-capped if softcap is not 0."""
         ...
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """logits [N, V] -> token ids [N], -1 where a row holds a NaN. See sampling.sampler for the exact definition."""
+        """Sample token ids [N] from logits [N, V]; -1 where a row holds a NaN. sampling.sampler has the exact
+        definition."""
         ...
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """Of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1; None where there are none."""
+        """Compute logprobs of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1; None if there are no
+        such rows."""
         ...

@@ -1,8 +1,9 @@
-"""Measures, on this machine and at this number of threads, when a row of a product depends on how many rows there are.
+"""Measures from how many rows on a row of a GEMM has the same bits for any number of rows, on this machine and with
+this number of threads.
 
-Libraries choose kernels by shape, and kernels add in different orders. On one CPU four rows suffice for a row to keep
-its bits, on another sixteen do; with several threads some split the inner axis of large products by the number of rows.
-So it is asked, not assumed: a fraction of a second at start, then exactness is a fact of this process.
+Libraries choose kernels by shape, and kernels sum in different orders. On one CPU a row keeps its bits from four rows
+on, on another from sixteen. With several threads, some libraries split the inner dimension of large GEMMs by the number
+of rows. So this module measures it, in a fraction of a second at start. Then the results of this process are exact.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ _MOST_ROWS = 256
 _GEMM_ROWS = (16, 48, 128)
 _MOST_GEMM_ROWS = 1024
 _MOST_MULTIPLICATIONS = 1 << 35
-"""Bounds what one product costs to measure; only vocabularies of wide models come near it."""
+"""Limits the cost of measuring one GEMM; only vocabularies of wide models come near this limit."""
 
 
 def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
-    """The least number of query rows from which rows of both attention products keep their bits; None: none known."""
+    """Return the least number of query rows from which rows of both attention GEMMs keep their bits; None: no such
+    number was found."""
     items = 3 * kv_heads
     keys, values = _random(items, 2, tile, head_dim, seed=1).unbind(1)
     query, weights = _random(items, _MOST_ROWS, head_dim, seed=2), _random(items, _MOST_ROWS, tile, seed=3).abs_()
@@ -44,7 +46,7 @@ def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
 def gemm_depends_on_rows(outputs: int, inputs: int) -> bool:
     """Whether rows of x @ weight.T differ between numbers of rows that are multiples of 16.
 
-    One thread never splits the inner axis: nothing is measured then.
+    A single thread never splits the inner dimension, so nothing is measured then.
     """
     if torch.get_num_threads() == 1:
         return False

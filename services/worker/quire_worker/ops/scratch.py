@@ -1,4 +1,4 @@
-"""Memory that is reused from step to step: fresh buffers would be paged in anew each time."""
+"""Memory that is reused from step to step. Fresh buffers would cause page faults in each step."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Scratch:
         self._buffers: dict[str, Tensor] = {}
         self._taken: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.replaced = 0
-        """Buffers that larger ones have replaced so far."""
+        """The number of buffers that larger buffers have replaced so far."""
 
     def buffer(self, name: str, *shape: int) -> Tensor:
-        """Return a contiguous tensor of the shape, with numbers that are left over from before."""
+        """Return a contiguous tensor of the shape. It holds old values."""
         taken = self._taken.get((name, shape))
         if taken is not None:
             return taken
         size = prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            # Zeros, since left-over NaNs in padding would spread.
+            # Zeros, since old NaNs in padding would spread.
             buffer = self._buffers[name] = torch.zeros(size)
             self._taken.clear()
             self.replaced += 1

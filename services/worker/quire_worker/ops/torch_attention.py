@@ -1,8 +1,9 @@
 """Paged attention of the torch reference: online softmax over key tiles at fixed absolute positions.
 
-Every bitwise promise rests on four facts, each held by a test: a row of a batched product depends neither on other
-items nor on how many rows there are, from the number on that `invariance` measures; reductions over a contiguous last
-axis are per row; an element of torch's exp does not depend on where it lies (exp2's and sigmoid's do); exp(0) is 1.
+The bits of a row depend on its sequence alone because of four facts, which tests check. A row of a batched product does
+not depend on the other items, nor on the number of rows, from the number on that `invariance` measures. Reductions over
+a contiguous last axis treat each row by itself. An element of torch's exp does not depend on its place in the tensor
+(exp2's and sigmoid's do). exp(0) is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def paged_attention(
     out = scratch.buffer("attention.out", plan.rows, shape.heads * shape.head_dim)
     out[plan.real_rows :].zero_()
     part = plan.page_size * shape.head_dim
-    # Key parts of this layer: the index of layer 0's, on a view that begins two parts per layer later.
+    # The key parts of this layer: the index of layer 0's key parts, on a view that begins two parts per layer later.
     flat = pages.view(-1, part)[2 * layer :]
     for group in plan.groups:
         result = _attend(_gather_queries(query, group, shape, scratch), flat, group, plan.tile, shape, rules, scratch)
@@ -30,7 +31,8 @@ def paged_attention(
 
 
 def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scratch) -> Tensor:
-    """[sequences * K, rows, D], scaled; rows of a KV head are (token, query head of its group), padding zero."""
+    """Return queries [sequences * K, rows, D], scaled. The rows of a KV head are pairs of a token and a query head of
+    its group. Padding rows are zero."""
     per_kv = shape.heads // shape.kv_heads
     sequences = group.source.numel() // group.tokens
     real = group.tokens * per_kv
@@ -45,7 +47,7 @@ def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scra
 def _attend(
     query: Tensor, flat: Tensor, group: Group, tile_size: int, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
-    """[sequences * K, real rows, D]."""
+    """Return attention results [sequences * K, real rows, D]."""
     per_kv = shape.heads // shape.kv_heads
     real = group.tokens * per_kv
     masks = group_masks(group, rules.window, rules.chunk, tile_size, per_kv)
@@ -63,7 +65,7 @@ def _attend(
         else:
             shrink = torch.cat((before[None], peak[:-1])).sub_(peak).exp_()
             before.copy_(peak[-1])
-        # The one place where tiles meet, in the order of positions, however many of them a block holds.
+        # Tiles are combined only here, in the order of positions, however many of them a block holds.
         part_total, part_result = total[part], result[part]
         for factor, more_total, more_result in zip(shrink.unbind(), sums.unbind(), weighted.unbind(), strict=True):
             part_total.mul_(factor).add_(more_total)
@@ -76,7 +78,7 @@ def _attend(
 
 
 def _position_bias(slopes: Tensor, group: Group, block: Block, tile_size: int, shape: HeadShape) -> Tensor:
-    """[tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block."""
+    """Return [tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block."""
     per_kv = shape.heads // shape.kv_heads
     key = torch.arange(block.begin, block.begin + block.tiles * tile_size).view(block.tiles, 1, 1, 1, tile_size)
     query = torch.from_numpy(group.position[: block.sequences]).repeat_interleave(per_kv, dim=1)[:, block.first_row :]
@@ -96,9 +98,9 @@ def _block(
     real: int,
     scratch: Scratch,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each tile: the largest score so far, the sum of weights and the weighted sum of values.
+    """Return for each tile: the largest score so far, the sum of weights and the weighted sum of values.
 
-    All are [tiles, items, rows, .]; the last is scratch memory.
+    All have the shape [tiles, items, rows, .]; the last is scratch memory.
     """
     items, rows, head_dim = query.shape
     live_rows = real - block.first_row
@@ -117,7 +119,7 @@ def _block(
         by_sequence[:, :, :, :live_rows].add_(bias)
     for mask in masks:
         by_sequence[mask.tile, mask.first :, :, :live_rows].add_(mask.hidden)
-    # A row with nothing to see in a tile keeps what it has: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.
+    # A row that sees nothing in a tile keeps its state: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.
     peak = live.amax(dim=-1, keepdim=True).clamp_(min=LEAST).view(block.tiles, items, live_rows, 1)
     if before is not None:
         torch.maximum(before, peak[0], out=peak[0])

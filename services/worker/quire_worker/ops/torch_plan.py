@@ -1,4 +1,5 @@
-"""A step's attention, planned once for all layers: which sequences go together, over which key tiles, how masked.
+"""Plans the attention of a step for the torch reference, once for all layers: groups of sequences, blocks of key tiles,
+and masks.
 
 Keys are cut into tiles at fixed absolute positions. Sequences that compute equally many rows form a group, with the
 longest sequence first. So the sequences that have keys in a tile are the first ones of the group. If a row must not
@@ -29,7 +30,7 @@ _BLOCK_SCORES = 1 << 16
 
 @dataclass(slots=True)
 class Mask:
-    """What one tile of a block hides."""
+    """The keys that one tile of a block hides."""
 
     tile: int
     """Within the block."""
@@ -41,11 +42,11 @@ class Mask:
 
 @dataclass(slots=True)
 class Block:
-    """Successive key tiles, computed at once, that the same prefix of the group's sequences reaches."""
+    """Successive key tiles that are computed at once. The same first sequences of the group reach all of them."""
 
     sequences: int
     first_row: int
-    """Query rows before it lie before the block's first key in every sequence: nothing to do."""
+    """Query rows before this one lie before the block's first key in every sequence, so they are skipped."""
     index: Tensor
     """[tiles * sequences * K * 2 (key, value) * pages per tile] int64: page parts of layer 0 in the flat pool."""
     begin: int
@@ -74,7 +75,7 @@ class Group:
 
 @dataclass(slots=True)
 class TorchPlan:
-    """What the torch reference needs of a step."""
+    """The plan of a step for the torch reference."""
 
     rows: int
     real_rows: int
@@ -89,7 +90,7 @@ class TorchPlan:
     """Cosines and sines of the rows, by the address of their table; filled by the first layer that uses it."""
 
     def rotate_by(self, rope: RopeTables) -> tuple[Tensor, Tensor]:
-        """The rows' cosines and sines out of tables [positions, dim]: computed once for each."""
+        """Return the rows' cosines and sines out of tables [positions, dim]. They are computed once for each table."""
         table = rope.cos.data_ptr()
         if table not in self.rotations:
             row = self.position if rope.stride else torch.zeros_like(self.position)
@@ -108,7 +109,7 @@ def plan_step(
     tile: int,
     row_tile: int,
 ) -> TorchPlan:
-    """See `Ops.plan`; `tile` keys per tile (a multiple of the page size), query rows padded to `row_tile`."""
+    """See `Ops.plan`. A tile has `tile` keys (a multiple of the page size); query rows are padded to `row_tile`."""
     _, kv_heads, layers, _, page_size, _ = pages.shape
     real_rows = int(count.sum())
     first_row = np.cumsum(count) - count
@@ -164,7 +165,7 @@ class _Planner:
         width = min(page.size, self.page_table.shape[1])
         table = np.zeros((members.size, page.size), np.int64)
         table[:, :width] = self.page_table[members, :width]
-        # Pages behind a sequence's last token are granted but may be stale: read the dummy page instead.
+        # Pages after a sequence's last token are allocated but may be stale, so the dummy page is read instead.
         table[page[None, :] * self.page_size >= end[:, None]] = 0
         heads = np.arange(self.kv_heads)[None, :, None]
         parts = (table[:, None, :] * self.kv_heads + heads) * (self.layers * 2)
@@ -172,7 +173,7 @@ class _Planner:
         blocks = []
         for at, count, reached in self._runs(end, tiles, rows):
             key = parts[:reached, :, at : at + count]
-            # Keys and values of an item side by side: they lie side by side in the pool too, and memory likes that.
+            # Keys and values of an item lie side by side, as in the pool, which makes reads faster.
             both = np.concatenate((key, key + 1), axis=3)
             index = torch.from_numpy(both.transpose(2, 0, 1, 3, 4).reshape(-1))
             begin = at * self.tile
@@ -181,7 +182,7 @@ class _Planner:
         return blocks
 
     def _runs(self, end: Int32, tiles: int, rows: int) -> list[tuple[int, int, int]]:
-        """(first tile, number of tiles, sequences that reach them) of each block."""
+        """Return (first tile, number of tiles, number of sequences that reach them) for each block."""
         reached = np.count_nonzero(end[None, :] > np.arange(tiles)[:, None] * self.tile, axis=1).tolist()
         runs: list[tuple[int, int, int]] = []
         for at, sequences in enumerate(reached):
@@ -194,7 +195,8 @@ class _Planner:
 
 
 def group_masks(group: Group, window: int, chunk: int, tile: int, heads_per_kv: int) -> list[list[Mask]]:
-    """Masks of a group's blocks under a window or chunks (0: none); computed once per step for each."""
+    """Return the masks of a group's blocks under a window or chunks (0: none). They are computed once per step for
+    each."""
     if (window, chunk) not in group.masks:
         group.masks[window, chunk] = [
             [

@@ -1,7 +1,7 @@
 """The torch reference of `Ops`: float32, on the CPU, batch-invariant to the bit.
 
-Activations are spelled out in operations that give every element the same bits wherever it lies in a tensor: torch's
-own silu and sigmoid compute the ends of a buffer with a different exp than its middle.
+Activations use operations that give an element the same bits wherever it lies in a tensor. torch's own silu and sigmoid
+compute the ends of a buffer with another exp than its middle.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from quire_worker.sampling.sampler import sample
 
 ROW_MULTIPLE: Final = 16
 _KEYS_PER_TILE: Final = 64
-# Threads may divide the rows of a single product among themselves: leave each enough.
+# Threads may divide the rows of one GEMM among themselves, so each thread needs enough rows.
 _SPLIT_ROWS: Final = 16
 _GELU_SCALE: Final = math.sqrt(2.0 / math.pi)
 
 
 class TorchOps:
-    """Implements `Ops`. One object per model; its scratch memory makes it a single thread's.
+    """Implements `Ops`. A model has one object, and its scratch memory allows only one thread.
 
-    What keeps a row's bits apart from its company is measured when the object is made, at the number of torch threads
-    that is set then; it must not change after.
+    The constructor measures what makes a row's bits independent of other rows, for the number of torch threads that is
+    set then. This number must not change afterwards.
     """
 
     row_multiple = ROW_MULTIPLE
@@ -48,13 +48,13 @@ class TorchOps:
         self._tile = page_size * max(1, _KEYS_PER_TILE // page_size)
         row_tile = attention_row_tile(shape.head_dim, self._tile, shape.kv_heads)
         self.batch_invariant = row_tile is not None
-        """False on a machine whose batched products depend on their rows in every way tried."""
+        """False on a machine whose batched products depend on the number of rows in every variant that was tried."""
         self._row_tile = max(row_tile or ROW_TILES[-1], _SPLIT_ROWS if torch.get_num_threads() > 1 else 0)
         self._in_blocks: dict[tuple[int, int], bool] = {}
         self._scratch = Scratch()
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """Measure products of the weight's shape now rather than at their first use."""
+        """Measure GEMMs of the weight's shape now rather than at their first use."""
         shape = weight.outputs, weight.inputs
         if shape not in self._in_blocks:
             self._in_blocks[shape] = gemm_depends_on_rows(*shape)
@@ -120,7 +120,7 @@ class TorchOps:
             return self._gemm(x, weight, bias)
         if not in_blocks:
             return functional.linear(x, weight, bias)
-        # The same number of rows each time leaves nothing to depend on.
+        # The number of rows is the same each time, so results cannot depend on it.
         return torch.cat([functional.linear(rows, weight, bias) for rows in torch.split(x, ROW_MULTIPLE)])
 
     def qk_norm_rope_write(
@@ -162,7 +162,7 @@ class TorchOps:
         return paged_attention(query, pages, layer, plan, shape, rules, self._scratch)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        """The norm that follows adds it."""
+        """The norm that follows adds the result."""
         return self.linear(x, weight)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:

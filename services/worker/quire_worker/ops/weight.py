@@ -1,4 +1,5 @@
-"""The kinds of weight that `ops.linear` takes. A weight says how it is stored; an implementation, how it is used."""
+"""The kinds of weight that `ops.linear` takes. A weight says how it is stored, and an implementation decides how to use
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from quire_worker.weights.gguf.dequantize import dequantize
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
-    """Stored as it is computed with."""
+    """A weight that is stored in the compute type."""
 
     data: Tensor
     """[outputs, inputs]."""
@@ -41,7 +42,7 @@ class DenseWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of one tensor, as its file has them."""
+    """Rows of one tensor, in the format of its file."""
 
     kind: BlockKind
     data: Tensor
@@ -60,8 +61,8 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """One or more tensors as their files have them, stacked along the outputs. An implementation makes of it what it
-    computes with: see `Ops.prepare`."""
+    """One or more tensors in the format of their files, stacked along the outputs. An implementation converts them to
+    its own format: see `Ops.prepare`."""
 
     parts: tuple[StoredRows, ...]
     bias: Tensor | None = None
@@ -83,7 +84,7 @@ class StoredWeight:
         return sum(part.data.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
     def dense(self) -> DenseWeight:
-        """Its values in float32."""
+        """Return the weight's values in float32."""
         return DenseWeight(torch.cat([part.values() for part in self.parts]), self.bias)
 
 

@@ -1,7 +1,8 @@
-"""The paced worker's pure answer: what a sequence gets when nothing disturbs it. Plain integers, no pages, no batches.
+"""The answer of the paced worker as a pure function: the tokens of a sequence that nothing disturbs. It uses plain
+integers, and no pages or batches.
 
-Tests and benchmarks compare the tokens of real processes with it: a wrong page, a broken fence or a wrong token that
-was fed back gives other tokens than these.
+Tests and benchmarks compare the tokens of real processes with this answer. A wrong page, a broken fence or a wrong
+token that was fed back leads to other tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PacedAnswer:
-    """The output tokens, those given as emitted before not repeated, and why they end."""
+    """The output tokens, without those that were emitted before, and the finish reason."""
 
     tokens: list[int]
     finish: Finish
@@ -67,9 +68,9 @@ def paced_tokens(
     processors: LogitsProcessors = _NO_PROCESSORS,
     grammar: Callable[[list[int]], TokenMask] | None = None,
 ) -> PacedAnswer:
-    """Compute the output that the made-up model gives a sequence if nothing disturbs it. `output_ids` were emitted
-    before a migration: they count as output and are not repeated. `max_model_len` 0: that of the facts. `grammar`
-    returns the mask behind the output tokens that it gets."""
+    """Compute the output of the made-up model for a sequence that nothing disturbs. `output_ids` were emitted before a
+    migration: they count as output and are not repeated. `max_model_len` 0: the length of the facts. `grammar` returns
+    the mask that follows the given output tokens."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()
     for place, token in enumerate(prompt + before):
@@ -109,8 +110,8 @@ def paced_tokens(
 def forbidden(
     controls: LogitsState | None, vocab_size: int, blocked: Int32 = NO_IDS, mask: TokenMask | None = None
 ) -> NDArray[np.bool_]:
-    """For each token id, whether it may not be sampled: it is in `blocked`, the grammar's mask forbids it, or the
-    request's controls would lower its logit. The made-up model has no logits to lower, so it never draws such a
+    """For each token id, return whether it may not be sampled: it is in `blocked`, the grammar's mask forbids it, or
+    the request's controls would lower its logit. The made-up model has no logits to lower, so it never samples such a
     token."""
     blocked = blocked[(blocked >= 0) & (blocked < vocab_size)]  # a stop id may be one that the model does not have
     if mask is not None:
@@ -140,7 +141,7 @@ def _extend(states: list[int], token: int, place: int) -> None:
 
 
 def _key(sampling: Sampling) -> int:
-    """A hash of seed and sample number, which varies the tokens; 0 if the sequence is greedy."""
+    """Hash the seed and the sample index to a key that varies the tokens; 0 if the sequence is greedy."""
     if sampling.temperature < GREEDY_BELOW:
         return 0
     key = ((sampling.sample * SAMPLE_FACTOR + sampling.seed) * FIRST_MIX) & MASK

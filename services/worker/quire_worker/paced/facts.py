@@ -1,4 +1,5 @@
-"""PacedFacts: what the made-up model says of itself, by default or from a model folder's JSON files."""
+"""PacedFacts: the facts of the made-up model (sizes, end tokens), by default or from the JSON files of a model
+folder."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ARCHITECTURE = "PacedForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class PacedFacts:
-    """All that tokens depend on beside the sequence itself."""
+    """All values that the tokens depend on, apart from the sequence itself."""
 
     vocab_size: int = 32_000
     eos_token_ids: tuple[int, ...] = (2,)
@@ -25,8 +26,8 @@ class PacedFacts:
 
     @property
     def digest(self) -> bytes:
-        """Digest of all facts that change tokens; replicas with the same digest give the same answers. The context
-        length changes no token and is left out."""
+        """Return a digest of all facts that change tokens. Replicas with the same digest give the same answers. The
+        digest leaves out the context length, which changes no token."""
         canonical = json.dumps([ARCHITECTURE, self.vocab_size, self.eos_token_ids])
         return hashlib.sha256(canonical.encode()).digest()[:16]
 

@@ -1,6 +1,6 @@
-"""Faults on request: what `--paced-fault NAME@STEP` may name, and what those of a step do.
+"""Faults that a test can order: the values of `--paced-fault NAME@STEP`, and their effects on a step.
 
-Steps count from 1 over the life of the process, whatever schedulers come and go.
+Steps count from 1 over the life of the process, for all schedulers that connect.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ EXIT_DIED = 70
 
 @dataclass(slots=True)
 class StepEffect:
-    """What faults do to one step."""
+    """The effects of faults on one step."""
 
     extra_ms: float = 0.0
     damaged: bool = False
-    """The first sequence that yields a token has a NaN instead."""
+    """The first sequence that yields a token gets a NaN instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _nan(fault: Fault, effect: StepEffect) -> None:
 
 
 STEP_FAULTS: dict[str, Callable[[Fault, StepEffect], None]] = {"die": _die, "hang": _hang, "nan": _nan, "slow": _slow}
-# Of Reports, from the step on: faulty_servicer has what they do.
+# These faults change Reports from the step on; faulty_servicer implements them.
 SILENT, WRONG_EPOCH = "silent", "wrong-epoch"
 REPORT_FAULTS = (SILENT, WRONG_EPOCH)
 _WITH_VALUE = ("slow",)
@@ -72,7 +72,7 @@ class StepFaults:
         self._faults = [fault for fault in faults if fault.name in STEP_FAULTS]
 
     def strike(self, step: int) -> StepEffect | None:
-        """Carry out the faults of this step, and return how they change it; None: the step has no fault. Does not
+        """Carry out the faults of this step, and return their effect on the step; None: the step has no fault. Does not
         return if a fault hangs or ends the process."""
         due = [fault for fault in self._faults if fault.step == step]
         if not due:

@@ -1,4 +1,5 @@
-"""FaultyServicer: a Worker servicer whose Reports go wrong from a step on. All else is the real servicer's."""
+"""FaultyServicer: a Worker servicer that sends wrong Reports from a step on. In all other respects it is the real
+servicer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FaultyServicer(WorkerServicer):
-    """Heartbeats go wrong too, once a step has."""
+    """From that step on, heartbeats are wrong too."""
 
     def __init__(
         self, watch: LoadWatch, replica: Callable[[], Replica | None], names: tuple[str, ...], faults: Sequence[Fault]
@@ -32,7 +33,8 @@ class FaultyServicer(WorkerServicer):
     def Run(
         self, request_iterator: Iterator[worker_pb2.Grant], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.Report]:
-        """The real servicer's Run, whose Reports are changed or withheld as the faults say. The hello always passes."""
+        """Run the real servicer's Run, and change or withhold its Reports as the faults say. The hello always
+        passes."""
         for report in super().Run(request_iterator, context):
             if report.HasField("hello") or self._spoil(report):
                 yield report

@@ -1,13 +1,13 @@
-"""The made-up model's arithmetic, over uint64 arrays that wrap around.
+"""The arithmetic of the made-up model, over uint64 arrays that wrap around.
 
-    S_p = S_{p-1} + h(token_p, p)      the KV of position p: 8 bytes that depend on every token up to p, in its place
-    q   = probe of S_{n-1}             an earlier position, so that every page of the prefix is looked at now and then
-    x   = mix(S_{n-1}, S_q, n, key)    what the token at index n is sampled by
+    S_p = S_{p-1} + h(token_p, p)      the KV of position p: 8 bytes that depend on every token up to p and its position
+    q   = probe of S_{n-1}             an earlier position, so that every page of the prefix is read now and then
+    x   = mix(S_{n-1}, S_q, n, key)    the random number that decides the token at index n
     token = x scaled to the vocabulary
 
-`key` is 0 for greedy sequences, else made of seed and sample index. A token that is blocked is replaced by the next of
-the same chain; where a grammar says which tokens are allowed, x is scaled to these. Knows nothing of pages or batches;
-`answer` has the same in plain integers, and tests compare the two.
+`key` is 0 for greedy sequences, else made of seed and sample index. A blocked token is replaced by the next token of
+the same chain. If a grammar says which tokens are allowed, x is scaled to these tokens. This module knows nothing of
+pages or batches. `answer` has the same arithmetic in plain integers, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROBE_FACTOR = 0xAEF17502108EF2D9
 SAMPLE_FACTOR = 0x8CB92BA72F3D8DD7
 FIRST_MIX = 0xBF58476D1CE4E5B9
 SECOND_MIX = 0x94D049BB133111EB
-# Tries before a sequence whose stop ids are nearly the whole vocabulary gets the lowest id that is left.
+# The number of tries. A sequence whose stop ids are nearly the whole vocabulary then gets the lowest id that is left.
 RESAMPLES = 64
 
 _TOKEN, _PLACE, _PROBE, _SAMPLE, _FIRST, _SECOND = (
@@ -57,7 +57,7 @@ def probes(state: UInt64, length: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[np.uint32]) -> UInt64:
-    """The random key of each sequence, from seed and sample index; 0 where the sequence is greedy."""
+    """Return the random key of each sequence, from its seed and its sample index; 0 if the sequence is greedy."""
     key = sample_index.astype(np.uint64) * _SAMPLE
     key += seed
     key *= _FIRST
@@ -67,8 +67,8 @@ def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[n
 
 
 def random_numbers(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
-    """The number x that decides each sequence's next token, from its last state, the probed state, its length and its
-    key."""
+    """Return the random number x that decides each sequence's next token. It depends on the last state, the probed
+    state, the length and the key of the sequence."""
     x = probe * _PROBE
     x += state
     x += length.view(np.uint64) * _PLACE
@@ -90,15 +90,15 @@ def token_of(x: int, vocab_size: int) -> int:
 
 
 def mix(x: int) -> int:
-    """The mixing function on one plain integer."""
+    """Apply the mixing function to one plain integer."""
     x = ((x ^ (x >> 32)) * FIRST_MIX) & MASK
     x = ((x ^ (x >> 29)) * SECOND_MIX) & MASK
     return x ^ (x >> 32)
 
 
 def resample(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
-    """Mix x again until its token is not blocked; returns x and the token. After REDRAWS tries the token is the lowest
-    id that is not blocked. `blocked` has an item for each id."""
+    """Mix x again until its token is not blocked. Returns x and the token. After RESAMPLES tries the token is the
+    lowest id that is not blocked. `blocked` has an item for each id."""
     token = token_of(x, len(blocked))
     for _ in range(RESAMPLES):
         if not blocked[token]:
@@ -109,14 +109,14 @@ def resample(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def choose(x: int, blocked: NDArray[np.bool_]) -> int:
-    """Scale x to one of the tokens that are not blocked; -1 if all are. For rows whose grammar leaves few tokens, which
-    `redraw` would rarely find."""
+    """Scale x to one of the tokens that are not blocked; -1 if all are. This is for rows whose grammar allows few
+    tokens, which `resample` would rarely find."""
     ids = np.flatnonzero(~blocked)
     return int(ids[token_of(x, len(ids))]) if len(ids) else -1
 
 
 def _mix(x: NDArray[Any]) -> UInt64:
-    """The mixing function on an array, in place."""
+    """Apply the mixing function to an array, in place."""
     x ^= x >> _32
     x *= _FIRST
     x ^= x >> _29

@@ -1,8 +1,9 @@
-"""Pacer: makes steps last as long as they are said to, on an absolute schedule, so that late wake-ups do not add up.
+"""Pacer: makes each step last its configured time. It follows an absolute schedule, so that late wake-ups do not add
+up.
 
-A step ends one step time after it was launched, or after the step before it ended, whichever is later: what a device
-does with a queue of launches. Whoever launches in time keeps it busy without a gap; whoever waits for an end first pays
-the whole way to the next launch.
+A step ends one step time after it was launched, or after the step before it ended, whichever is later. A device behaves
+in the same way with a queue of launches. A caller that launches in time keeps the pacer busy without a gap. A caller
+that first waits for the end of a step loses the time from this end to its next launch.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Sleeps end about this much late; the rest is waited for in naps that give way to other threads.
+# A sleep ends about this much too late. The rest of the wait is short sleeps that let other threads run.
 _MARGIN_NS = 30_000
 _PR_SET_TIMERSLACK = 29
 
 
 class Pacer:
-    """Belongs to the one thread that runs steps."""
+    """The pacer belongs to the one thread that runs steps."""
 
     def __init__(
         self, clock_ns: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep
@@ -39,7 +40,7 @@ class Pacer:
         return self._end_ns
 
     def wait_until(self, deadline_ns: int) -> None:
-        """Return at the deadline, or at once where it has passed."""
+        """Return at the deadline, or at once if it has passed."""
         self._sharpen()
         while (left := deadline_ns - self._clock_ns()) > 0:
             self._sleep((left - _MARGIN_NS) / 1e9 if left > _MARGIN_NS else 0.0)

@@ -15,7 +15,8 @@ BYTES_PER_TOKEN = 8
 
 
 class PageArray:
-    """`states` by place in the pool, page * page_size + offset: for the runner. As bytes, page by page: for moves."""
+    """Pages as two views of one array. `states` has an item for each place in the pool, page * page_size + offset, for
+    the runner. Page moves read and write pages as bytes."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2:
@@ -31,7 +32,7 @@ class PageArray:
         self._bytes = self.states.view(np.uint8).data
 
     def read_page(self, page: int, /) -> memoryview:
-        """A read-only view of the live page, not a copy."""
+        """Return a read-only view of the live page, not a copy."""
         return self._view(page).toreadonly()
 
     def write_page(self, page: int, data: bytes | memoryview, /) -> None:
@@ -47,7 +48,7 @@ class PageArray:
         self._view(page)[:] = source
 
     def _view(self, page: int) -> memoryview:
-        """A writable view of a page's bytes; raises InvalidArgument for a page outside the pool."""
+        """Return a writable view of a page's bytes. Raises InvalidArgument for a page outside the pool."""
         if not 0 <= page < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."

@@ -1,4 +1,5 @@
-"""RandomYields: makes rows keep no token, one or several at random, without changing the model's answers.
+"""RandomYields: makes rows of the paced worker yield no token, one token or several tokens at random. The answers of
+the model stay the same.
 
 Tests use it to check code that counts tokens. The model itself proposes the drafts, and a random part of them is
 replaced with wrong tokens. Some sequences are held at random. The sampled tokens depend on neither.
@@ -42,8 +43,8 @@ class RandomYields:
         self._rng = np.random.default_rng(seed)
 
     def propose(self, batch: StepBatch) -> Int32:
-        """The model's own next tokens, some of them replaced with wrong ones. After a wrong token, the next drafts are
-        the tokens that the model would sample after it."""
+        """Propose the model's own next tokens, and replace some of them with wrong tokens. After a wrong token, the
+        next drafts are the tokens that the model would sample after it."""
         proposed = np.zeros((len(batch.drafts), int(batch.drafts.max(initial=0))), np.int32)
         first = np.cumsum(batch.count) - batch.count
         token, position = batch.token[first].copy(), batch.position.copy()
@@ -57,13 +58,13 @@ class RandomYields:
         return proposed
 
     def held(self, batch: StepBatch) -> Bool:
-        """A random choice of sequences."""
+        """Return a random choice of sequences to hold."""
         held: Bool = self._rng.random(len(batch.count)) < self._odds.held
         return held
 
 
 def _one_row_each(batch: StepBatch, sequences: NDArray[np.intp], token: Int64, position: Int32) -> StepBatch:
-    """A step of these sequences, each with one token at one position, which samples the next token."""
+    """Return a step in which each of these sequences has one token at one position, and samples the next token."""
     chosen = select_sequences(batch, sequences.tolist())
     return dataclasses.replace(
         chosen,

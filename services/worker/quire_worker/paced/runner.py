@@ -1,8 +1,9 @@
-"""PacedRunner: a Runner whose steps take a given time and whose tokens depend on the whole prefix, through the pages.
+"""PacedRunner: a Runner whose steps take a given time, and whose tokens depend on the whole prefix through the pages.
 
-See `hashing` for the model and `answer` for its pure form. What is written at a position is read again from the page
-that the step's table names, so tokens tell of every mistake in paging and in what was fed back. Limits on which tokens
-may be sampled change nothing here: there are no logits. Logit controls forbid tokens that they would make less likely.
+`hashing` describes the model, and `answer` computes its answers without pages. The runner reads the KV of a position
+again from the page that the step's table names. So a mistake in paging or in the tokens that are fed back changes the
+answer. Sampling limits such as top_p change nothing, because there are no logits. Logit controls forbid the tokens
+whose logits they would lower.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NO_FAULTS = StepFaults()
 
 
 class _Sampled(NamedTuple):
-    """A step's draws, the numbers that they were drawn by, and the tokens."""
+    """The samples of a step: their places, the random numbers that decided them, and the tokens."""
 
     where: StepSamples
     x: UInt64
@@ -42,7 +43,8 @@ class _Sampled(NamedTuple):
 
 
 class PacedRunner:
-    """`step_ms` for every step, and `prefill_us_per_token` more for each prompt token in it; 0 and 0 take no time."""
+    """A step takes `step_ms`, and `prefill_us_per_token` more for each prompt token in it. With 0 and 0, steps take no
+    time."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class PacedRunner:
         return StepOutput(token, logprobs, timing, held=held)
 
     def _compute(self, batch: StepBatch) -> _Sampled:
-        """Write the KV of all rows, and sample all tokens. Those of rows with grammars are drawn again by their masks,
-        as late as a model would."""
+        """Write the KV of all rows, and sample all tokens. Rows with grammars sample again by their masks later, as
+        late as a real model would."""
         state, where = self._advance(batch), samples_of(batch)
         sampled, length = where.sequence, where.sample_position
         last = state[where.row]
@@ -122,7 +124,7 @@ class PacedRunner:
             samples.token[row] = DAMAGED
 
     def _advance(self, batch: StepBatch) -> UInt64:
-        """Write the KV of all rows to the pool; returns it."""
+        """Write the KV of all rows to the pool, and return it."""
         first_place = batch.position.astype(np.int64)
         sequences: IntP = np.arange(len(first_place))
         before = self._before(batch.page_table, sequences, first_place)
@@ -142,13 +144,13 @@ class PacedRunner:
         return total
 
     def _before(self, table: Int32, sequences: IntP, place: Int64) -> UInt64:
-        """The KV of the position before each `place`; 0 at a sequence's start."""
+        """Return the KV of the position before each `place`; 0 at the start of a sequence."""
         before = self.pages.states[self._places(table, sequences, np.maximum(place - 1, 0))]
         before[place == 0] = 0
         return before
 
     def _places(self, table: Int32, sequences: IntP, place: Int64) -> Int64:
-        """Look up positions of sequences in their page tables; returns their indices into the pool."""
+        """Look up positions of sequences in their page tables. Returns their indices into the pool."""
         size = self.pages.page_size
         page = place // size
         return table[sequences, page] * size + (place - page * size)

@@ -1,4 +1,4 @@
-"""From the configuration to a paced ServedModel: in the place of `model_source`, with nothing to load."""
+"""Makes a paced ServedModel from the configuration. It replaces `model_source`, and loads no weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from quire_worker.config import WorkerConfig
 
-# Half a million tokens of KV.
+# The default pool: half a million tokens of KV.
 DEFAULT_PAGES = 32_768
-# With --paced-yields.
+# The odds of `--paced-yields`.
 YIELDS_ROW_TOKENS = 4
 _DTYPE, _LAYOUT = "uint64", "token"
 _CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thinking_token_budget", "batch_invariant")
@@ -69,7 +69,8 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
 
 
 def _num_pages(config: WorkerConfig) -> int:
-    """Number of KV pages, page 0 included: from --paced-pages, else from --kv-cache-memory-bytes, else the default."""
+    """Return the number of KV pages, page 0 included: from --paced-pages, else from --kv-cache-memory-bytes, else the
+    default."""
     if config.paced_pages:
         return config.paced_pages + 1
     if config.kv_cache_memory_bytes:

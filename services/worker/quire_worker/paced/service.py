@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PacedService(WorkerService):
-    """All but the model and the faults is the real service."""
+    """The real service, apart from its model and its faults."""
 
     def __init__(self, config: WorkerConfig, bound: BoundServer) -> None:
         super().__init__(config, bound, load_paced)

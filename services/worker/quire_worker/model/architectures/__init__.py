@@ -50,7 +50,7 @@ def has_family(config: ConfigFile) -> bool:
 
 
 def find_family(config: ConfigFile) -> tuple[str, Family]:
-    """The first of the config's architectures that is supported, with its family."""
+    """Return the first of the config's architectures that is supported, with its family."""
     wanted = config.texts("architectures")
     for name in wanted:
         if name in FAMILIES:

@@ -1,4 +1,4 @@
-"""What the config.json files of several families have in common, and their usual tensor names."""
+"""The fields and tensor names that the config.json files of several families share."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _MOST_HEADS, _MOST_HEAD_DIM = 1 << 12, 1 << 14
 
 
 def tensor_names(model: Mapping[str, str], layer: str, parts: Mapping[str, str]) -> Mapping[str, str]:
-    """Names of tensors by role. `model`, `parts`: role without `.weight` or `.bias` -> name without it; names of
-    `parts` are below `layer`, in which {layer} is the layer's index."""
+    """Return the names of tensors by role. `model` and `parts` map a role without `.weight` or `.bias` to a name
+    without it. Names of `parts` are below `layer`, in which {layer} is the layer's index."""
     every = {**model, **{role: f"{layer}.{name}" for role, name in parts.items()}}
     return MappingProxyType(
         {f"{role}.{kind}": f"{name}.{kind}" for role, name in every.items() for kind in ("weight", "bias")}
@@ -70,13 +70,13 @@ USUAL_NAMES: Final = tensor_names(USUAL_MODEL, USUAL_LAYER, USUAL_PARTS)
 
 
 def usual_names(**parts: str) -> Mapping[str, str]:
-    """The usual names, with other names for some parts of a layer."""
+    """Return the usual names, with other names for some parts of a layer."""
     return tensor_names(USUAL_MODEL, USUAL_LAYER, {**USUAL_PARTS, **parts})
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that every family's config.json gives, under the same names or names of its own."""
+    """Sizes that every family's config.json gives, under the usual names or under the family's own names."""
 
     vocab_size: int
     hidden_size: int
@@ -89,11 +89,11 @@ class Sizes:
     norm_eps: float
 
     def attention(self, **choices: Any) -> Attention:
-        """Attention of these sizes; `choices`: its other fields."""
+        """Make attention of these sizes; `choices` are its other fields."""
         return Attention(self.heads, self.kv_heads, self.head_dim, **choices)
 
     def arch_spec(self, architecture: str, layers: tuple[LayerSpec, ...], **choices: Any) -> ArchSpec:
-        """A model of these sizes and layers; `choices`: its other fields."""
+        """Make the spec of a model with these sizes and layers; `choices` are its other fields."""
         norm = choices.pop("norm", NormSpec(self.norm_eps))
         return ArchSpec(architecture, self.vocab_size, self.hidden_size, layers, self.max_positions, norm, **choices)
 
@@ -101,8 +101,9 @@ class Sizes:
 def read_sizes(
     config: ConfigFile, *, head_dim: int = 0, inner: int = 0, eps: str = RMS_EPS, default_eps: float = 1e-6
 ) -> Sizes:
-    """Read and cross-check the sizes. `head_dim`, `inner`: where config.json does not say; 0 stands for hidden_size /
-    heads, as a null `head_dim` does, and for an error. `eps`: the field of the norms' epsilon."""
+    """Read and check the sizes. `head_dim` and `inner` are used if config.json does not give them. `head_dim` 0 stands
+    for hidden_size / heads, as a null field does; `inner` 0 makes a missing field an error. `eps` is the name of the
+    field with the norms' epsilon."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", maximum=_MOST_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads, nullable=True)
     if not config.has("head_dim") and not head_dim and hidden % heads:
@@ -130,7 +131,7 @@ def read_sizes(
 
 
 def read_activation(config: ConfigFile, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """The feed-forward block's activation. Raises Unsupported."""
+    """Read the activation of the feed-forward block. Raises Unsupported."""
     name = config.text(key, default)
     if name not in _ACTIVATIONS:
         raise Unsupported(
@@ -142,10 +143,10 @@ def read_activation(config: ConfigFile, key: str = "hidden_act", default: str = 
 
 
 def read_dense(config: ConfigFile, sizes: Sizes, *, gated: bool = True, bias: bool = False) -> Dense:
-    """The feed-forward block of all layers."""
+    """Read the feed-forward block of all layers."""
     return Dense(sizes.intermediate_size, read_activation(config), gated=gated, bias=bias)
 
 
 def is_tied(config: ConfigFile, *, default: bool = False) -> bool:
-    """Whether the embedding is the output head too."""
+    """Whether the embedding is also the weight of the output head."""
     return config.flag("tie_word_embeddings", default)

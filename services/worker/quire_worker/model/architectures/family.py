@@ -1,4 +1,5 @@
-"""What a model family is to the worker: the architectures that it answers to, a spec builder and a name map."""
+"""Family: the worker's description of a model family, with the architecture names that it supports, a spec builder and
+a map of tensor names."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from quire_worker.model.config_file import ConfigFile
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One entry of the registry. Adding a family takes one of these and nothing else."""
+    """One entry of the registry. To add a family, add one of these."""
 
     architectures: tuple[str, ...]
     """Values of config.json's `architectures`."""
@@ -46,19 +47,20 @@ class Family:
     """Well-known models of the family, for the documentation."""
 
     def adapt(self, config: ConfigFile) -> ConfigFile:
-        """The config with the family's own names of fields replaced by the usual ones, and its defaults."""
+        """Return the config with the usual names in place of the family's own field names, and with the family's
+        defaults."""
         return config.adapted(self.renamed, self.defaults)
 
     def of(self, config: ConfigFile) -> Family:
-        """The family with the name map of one model's config."""
+        """Return the family with the name map of one model's config."""
         return self if self.names_for is None else replace(self, names=self.names_for(config))
 
     def in_checkpoint(self, names: Collection[str]) -> Family:
-        """The family with the names of a checkpoint that may leave out the prefix."""
+        """Return the family with the names of a checkpoint that may leave out the prefix."""
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
         return replace(self, names={role: name.removeprefix(self.prefix) for role, name in self.names.items()})
 
     def tensor_name(self, role: str, layer: int) -> str:
-        """The name of a parameter's tensor in the checkpoint."""
+        """Return the name of a parameter's tensor in the checkpoint."""
         return self.names[role].format(layer=layer)

@@ -1,7 +1,7 @@
-"""The map of a family's tensors and metadata in GGUF files, beside the family's map of safetensors.
+"""The map of a family's tensors and metadata in GGUF files. The family has another map for safetensors.
 
-The names are those of llama.cpp: its gguf package has the same tables. A map knows nothing of files: `weights.gguf`
-reads them by it.
+The names are those of llama.cpp, whose gguf package has the same tables. A map knows nothing of files; `weights.gguf`
+uses the map to read them.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class GgufMap:
     """If two families share an architecture: a key that only this family's files have."""
 
     def as_stored(self, spec: ArchSpec) -> ArchSpec:
-        """The spec of the same model with the weights as GGUF files have them: the converter adds the offset of norm
-        weights, and may reorder rows for RoPE."""
+        """Return the spec of the same model for weights as GGUF files store them. The converter of GGUF files adds the
+        offset of norm weights, and may reorder rows for RoPE."""
         layers = tuple(self._stored_layer(layer) for layer in spec.layers)
         return replace(spec, norm=replace(spec.norm, weight_offset=0.0), layers=layers)
 
@@ -94,7 +94,7 @@ class GgufMap:
         return replace(layer, mixer=replace(layer.mixer, rope=replace(rope, interleaved=True)))
 
     def tensor_name(self, role: str, layer: int, found: Collection[str]) -> str:
-        """The name of a parameter's tensor, in a file that has the tensors `found`."""
+        """Return the name of a parameter's tensor in a file that has the tensors `found`."""
         part, _, kind = role.rpartition(".")
         names = _MODEL.get(part) or tuple(f"blk.{layer}.{name}" for name in {**_LAYER, **self.parts}[part])
         return next((f"{name}.{kind}" for name in names if f"{name}.{kind}" in found), f"{names[0]}.{kind}")

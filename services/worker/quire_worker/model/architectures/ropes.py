@@ -33,8 +33,8 @@ _OLD_NAMES: Final = {"su": "longrope"}
 def read_rope(
     config: ConfigFile, head_dim: int, *, layer_type: str = "", interleaved: bool = False, theta: float = 10000.0
 ) -> RopeSpec:
-    """RoPE from `rope_parameters` (new) or from `rope_theta` and `rope_scaling` (old). `layer_type`: of the layers that
-    are meant, where the section may have one RoPE for each type. `theta`: the base where the file names none."""
+    """Read the RoPE from `rope_parameters` (new files) or from `rope_theta` and `rope_scaling` (old files). If the
+    section has a RoPE for each type of layer, `layer_type` selects one. `theta` is the base if the file names none."""
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name) or ConfigFile({}, config.source)
     if layer_type and isinstance(section.fields.get(layer_type), dict):
@@ -60,7 +60,7 @@ def read_rope(
 
 
 def read_base(config: ConfigFile, section: ConfigFile, default: float) -> float:
-    """The base of a RoPE's frequencies, from its section or from the config."""
+    """Read the base of a RoPE's frequencies, from its section or from the config."""
     config.note_read("rope_theta")
     return section.number("rope_theta") if section.has("rope_theta") else config.number("rope_theta", default)
 
@@ -158,7 +158,8 @@ _READERS: Final[dict[str, Callable[[ConfigFile, ConfigFile, RopeSpec], RopeSpec]
 
 
 def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
-    """Raise Unsupported for a key of the section that its kind does not read, and for two values of one thing."""
+    """Raise Unsupported for a key of the section that this kind of RoPE does not read, and if two keys give different
+    values of one setting."""
     for key, value in section.fields.items():
         if value is not None and key not in KEYS[kind]:
             raise refused(section, key, f"more than the RoPE variant {kind!r} has")
@@ -175,7 +176,8 @@ def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -
 
 
 def _check_factors(config: ConfigFile, rope: RopeSpec, head_dim: int) -> RopeSpec:
-    """Return a RoPE whose lists of factors have one for each pair of rotated dimensions. Raises ConfigError."""
+    """Return the RoPE, after checking that its lists of factors have one factor for each pair of rotated dimensions.
+    Raises ConfigError."""
     wanted = (rope.rotated or head_dim) // 2
     lists = {"factors": (rope.factors,), "longrope": (rope.factors, rope.long_factors)}
     for factors in lists.get(rope.kind, ()):

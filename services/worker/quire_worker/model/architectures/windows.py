@@ -39,12 +39,12 @@ def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] |
 
 
 def windows_of(config: ConfigFile, types: Sequence[str]) -> tuple[int, ...]:
-    """The window of each layer by its type: `sliding_window` for sliding attention, 0 for full attention."""
+    """Return the window of each layer by its type: `sliding_window` for sliding attention, 0 for full attention."""
     return tuple(config.integer("sliding_window") if each == SLIDING else 0 for each in types)
 
 
 def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
-    """The window of all layers alike: `sliding_window`, 0 where it is null or covers the context."""
+    """Return the window that all layers have: `sliding_window`, or 0 if it is null or covers the context."""
     config.note_read("sliding_window")
     if not config.has("sliding_window") or config.positions("sliding_window") >= config.positions(CONTEXT):
         return (0,) * layers
@@ -76,7 +76,7 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
 
 
 def refuse_windows(config: ConfigFile) -> None:
-    """Check a family that has no sliding windows: raise Unsupported where config.json asks for them."""
+    """Raise Unsupported if config.json asks for sliding windows, for a family that has none."""
     config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
     if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")

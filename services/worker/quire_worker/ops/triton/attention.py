@@ -1,5 +1,5 @@
-"""Launchers of attention. Decode attention splits the keys of a row among programs; prefill attention cuts chunks into
-tiles."""
+"""Launchers of attention kernels. Decode attention splits the keys of a row among programs. Prefill attention cuts
+chunks into tiles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _DOT_ROWS = 16
 _PREFILL_TILE = 64
-# Up to so many programs of prefill begin with the most keys of all heads; of more, those of one head begin together,
-# whose keys the second cache holds (measured on an H200).
+# With up to this many prefill programs, the programs with the most keys start first, over all heads. With more, the
+# programs of one head start together, since its keys fit into the L2 cache (measured on an H200).
 _HEADS_TOGETHER = 2048
-# Heads times shares that are merged at a time.
+# The number of heads times splits that are merged at a time.
 _MERGED = 16
 
 
@@ -37,13 +37,13 @@ def decode_attention(
     pdl: bool,
 ) -> None:
     """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`.
-    Pages are as in Ops.plan; any page size."""
+    Pages are as in Ops.plan, with any page size."""
     if plan.splits is None:
         return
     page = pages.shape[4]
     splits = plan.splits.shape[1]
     width = power_of_two(shape.heads // shape.kv_heads)
-    # Shares for wide tiles are whole narrow ones too, which suit smaller pages.
+    # A split for wide tiles is also a whole number of narrow tiles, which suit smaller pages.
     tile = tile_of(plan.decodes, wide_until(shape)) if page >= WIDE else NARROW
     part_out = torch.empty((splits, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((splits, shape.heads), dtype=torch.float32, device=out.device)
@@ -114,7 +114,7 @@ def prefill_attention(
         return
     group = shape.heads // shape.kv_heads
     tiles = plan.tile_sequence.shape[0]
-    # Of a padded step's tiles many are nobody's: as many as its rows fill count.
+    # Many tiles of a padded step belong to no sequence: its filling rows would make so many.
     filled = -(-(plan.rows - plan.decodes) // plan.tile_tokens)
     steps = (shape.kv_heads, 1) if filled * shape.kv_heads <= _HEADS_TOGETHER else (1, tiles)
     prefill_attention_kernel[(tiles * shape.kv_heads,)](

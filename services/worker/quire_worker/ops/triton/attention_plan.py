@@ -20,11 +20,12 @@ from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.kv_splits import max_splits, split_keys, tile_of, wide_until
 
 PREFILL_ROWS = 64
-"""Query rows of a prefill tile: tokens times the query heads of one KV head."""
+"""Query rows of a prefill tile: its tokens times the query heads of one KV head."""
 
-# Programs of decode attention that are resident on a multiprocessor at once, as measured on Hopper.
+# The number of decode attention programs that a multiprocessor runs at once, as measured on Hopper.
 _PROGRAMS_EACH = 4
-# Under the interpreter they run one after the other, a millisecond each: as few as still share keys out.
+# The interpreter runs programs one after the other, in a millisecond each. So this is the smallest number that still
+# splits keys.
 _INTERPRETED_PROGRAMS = 16
 
 
@@ -34,7 +35,7 @@ class TritonPlan:
 
     rows: int
     decodes: int
-    """Sequences, and rows, that decode."""
+    """The number of sequences that decode, and of their rows."""
     position: Tensor
     """[R], -1 for padding."""
     sequence: Tensor
@@ -44,12 +45,13 @@ class TritonPlan:
     table_width: Tensor
     """[1]: P, which a captured graph reads at each replay."""
     splits: Tensor | None
-    """[kv_splits.COLUMNS, shares of keys of what decodes]; None where nothing decodes."""
+    """[kv_splits.COLUMNS, number of splits] the KV splits of decoding sequences; None if no sequence decodes."""
     arrived: Tensor
     """[decodes or more, KV heads], zero between kernels."""
     tile_tokens: int
     tile_sequence: Tensor | None
-    """[T], those with the most keys first, -1 for padding; None where nothing prefills."""
+    """[T] the sequence of each tile, -1 for padding. Tiles with the most keys come first. None if no sequence
+    prefills."""
     tile_token: Tensor | None
     """[T] first token of the tile within its chunk."""
     first_row: Tensor | None
@@ -59,19 +61,19 @@ class TritonPlan:
     count: Tensor | None
     """[S]."""
     even: bool = False
-    """What decodes is tiled too, and a query's keys are gone through alike in any tile."""
+    """Decode rows are tiled too, and a query goes through its keys in the same order in any tile."""
     fresh: tuple[Fresh, ...] | None = None
-    """Chunks that are in no tile: torch's attention does them. None: nothing is kept for it."""
+    """Chunks that are in no tile, because torch's attention computes them. None: none were looked for."""
     turned: Tensor | None = None
-    """Of the layer at hand, where something may be fresh: qkv with its keys turned."""
+    """The qkv of the current layer with rotated keys, if `fresh` may have chunks."""
 
     def keep_turned(self, qkv: Tensor) -> None:
-        """For what is fresh of this layer."""
+        """Keep this layer's qkv for the chunks in `fresh`."""
         self.turned = qkv if self.fresh is not None else None
 
     def addressing(self, pages: Tensor, layer: int) -> tuple[Tensor, int, int, int, int]:
-        """What kernels find keys and values by: table_width, and the strides of a page and of a KV head, the offset of
-        the layer and that of values, in elements of the pool."""
+        """Return the numbers with which kernels find keys and values: table_width, the strides of a page and of a KV
+        head, the offset of the layer, and the offset of values. Strides and offsets count elements of the pool."""
         stride = pages.stride()
         return self.table_width, stride[0], stride[1], layer * stride[2], stride[3]
 
@@ -85,12 +87,12 @@ def resident_programs(device: torch.device) -> int:
 
 
 def decode_programs(shape: HeadShape, device: torch.device) -> int:
-    """Shares of keys that keep a device busy, whose programs also differ by KV head."""
+    """Return the number of KV splits that keep a device busy, given that programs also differ by KV head."""
     return -(-resident_programs(device) // shape.kv_heads)
 
 
 def most_keys_first(position: Int32) -> NDArray[np.intp]:
-    """The order of tiles by their first positions, lest the longest begin when the others end."""
+    """Return the order of tiles by their first positions, so that the tiles with the most keys start first."""
     return np.argsort(-position, kind="stable")
 
 
@@ -104,7 +106,8 @@ def plan_step(
     *,
     even: bool = False,
 ) -> TritonPlan:
-    """Plan a step eagerly from host columns; see Ops.plan. `even`: decode rows are cut into tiles like prefill rows."""
+    """Plan a step eagerly from host columns; see Ops.plan. With `even`, decode rows are cut into tiles like prefill
+    rows."""
     group = shape.heads // shape.kv_heads
     decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
     decodes = 0 if even else decodes

@@ -18,11 +18,11 @@ class ControlColumns:
     """Device tensors of N rows; see control_kernel."""
 
     address: Tensor
-    """int64; 0: the row asks for nothing."""
+    """int64; 0: the row has no controls."""
     first_row: Tensor
     """int32."""
     fed: Tensor
-    """int32 [tokens]; 2: fed once more, by a row that was held."""
+    """int32 [tokens]; 2: a held row feeds this token once more."""
     slot: Tensor
     """int32."""
     blocked: Tensor
@@ -32,8 +32,8 @@ class ControlColumns:
 
 
 def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return float32 [N, V], made from logits [N, V]. Only rows with an address are written, and their states are
-    updated. `allowed`: see RowMasks; None: no row has a grammar."""
+    """Return float32 [N, V], the changed copy of logits [N, V]. Only rows with an address are written, and the states
+    of these rows are updated. `allowed`: see RowMasks; None if no row has a grammar."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](

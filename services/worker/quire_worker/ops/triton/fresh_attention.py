@@ -1,9 +1,9 @@
-"""Attention of long prompts that begin in a step. All their keys are computed in this step, so torch's own attention
-(cuDNN on Hopper) can compute it.
+"""Attention of long prompts that begin in a step. Such a prompt is *fresh*: all its keys are computed in this step, so
+torch's own attention (cuDNN on Hopper) can compute it.
 
-It does not use pages: it reads keys and values from the output of the linear layer. The library makes a plan for each
-length, so lengths are padded. Since attention is causal, only padding rows see the rows after a prompt. Not for
-captured graphs, nor for windows and soft caps.
+This attention uses no pages. It reads keys and values from the output of the linear layer. The library makes a plan for
+each length, so lengths are padded. Attention is causal, so only padding rows see the rows after a prompt. It does not
+work in captured graphs, nor with windows and soft caps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire_worker.ops.interface import HeadShape
 
 LEAST_TOKENS = 2048
-"""Shorter prompts are better off together, as tiles of one kernel."""
+"""Shorter prompts are computed faster together, as tiles of one kernel."""
 PIECE = 256
 _AT_A_TIME = 4
 
@@ -38,23 +38,23 @@ class Fresh(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Number of rows that are computed."""
+        """Return the number of rows that are computed."""
         return padded_length(self.tokens)
 
 
 Leave = Callable[[Fresh, Tensor], None]
-"""Takes a chunk's rows [tokens, Q D], on the stream that they were made on."""
+"""A function that receives a chunk's rows [tokens, Q D], on the stream that computed them."""
 
 
 def padded_length(tokens: int) -> int:
-    """Return the length of the plan for so many tokens."""
+    """Return the length of the plan for this number of tokens."""
     return -(-tokens // PIECE) * PIECE
 
 
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
     """Compute attention for the chunks' rows of query [R, Q D], and pass the result of each chunk to `leave`. qkv [R,
     (Q + 2 K) D] has rotated keys. Every chunk's padded rows must lie within R and hold numbers. On a GPU, four chunks
-    run at a time. So other chunks use the parts of the device that are idle at a chunk's end or during a product in
+    run at a time. So other chunks use the parts of the device that are idle at a chunk's end or during a GEMM in
     `leave`."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
@@ -67,7 +67,7 @@ def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape:
         for chunk, stream in zip(fresh, itertools.cycle((here, *beside)), strict=False):
             with torch.cuda.stream(stream):
                 leave(chunk, _attended(query, qkv, chunk, shape))
-    finally:  # who runs the step again after an error must find that nothing of it is under way
+    finally:  # a step that runs again after an error must find nothing under way
         for stream in beside:
             here.wait_stream(stream)
 
@@ -94,7 +94,8 @@ def _more_streams() -> list[torch.cuda.Stream]:
 
 @contextlib.contextmanager
 def best_backend(like: Tensor) -> Iterator[None]:
-    """What `fresh_attention` is called in: the library's fastest for tensors like this one."""
+    """Return the context manager for `fresh_attention`. It selects the library's fastest backend for tensors like this
+    one."""
     if like.is_cuda and like.dtype == torch.bfloat16:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             yield
@@ -103,24 +104,24 @@ def best_backend(like: Tensor) -> Iterator[None]:
 
 
 class FreshPlans:
-    """The plans of a model's fresh prompts, made one by one while there is time: the first call of a length takes tens
-    of milliseconds."""
+    """The plans of a model's fresh prompts. The first call of a length takes tens of milliseconds, so plans are made in
+    advance, one at a time."""
 
     def __init__(self, shape: HeadShape, device: torch.device, most_tokens: int) -> None:
         self._shape = shape
         self._device = device
         self._missing = list(range(padded_length(LEAST_TOKENS), padded_length(most_tokens) + 1, PIECE))
         self.begun = not self._missing
-        """Whether a plan was made, or none is wanted."""
+        """Whether a plan was made, or no plan is wanted."""
 
     @staticmethod
     def suit(shape: HeadShape, sees_all: bool) -> bool:
-        """Whether a model's attention can be done so."""
+        """Whether `fresh_attention` can compute a model's attention."""
         return sees_all and shape.softcap <= 0.0 and shape.head_dim <= 128 and shape.head_dim % 8 == 0
 
     @torch.inference_mode()
     def make(self) -> bool:
-        """Make the next plan; whether some are left."""
+        """Make the next plan. Returns whether plans are left to make."""
         self.begun = True
         if self._missing:
             tokens, shape = self._missing.pop(0), self._shape

@@ -1,5 +1,5 @@
-"""Gated linear layers: activation(x @ gates.T) * (x @ ups.T) in one kernel, for shapes for which this was measured to
-be faster.
+"""Gated linear layers: activation(x @ gates.T) * (x @ ups.T) in one kernel, for the shapes at which one kernel was
+measured to be faster.
 
 As with plain linear layers, a kernel config is a value. The table from shapes to configs is data, made by
 `bench/gpu/choose_gated.py`.
@@ -19,8 +19,8 @@ from quire_worker.ops.triton.launch import empty_like_rows, options
 
 @dataclass(frozen=True, slots=True)
 class GatedGemmConfig:
-    """Tiles of `block_m` rows and `block_n` gates with what they gate, `group` tiles of rows together, by so many
-    programs."""
+    """A kernel config. A tile has `block_m` rows, and `block_n` gates with the values that they multiply. `group` tiles
+    of rows run together. `programs` is the number of programs."""
 
     block_m: int
     block_n: int
@@ -36,14 +36,13 @@ class GatedGemmConfigs:
     above it. If there is none, or that entry has no config, the linear layer and the activation run as two kernels."""
 
     def __init__(self, table: Mapping[tuple[int, int, int], GatedGemmConfig | None]) -> None:
-        """By (rows, outputs, inputs)."""
+        """The table's keys are (rows, outputs, inputs)."""
         self._configs: dict[tuple[int, int], list[tuple[int, GatedGemmConfig | None]]] = {}
         for (rows, outputs, inputs), config in sorted(table.items(), key=lambda entry: entry[0], reverse=True):
             self._configs.setdefault((outputs, inputs), []).append((rows, config))
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | None:
-        """Return the config for a weight [outputs, inputs], of which the gates and the ups are one half of the outputs
-        each."""
+        """Return the config for a weight [outputs, inputs]. Its outputs are the gates and the ups, one half each."""
         for least, config in self._configs.get((outputs, inputs), ()):
             if least <= rows:
                 return config
@@ -53,8 +52,8 @@ class GatedGemmConfigs:
 def gated_gemm(
     x: Tensor, weight: Tensor, config: GatedGemmConfig, pdl: bool, *, gelu: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """x [R, inputs], weight [2 I, inputs] (gates, then ups) -> [R, I] of x's type; `out`: where it is to lie. Rows of
-    both must begin at multiples of 16 bytes."""
+    """Compute [R, I] of x's type from x [R, inputs] and weight [2 I, inputs] (gates, then ups). The result is written
+    to `out` if given. Rows of x and of `out` must begin at multiples of 16 bytes."""
     (rows, inputs), inner = x.shape, weight.shape[0] // 2
     y = empty_like_rows(x, inner) if out is None else out
     tiles = -(-rows // config.block_m) * -(-inner // config.block_n)

@@ -43,7 +43,7 @@ def gather_pages(
     pages = len(source_page)
     if not pages:
         return
-    # Both rows begin where loads are wide, or there would be another kernel to compile.
+    # Both rows are aligned for wide loads; otherwise Triton would compile another kernel.
     both = torch.zeros((2, -(-pages // _ALIGNED) * _ALIGNED), dtype=torch.int32, pin_memory=target.is_cuda)
     rows = both.numpy()
     rows[0, :pages], rows[1, :pages] = source_page, target_page
@@ -53,12 +53,12 @@ def gather_pages(
 
 
 def compile_gather(target: Tensor) -> None:
-    """Have the kernel for such pages ready, which takes up to seconds: a launch that copies nothing."""
+    """Compile the kernel for such pages, by a launch that copies nothing. This takes up to some seconds."""
     _launch(target.data_ptr(), target, torch.zeros((2, _ALIGNED), dtype=torch.int32, device=target.device), 0, DEFAULT)
 
 
 def _launch(source: int, target: Tensor, both: Tensor, pages: int, shape: GatherShape) -> None:
-    """`both` int32 [2, at least pages]: pages there, and here."""
+    """Launch the kernel. `both` int32 [2, at least pages]: page numbers of the source, and of the target."""
     page_bytes = target.shape[1]
     if page_bytes % _ALIGNED or source % _ALIGNED:
         raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")

@@ -1,4 +1,4 @@
-"""Linear layers: y = x @ weight.T by the kernel config that was measured to be the fastest for the shape.
+"""Linear layers: y = x @ weight.T with the kernel config that was measured to be the fastest for the shape.
 
 A kernel config is a value. The table from shapes to configs is data (see gemm_configs), made by
 `bench/gpu/choose_products.py`. cuBLAS computes shapes that no table has.
@@ -22,7 +22,7 @@ from quire_worker.ops.weight import DenseWeight, Weight, as_dense
 
 @dataclass(frozen=True, slots=True)
 class Gemv:
-    """Sums over the weight's rows; for one or two rows of x."""
+    """The config of a kernel that sums over the rows of the weight, for one or two rows of x."""
 
     block_n: int
     block_k: int
@@ -31,7 +31,8 @@ class Gemv:
 
 @dataclass(frozen=True, slots=True)
 class Tall:
-    """Matrix instructions, the weight as the tall operand; for up to `columns` rows of x."""
+    """The config of a kernel with matrix instructions, for up to `columns` rows of x. The weight is the tall
+    operand."""
 
     columns: int
     block_n: int
@@ -39,7 +40,8 @@ class Tall:
     warps: int
     stages: int
     shares: int = 1
-    """More than 1: so many tiles of the inner dimension a turn, summed at the end; a warp may have several."""
+    """More than 1: a turn takes this many tiles of the inner dimension, which are summed at the end. A warp may have
+    several of them."""
 
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
@@ -68,14 +70,14 @@ class GemmConfigs:
             self._rows.setdefault((outputs, inputs), []).append(rows)
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GemmConfig | None:
-        """Return the kernel config of a linear layer; None: cuBLAS computes it."""
+        """Return the kernel config of a linear layer; None: cuBLAS computes the layer."""
         for known in self._rows.get((outputs, inputs), ()):
             if rows <= known:
                 return self._table[known, outputs, inputs]
         return None
 
     def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
-        """[R, inputs] -> [R, outputs] of x's type; `out`: where it is to lie."""
+        """Compute [R, outputs] of x's type from x [R, inputs]. The result is written to `out` if given."""
         weight = as_dense(weight)
         if self.batch_invariant:
             return batch_invariant_gemm(x, weight, pdl, out)
@@ -85,8 +87,8 @@ class GemmConfigs:
         return functional.linear(x, weight.data, weight.bias) if out is None else gemm_into(out, x, weight)
 
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
-        """[R, inputs] -> [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) by one kernel; None: a
-        product and an activation are the faster way, or the only one."""
+        """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
+        inputs]. Returns None if a GEMM and an activation are faster, or are the only way."""
         weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None
@@ -95,7 +97,7 @@ class GemmConfigs:
 
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
-    """The product by cuBLAS, into `out` [R, outputs]."""
+    """Compute the linear layer by cuBLAS, into `out` [R, outputs]."""
     dense = as_dense(weight)
     if dense.bias is None:
         return torch.mm(x, dense.data.T, out=out)
@@ -103,7 +105,8 @@ def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
 
 
 def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
-    """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it; a bias comes after that."""
+    """Add the linear layer to `residual` [R, outputs] by cuBLAS, and round once, after the sum. The bias is added after
+    that."""
     dense = as_dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
     if dense.bias is not None:
@@ -111,11 +114,12 @@ def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
 
 
 def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """The product by tiles of one size, summed in one order."""
+    """Compute x [R, inputs] @ weight.T by one kernel that sums in the same order for every R. So a row's bits do not
+    depend on the other rows. The result [R, outputs] is written to `out` if given. `pdl`: see launch.py."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
-    # The greatest power of two that divides the inner dimension, within what a tile may have.
+    # The greatest power of two that divides the inner dimension, up to the limit of a tile.
     block_k = min(64, inputs & -inputs)
     batch_invariant_gemm_kernel[(-(-rows // _EVEN_ROWS), -(-outputs // _EVEN_OUTPUTS))](
         x,
@@ -136,7 +140,7 @@ def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor 
 
 
 def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """The product by the given way."""
+    """Compute the linear layer with the given kernel config."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out

@@ -1,7 +1,7 @@
-"""How the keys of decoding sequences are shared out among programs: by length, so that all end at about one time.
+"""KV splits: the keys of decoding sequences are divided among programs so that all programs end at about the same time.
 
-A long sequence is cut into shares, a short one is a share by itself. The longest shares are taken first (LPT: Graham,
-1969), so that none begins when the others end.
+The keys of a long sequence are cut into several splits; the keys of a short one are one split. Programs take the
+longest splits first (LPT scheduling: Graham, 1969), so that none begins when the others end.
 """
 
 from __future__ import annotations
@@ -16,53 +16,56 @@ if TYPE_CHECKING:
     from quire_worker.ops.interface import HeadShape
 
 SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUENCE = range(8)
-"""The columns. By share: whose keys, [begin, end) of them, this share's place among all, that of its sequence's first
-share, and how many its sequence has. By sequence: the last two again."""
+"""The columns. A column of the first six describes a split: its sequence, its keys [begin, end), its index among all
+splits, the index of its sequence's first split, and the number of splits of its sequence. The last two columns give
+these two numbers for each sequence."""
 COLUMNS = 8
 NARROW, WIDE = 32, 64
-"""Keys of a kernel's tile, a multiple of which a share has. Of programs with wide ones half as many fit the device."""
-# So many sequences are better off with wide tiles where a KV head has so many query heads: shares are longer, and fewer
-# are merged. Of larger heads one program would fill a multiprocessor.
+"""The number of keys of a kernel's tile. A split has a multiple of it. A device runs half as many programs with wide
+tiles at once as with narrow ones."""
+# Wide tiles are faster for up to so many sequences, if a KV head has so many query heads: splits are longer, and fewer
+# are merged. With larger heads, one program would fill a multiprocessor.
 _WIDE_UNTIL, _WIDE_FROM_HEADS, _WIDE_DIM = 2, 4, 128
-# Parts that the longest sequence may be cut into.
+# The greatest number of splits of the longest sequence.
 _CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-# Fitted to times of an H200 (bench/LOG.md), in keys: what a share costs beside its keys; all shares' being merged, by
-# the last to end or by a second kernel; how much of a share programs drift apart; and how much it matters that some
-# have nothing to do in the last round, since others are faster then.
+# A cost model, in keys, fitted to times of an H200 (bench/LOG.md): the cost of a split beside its keys; the cost of
+# merging all splits, by the last program that ends or by a second kernel; how far programs drift apart, as a part of a
+# split; and how much it costs that some programs have no work in the last round, in which the others are faster.
 _BEGIN, _MERGE, _MERGE_APART, _DRIFT, _IDLE = 40, 32, 64, 0.07, 0.3
-# So much faster is a program when others are missing than when the device is full; where lengths differ it is the
-# longest share that ends last, and that gained nothing.
+# A program runs faster by this factor when other programs are missing than when the device is full. If lengths differ,
+# the longest split ends last, and did not run faster.
 _ALONE = 2
-# Shares of so many keys need not be shorter for the device to be full.
+# Splits of this many keys are short enough to fill the device.
 _SHORT = 256
 LAST_MERGES_FROM = 32
-"""So many sequences: whoever ends last merges, instead of a second kernel."""
-# Times that the device may be filled: a few sequences need no more.
+"""From this number of sequences on, the program that ends last merges the splits, instead of a second kernel."""
+# How often the splits may fill the device. A few sequences need no more.
 _ROUNDS, _FEW_ROUNDS, _FEW = 3, 2, 16
 _EVEN = 0.9
 _GROWTH = 1.25
 
 
 def wide_until(shape: HeadShape) -> int:
-    """A kernel for so many sequences or fewer has wide tiles."""
+    """Return the largest number of sequences for which the kernel has wide tiles."""
     suits = shape.heads >= _WIDE_FROM_HEADS * shape.kv_heads and shape.head_dim <= _WIDE_DIM
     return _WIDE_UNTIL if suits else 0
 
 
 def tile_of(sequences: int, wide: int) -> int:
-    """Keys of a tile for so many sequences; `wide` as of wide_until."""
+    """Return the number of keys of a tile for this number of sequences; `wide` is the result of wide_until."""
     return WIDE if sequences <= wide else NARROW
 
 
 def max_splits(sequences: int, programs: int) -> int:
-    """Room for the shares of so many sequences, where `programs` fill the device."""
+    """Return how many columns the splits of this many sequences need, on a device that runs `programs` programs at
+    once."""
     return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs
 
 
 def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
-    """[COLUMNS, room] for sequences of these lengths, at least as many shares as fit the device (`programs` with narrow
-    tiles) where the keys suffice; `room` as of max_splits for so many sequences or more. SEQUENCE is -1 where there is
-    no share."""
+    """Return [COLUMNS, room] splits for sequences of these lengths. If there are enough keys, there are at least as
+    many splits as the device runs at once (`programs` with narrow tiles). `room` is the result of max_splits for at
+    least this number of sequences. SEQUENCE is -1 in a column without a split."""
     splits = np.zeros((COLUMNS, room), np.int32)
     splits[SEQUENCE] = -1
     count = len(length)
@@ -87,9 +90,9 @@ def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> I
 
 
 def extend_splits(splits: Int32, before: Int32, length: Int32, tile: int) -> bool:
-    """Change what split_keys gave for sequences of the lengths `before` into shares of the same ones that have grown
-    to `length`: the last of each takes the new keys. False where one has no room left in its last tile: nothing was
-    done then."""
+    """Update the result of split_keys for sequences that have grown from the lengths `before` to `length`: the last
+    split of each sequence takes its new keys. Returns False, and changes nothing, if the last tile of some sequence has
+    no room left."""
     if not np.array_equal((before - 1) // tile, (length - 1) // tile):
         return False
     owner, ends = splits[SEQUENCE], splits[END]
@@ -99,7 +102,8 @@ def extend_splits(splits: Int32, before: Int32, length: Int32, tile: int) -> boo
 
 
 def _parts(length: Int32, programs: int, room: int, tile: int) -> Int32:
-    """Shares of each sequence: even pieces, of the size with which the last program is likely to end first."""
+    """Return the number of splits of each sequence. Splits have one size, with which the last program is likely to end
+    first."""
     longest, total, count = int(length.max()), int(length.sum()), len(length)
     least = min(_SHORT, 2 * total // programs)
     cuts = [cut for cut in _CUTS if cut == 1 or _piece(longest, cut, tile) >= least]
@@ -117,8 +121,8 @@ def _piece(length: int, cut: int, tile: int) -> int:
 
 
 def _time(longest: int, total: int, count: int, cut: int, programs: int, tile: int) -> float:
-    """In keys, about; of `count` sequences, the longest of which is cut so often. Programs take the next share when
-    they have ended one, the shortest last."""
+    """Estimate the time of `count` sequences in keys, if the longest is cut into this many splits. A program that has
+    ended a split takes the next one; the shortest come last."""
     piece = _piece(longest, cut, tile)
     even = total >= _EVEN * count * longest
     splits = count * cut if even else max(count, total / piece + count / 2)

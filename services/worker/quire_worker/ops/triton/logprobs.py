@@ -1,8 +1,9 @@
-"""Launcher of the logprob kernels, beside the same in torch: both leave all that the host wants in one tensor.
+"""Launcher of the logprob kernels, and the same function in torch. Both return one packed tensor with all that the host
+needs.
 
-Packed logprobs are int32 [L, 2 + 2 * most]: of an entry its token's logprob (the bits of a float32) and rank, then the
-ids of the `most` best tokens, then their logprobs. Raw logits, natural logarithms; among equal logits the lower id
-comes first, and 0.0 before -0.0.
+Packed logprobs are int32 [L, 2 + 2 * most]. An entry has the logprob (the bits of a float32) and the rank of its token,
+then the ids of the `most` best tokens, then their logprobs. Logprobs are natural logarithms of the raw logits'
+probabilities. Among equal logits the lower id comes first; 0.0 comes before -0.0.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK, _BLOCK_WARPS = 1024, 1
 _MERGE_WARPS = 8
-# Alternatives follow one another in the kernel; so many more are better sought at once.
+# The kernel finds alternatives one after the other. From this number on, finding all at once is faster.
 _MOST_IN_TURN = 32
-# Rows that torch does at a time: it makes integers of 8 bytes of each logit, more than once.
+# The number of rows that torch computes at a time, because it makes several 8-byte integers of each logit.
 _AT_ONCE = 64
 
 
 def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
-    """Packed logprobs of the rows [L] int32 of logits [N, V] and token [N] int32; most <= V. A negative token's mean
-    nothing."""
+    """Return packed logprobs of the rows [L] int32 of logits [N, V] and token [N] int32; most <= V. Logprobs of a
+    negative token mean nothing."""
     if most > _MOST_IN_TURN:
         return torch.cat([torch_logprobs(logits, token, some, most) for some in torch.split(row, _AT_ONCE)])
     entries, vocab, device = len(row), logits.shape[1], logits.device

@@ -1,5 +1,5 @@
-"""Only steps with grammars launch these two kernels. `place_rows` corrects the positions of rows before the model runs,
-and `fetch_masks` reads masks before the step samples."""
+"""Launchers of the two kernels of steps with grammars. `place_rows` corrects the positions of rows before the model
+runs, and `fetch_masks` reads masks before the step samples."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RowMasks:
 
 
 def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None) -> None:
-    """Replace the greatest possible positions by the right ones, in the columns `views` of a step, for rows that decode
+    """Replace the greatest possible positions by the true ones, in the columns `views` of a step, for rows that decode
     by a grammar. `splits` as in TritonPlan."""
     rows = len(masks.mask_slot)
     count = 0 if splits is None else splits.numel() // COLUMNS
@@ -90,7 +90,7 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
 
 
 def fetch_masks(masks: RowMasks, ring: MappedRing, sample_position: Tensor, stop_id: Tensor) -> None:
-    """Read the masks of rows for their tokens at the positions drawn_at [N]; stop_id int32 [N, I]."""
+    """Read the masks of rows for the tokens at their positions sample_position [N]; stop_id int32 [N, I]."""
     rows, stops = stop_id.shape
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
     block = min(_WORDS, power_of_two(ring.words))

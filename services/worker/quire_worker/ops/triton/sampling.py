@@ -1,4 +1,5 @@
-"""Launchers of sampling: logits to tokens, fed back by slot and checked for stops, with nothing read by the host."""
+"""Launchers of the sampling kernels. They turn logits into tokens, feed the tokens back by slot and check stops; the
+host reads nothing in between."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from quire_worker.ops.triton.launch import options, power_of_two
 from quire_worker.ops.triton.masks import RowMasks
 
 _BLOCK = 1024
-# Without the bound fewer programs fit on a multiprocessor.
+# Without this bound, fewer programs fit on a multiprocessor.
 _SAMPLE_WARPS, _SAMPLE_REGISTERS = 1, 80
-# Neighbours of which the search for thresholds knows the largest.
+# The search for thresholds knows the largest logit of each group of so many neighbours.
 _GROUP = 64
 _GROUPS = 64
 _GROUP_WARPS = 4
 _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
-# Of the nucleus' mass.
+# A part of the mass of the top-p set.
 _SHARE, _SHARE_WARPS = 4096, 4
 _TOP_P_BLOCK, _TOP_P_WARPS = 8192, 32
 _FEW, _CANDIDATES = 128, 2048
@@ -33,18 +34,18 @@ _FEW, _CANDIDATES = 128, 2048
 
 @dataclass(slots=True)
 class DeviceSamplingColumns:
-    """Device tensors of N rows; meanings are those of StepBatch."""
+    """Device tensors of N rows, with the meanings of StepBatch."""
 
     params: Tensor
-    """int32, the words of N draw rows: see sampling/draw_rows.py."""
+    """int32, the words of N param rows; see sampling/param_rows.py."""
     position: Tensor
-    """int32, absolute index of the token that is drawn."""
+    """int32, the absolute index of the token that is sampled."""
     blocked: Tensor
-    """int32; not 0: stop_id may not be drawn."""
+    """int32; not 0: stop_id may not be sampled."""
     stop_id: Tensor
     """int32 [N, I], -1 where unused."""
     wanted: Tensor
-    """int32; 0: nothing is drawn."""
+    """int32; 0: the row samples nothing."""
     last: Tensor
     """int32; not 0: the sequence ends with this token."""
     slot: Tensor
@@ -62,7 +63,7 @@ class _Source:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In the kernels' order."""
+        """The tensors in the kernels' order."""
         return self.control, self.replaced, self.allowed
 
 
@@ -78,10 +79,14 @@ def sample_rows(
     changed: tuple[Tensor, Tensor] | None = None,
     masks: tuple[RowMasks, Tensor] | None = None,
 ) -> None:
-    """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN; -2: the row's controls or grammar left
-    nothing; -3: the row is held), finish codes into out_finish [N] int32, and what is fed back into last_token [slots]
-    int32. `filtered`: some row may have limits; without it none may. `changed`: [N] int64, and float32 [N, V] to draw
-    from in its place where that is not 0. `masks`: what rows' grammars allow, and the step's tokens [R] int32."""
+    """Sample a token for each row of logits [N, V]. `out_token` [N] int32 takes the tokens (-1: none, or the logits
+    hold a NaN; -2: the row's controls or grammar left no token; -3: the row is held), `out_finish` [N] int32 takes
+    finish codes, and `last_token` [slots] int32 takes the tokens that are fed back.
+
+    `filtered` says that some row may have limits. `changed` has [N] int64, and float32 [N, V]: the logits that a row
+    uses in place of its own if its number is not 0. `masks` has the masks of rows'
+    grammars, and the step's tokens [R] int32.
+    """
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     block = min(_BLOCK, power_of_two(vocab))
@@ -147,7 +152,7 @@ def sample_rows(
 
 
 def _held_columns(masks: tuple[RowMasks, Tensor] | None, unused: Tensor) -> tuple[Tensor, ...]:
-    """The facts about held rows that finish_kernel needs."""
+    """Return the columns of held rows that finish_kernel needs."""
     if masks is None:
         return (unused,) * 6
     rows, token = masks
@@ -155,7 +160,8 @@ def _held_columns(masks: tuple[RowMasks, Tensor] | None, unused: Tensor) -> tupl
 
 
 def _search_ranges(logits: Tensor, columns: DeviceSamplingColumns, source: _Source, pdl: bool) -> tuple[Tensor, Tensor]:
-    """float32: the largest logits of groups [N, G] of rows that ask, and what rows keep [N, RANGE]."""
+    """Return float32: the largest logit of each group [N, G], for rows with limits, and the range of logits that each
+    row keeps [N, RANGE]."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))
@@ -205,8 +211,8 @@ def _apply_top_p(
     source: _Source,
     pdl: bool,
 ) -> None:
-    """Draw again where top_p is still to be applied and drops the token. `sampled`: what rows keep, and what the parts
-    drew."""
+    """Sample again in rows whose token top_p drops. `sampled` has the ranges that rows keep, and the tokens that the
+    parts of the vocabulary gave."""
     (rows, vocab), stops = logits.shape, columns.stop_id.shape[1]
     ranges, part_score, part_token = sampled
     parts = part_score.shape[1]

@@ -1,8 +1,8 @@
-"""TritonOps: `Ops` on a CUDA device, or under Triton's interpreter on the CPU.
+"""TritonOps implements `Ops` on a CUDA device, or under Triton's interpreter on the CPU.
 
-Products go to cuBLAS unless a measured way is faster for their shape (products.py). Every call but `sample` and
-`logprobs` is asynchronous and can be captured into a CUDA graph. `pdl`: kernels start while those before them end;
-cuBLAS knows nothing of it, so a product that goes there waits for all before it.
+Linear layers go to cuBLAS unless a kernel config was measured to be faster for the shape (gemm.py). Every call but
+`sample` and `logprobs` is asynchronous and can be captured into a CUDA graph. With `pdl`, kernels start while those
+before them end. cuBLAS does not support this, so a linear layer by cuBLAS waits for all kernels before it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
 
 _ELEMENTS = 1024
-# From so many rows on, a program of rope takes several, and products are added to the residual at once.
+# From this number of rows on, a program of rope takes several rows, and linear layers are added to the residual at
+# once.
 _MANY_ROWS = 1024
 _TOGETHER = 4
-# The others are torch's.
+# torch computes the other activations.
 _KERNEL_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class TritonOps:
-    """Implements `Ops`. One object per model and device; calls come from one thread."""
+    """Implements `Ops`. A model has one object per device, and all calls come from one thread."""
 
     row_multiple = 1
 
@@ -56,15 +57,16 @@ class TritonOps:
         self._device = device
         self._gemm_configs = gemm_configs
         self.batch_invariant = gemm_configs.batch_invariant
-        """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
+        """Whether the bits of a row depend on this row alone. Then work is divided in the same way for any number of
+        rows."""
         self.kept_logits = kept_logits
-        """[rows, V] where the logits of steps of so many rows lie, each over the last one's. Without it every captured
-        graph has memory of its own for them."""
+        """By number of rows: memory [rows, V] for the logits of such steps, which each step overwrites. Without it,
+        every captured graph would have its own memory for logits."""
         self.pdl = pdl
-        """Whether kernels overlap with those before them, from the next call on."""
+        """Whether kernels overlap with the kernels before them, from the next call on."""
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """The same weight. Nothing is measured at start: the kernels of products are a table."""
+        """Return the weight unchanged. Nothing is measured at start, because a table has the kernel configs."""
         return weight
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
@@ -91,11 +93,11 @@ class TritonOps:
         return self._norm(delta, residual, norm_weight, eps)
 
     def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """See `Ops.layer_norm`; torch's own kernel."""
+        """See `Ops.layer_norm`. It runs torch's own kernel."""
         return functional.layer_norm(x, (x.shape[1],), norm_weight, bias, eps)
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
-        """See `Ops.head_norm`; in float32, by torch."""
+        """See `Ops.head_norm`. torch computes it in float32."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
         exact = parts.float()
         if norm.centred:
@@ -107,15 +109,15 @@ class TritonOps:
         residual.add_(delta)
 
     def add_positions(self, x: Tensor, table: Tensor, plan: TritonPlan) -> None:
-        """See `Ops.add_positions`; padding rows get the first position's."""
+        """See `Ops.add_positions`. Padding rows get the embedding of the first position."""
         x.add_(table.index_select(0, self.positions(plan)))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return self._gemm_configs.gemm(x, weight, self.pdl)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """Few rows are added by the norm that follows, of many cuBLAS reads the residual while it
-        computes."""
+        """See `Ops.add_linear`. The next norm adds the result of few rows; of many rows, cuBLAS adds the residual
+        itself."""
         if x.shape[0] < _MANY_ROWS or self.batch_invariant:
             return self.linear(x, weight)
         gemm_add(residual, x, weight)
@@ -172,7 +174,7 @@ class TritonOps:
         shape: HeadShape,
         rules: AttentionRules,
     ) -> Tensor:
-        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them."""
+        """See `Ops.paged_attention`. Padding rows keep their old values, which nothing reads."""
         out = torch.empty_like(query)
         decode_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
         prefill_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
@@ -189,7 +191,8 @@ class TritonOps:
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """[R, 2 * I] -> [R, I]: what comes behind the product where they are apart."""
+        """Compute activation(first half) * second half: [R, 2 * I] -> [R, I]. Used where one kernel does not compute
+        the linear layer too."""
         if activation not in _KERNEL_ACTIVATIONS:
             gate, up = gate_up.chunk(2, dim=-1)
             return self.activation(gate, activation).mul_(up)
@@ -204,18 +207,18 @@ class TritonOps:
         return self._activate(x, x.shape[1], activation, gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """See `Ops.lm_head`; logits keep the weight's type until they are sampled."""
+        """See `Ops.lm_head`. Logits keep the type of the weight until they are sampled."""
         kept = self.kept_logits
         out = kept[: len(x)] if kept is not None and len(x) <= len(kept) else None
         logits = self._gemm_configs.gemm(x, weight, self.pdl, out)
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """The reference, on the host."""
+        """Run the reference on the host."""
         return sample(logits.float().cpu(), columns)
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """The reference, on the host."""
+        """Run the reference on the host."""
         return logprob_columns(logits.float().cpu(), token, wanted)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

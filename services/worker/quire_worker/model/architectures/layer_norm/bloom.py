@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm behind the embedding, fused query, key and value by head."""
+"""BLOOM: ALiBi, a norm after the embedding, and a fused linear layer for query, key and value, head by head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """ALiBi sets no limit to the context: it is what the config says of the training."""
+    """Build the spec of a BLOOM model. ALiBi does not limit the context, so the context is the one of the training."""
     hidden = config.integer("hidden_size")
     sizes = read_sizes(config, inner=4 * hidden, eps="layer_norm_epsilon", default_eps=1e-5)
     if config.flag("apply_residual_connection_post_layernorm", False):

@@ -1,4 +1,4 @@
-"""Cohere's Command R and R7B: attention beside the MLP, neighbours rotate, scaled logits."""
+"""Cohere's Command R and R7B: attention beside the MLP, RoPE over neighbouring dimensions, scaled logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """The second generation has windows in three of four layers; the fourth has no rotary embedding."""
+    """Build the spec of a Command R model. In the second generation, three of four layers have windows, and the fourth
+    has no rotary embedding."""
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", False)
     second = architecture == COHERE2.architectures[0]
     rope = read_rope(config, sizes.head_dim, interleaved=True, theta=10_000.0 if second else 500_000.0)

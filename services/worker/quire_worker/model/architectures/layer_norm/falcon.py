@@ -15,7 +15,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Old models have one KV head (`multi_query`) or as many as query heads; the new architecture says how many."""
+    """Build the spec of a Falcon model. Old models have one KV head (`multi_query`) or as many as query heads; the
+    config of newer models has the number."""
     hidden, heads, is_new = config.integer("hidden_size"), config.integer("num_attention_heads"), _is_new(config)
     shares_one = config.flag("multi_query", True, null=False)
     kv_heads = config.integer("num_kv_heads", heads, nullable=True) if is_new else 1 if shares_one else heads
@@ -53,7 +54,7 @@ def _is_new(config: ConfigFile) -> bool:
 
 
 def _has_two_norms(config: ConfigFile) -> bool:
-    """Whether attention and MLP of a parallel layer have a norm each."""
+    """Whether attention and MLP of a parallel layer have their own norms."""
     return config.integer("num_ln_in_parallel_attn", 2 if _is_new(config) else 1, nullable=True) == 2
 
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, fused and transposed matrices."""
+"""GPT-2: learned positions, fused and transposed weight matrices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """An MLP is four times as wide as the model where `n_inner` is null."""
+    """Build the spec of a GPT-2 model. If `n_inner` is null, the MLP is four times as wide as the model."""
     sizes = read_sizes(config, inner=4 * config.integer("hidden_size"), eps="layer_norm_epsilon", default_eps=1e-5)
     scaled = config.flag("scale_attn_weights", True)
     attention = sizes.attention(rope=None, qkv_bias=True, o_bias=True, scale=0.0 if scaled else 1.0)

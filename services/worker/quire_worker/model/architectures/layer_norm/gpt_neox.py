@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: fused query, key and value by head, part of each head rotates."""
+"""GPT-NeoX and Pythia: a fused linear layer for query, key and value, head by head; a part of each head rotates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Attention lies beside the MLP unless the config says otherwise; each has a norm of its own."""
+    """Build the spec of a GPT-NeoX model. Attention lies beside the MLP unless the config says otherwise; each has its
+    own norm."""
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", True)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     mlp = read_dense(config, sizes, gated=False, bias=True)

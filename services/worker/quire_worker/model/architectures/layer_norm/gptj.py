@@ -1,4 +1,4 @@
-"""GPT-J: attention beside the MLP, neighbours of a part of each head rotate."""
+"""GPT-J: attention beside the MLP; RoPE over neighbouring dimensions of a part of each head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """`rotary_dim` is the number of dimensions that rotate."""
+    """Build the spec of a GPT-J model. `rotary_dim` is the number of dimensions that rotate."""
     sizes = read_sizes(config, inner=4 * config.integer("hidden_size"), eps="layer_norm_epsilon", default_eps=1e-5)
     rotated = config.integer("rotary_dim", 64)
     if rotated > sizes.head_dim or rotated % 2:

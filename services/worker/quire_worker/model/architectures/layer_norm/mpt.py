@@ -15,7 +15,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Attention has a section of its own in the config. Only what the published models have is supported."""
+    """Build the spec of an MPT model. The config has a section for attention. Only the values that published models
+    have are supported."""
     hidden = config.integer("hidden_size")
     sizes = read_sizes(
         config, inner=config.integer("expansion_ratio", 4) * hidden, eps="layer_norm_epsilon", default_eps=1e-5
@@ -49,7 +50,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _attention_section(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The section about attention, of a GGUF file's fields. Without a bias there is no ALiBi."""
+    """Make the attention section from the fields of a GGUF file. Without `alibi_bias_max`, the model has no ALiBi."""
     own = {key: fields[key] for key in ("alibi_bias_max", "clip_qkv") if key in fields}
     return dict.fromkeys(own) | {"attn_config": {"alibi": "alibi_bias_max" in own} | own}
 

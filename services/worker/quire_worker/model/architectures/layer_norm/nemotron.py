@@ -1,4 +1,4 @@
-"""Nemotron 4 and Minitron: layer norms with weights less 1, squared ReLU, half of each head rotates."""
+"""Nemotron 4 and Minitron: layer norms whose stored weights are 1 less, squared ReLU, half of each head rotates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Biases are flags of the config."""
+    """Build the spec of a Nemotron model. Flags of the config say which linear layers have biases."""
     sizes, bias = read_sizes(config, eps="norm_eps", default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     layer = LayerSpec(attention, read_dense(config, sizes, gated=False, bias=config.flag("mlp_bias", False)))

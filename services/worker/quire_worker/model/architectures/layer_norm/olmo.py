@@ -11,7 +11,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """The norms' epsilon is the family's."""
+    """Build the spec of an OLMo 1 model. The epsilon of the norms is the family's, since the config has none."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

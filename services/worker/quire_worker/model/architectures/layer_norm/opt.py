@@ -1,4 +1,4 @@
-"""OPT: learned positions behind two unused rows."""
+"""OPT: learned positions; the first two rows of their table are unused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _OFFSET = 2
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """OPT 350M, which has norms behind blocks and a narrower embedding, is refused."""
+    """Build the spec of an OPT model. Raises Unsupported for OPT 350M, which has norms after blocks and a narrower
+    embedding."""
     sizes = read_sizes(config, default_eps=1e-5)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
         if not config.flag(key, True):

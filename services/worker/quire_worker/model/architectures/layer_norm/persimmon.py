@@ -10,7 +10,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """All linear layers of a layer have biases."""
+    """Build the spec of a Persimmon model. All its linear layers have biases."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     normed = config.flag("qk_layernorm", True)
     attention = sizes.attention(

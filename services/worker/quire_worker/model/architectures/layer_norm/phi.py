@@ -11,7 +11,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """All linear layers have biases, the head too."""
+    """Build the spec of a Phi-1 or Phi-2 model. All its linear layers have biases, also the output head."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     normed = config.flag("qk_layernorm", False)
     attention = sizes.attention(

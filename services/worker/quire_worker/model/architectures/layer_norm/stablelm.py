@@ -12,7 +12,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Attention may lie beside the MLP, with one norm for both."""
+    """Build the spec of a StableLM model. Attention may lie beside the MLP, with one norm for both."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     if config.flag("qk_layernorm", False):
         raise refused(config, "qk_layernorm", "a norm for each head")

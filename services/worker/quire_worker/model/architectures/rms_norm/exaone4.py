@@ -1,4 +1,4 @@
-"""EXAONE 4: norms only behind blocks; with windows, the layers without one have no rotary embedding."""
+"""EXAONE 4: norms only after blocks. In models with windows, the layers without a window have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """If `sliding_window` is null, all layers are alike: full attention, with a rotary embedding."""
+    """Build the spec of an EXAONE 4 model. If `sliding_window` is null, all layers have full attention and a rotary
+    embedding."""
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("sliding_window", "sliding_window_pattern", "layer_types")
@@ -37,8 +38,9 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _every_nth_full(config: ConfigFile) -> Callable[[int], str]:
-    """Return the function from a layer's index to its type: each n-th is full, the others slide. n is
-    `sliding_window_pattern`, or its length if it is letters such as LLLG, which are not read; 4 where it is absent."""
+    """Return the function from a layer's index to its type: each n-th layer has full attention, the others a window. n
+    is `sliding_window_pattern`; if that is a string of letters such as LLLG, n is its length. n is 4 if the field is
+    absent."""
     key = "sliding_window_pattern"
     pattern = config.fields.get(key)
     every = max(1, len(pattern)) if isinstance(pattern, str) else config.integer(key, 4, nullable=True)

@@ -1,4 +1,5 @@
-"""Gemma 1 to 3: norm weights less 1, scaled embeddings; since Gemma 2 norms behind blocks and windows by layer."""
+"""Gemma 1 to 3: norms whose stored weights are 1 less, scaled embeddings; since Gemma 2, norms after blocks, and
+windows in some layers."""
 
 from __future__ import annotations
 
@@ -46,12 +47,12 @@ def _refuse_bidirectional(config: ConfigFile) -> None:
 
 
 def _cap(config: ConfigFile, key: str, default: float) -> float:
-    """A soft cap; 0 where it is null."""
+    """Read a soft cap; 0 if it is null."""
     return config.number(key) if config.has(key) else 0.0 if config.is_null(key) else default
 
 
 def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Gemma 1. Its `hidden_act` is gelu in old files, and meant the form with tanh."""
+    """Build the spec of a Gemma 1 model. Old files have gelu as `hidden_act`, but mean its form with tanh."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     config.note_read("hidden_act", "hidden_activation")
@@ -63,18 +64,20 @@ def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Every other layer has a window, the first one with it."""
+    """Build the spec of a Gemma 2 model. Every other layer has a window, beginning with the first layer."""
     return _alternating(architecture, config, lambda layer: FULL if layer % 2 else SLIDING, caps=True)
 
 
 def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Five layers with a window and a small RoPE base, then one without and with a large base."""
+    """Build the spec of a Gemma 3 model. Five layers have a window and a small RoPE base, and the sixth has no window
+    and a large base."""
     pattern = config.integer("sliding_window_pattern", 6, nullable=True)
     return _alternating(architecture, config, lambda layer: SLIDING if (layer + 1) % pattern else FULL, caps=False)
 
 
 def _alternating(architecture: str, config: ConfigFile, default: Callable[[int], str], *, caps: bool) -> ArchSpec:
-    """Gemma 2, with soft caps, or Gemma 3, with norms of heads and two RoPE bases."""
+    """Build the spec of a Gemma 2 model, with soft caps, or of a Gemma 3 model, with norms of heads and two RoPE
+    bases."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     types = layer_types(config, sizes.layers, default)
     theta = 10000.0 if caps else 1e6
@@ -104,13 +107,14 @@ def _alternating(architecture: str, config: ConfigFile, default: Callable[[int],
 
 
 def _score_scale(fields: Mapping[str, Any], layers_of_27b: int) -> dict[str, Any]:
-    """The divisor of scores, before its root is taken, which no GGUF file has: llama.cpp's rule."""
+    """Return the field with the number whose square root divides the scores. GGUF files do not have it, so this is
+    llama.cpp's rule."""
     of_heads = fields["hidden_size"] // fields["num_attention_heads"]
     return {"query_pre_attn_scalar": of_heads if fields["num_hidden_layers"] == layers_of_27b else fields["head_dim"]}
 
 
 def _full_without_window(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A GGUF file of Gemma 3 that names no window has none."""
+    """Return a field that gives all layers full attention, if a GGUF file of Gemma 3 names no window; else no field."""
     return {} if "sliding_window" in fields else {"layer_types": [FULL] * fields["num_hidden_layers"]}
 
 

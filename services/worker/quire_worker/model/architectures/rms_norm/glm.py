@@ -1,4 +1,4 @@
-"""GLM-4: half of each head rotates, neighbour with neighbour; the 0414 models have norms behind blocks too."""
+"""GLM-4: RoPE over neighbouring dimensions of half of each head. The 0414 models also have norms after blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Biases of query, key and value are a flag of the config."""
+    """Build the spec of a GLM-4 model. A flag of the config says whether query, key and value have biases."""
     sizes = read_sizes(config, head_dim=128, default_eps=1.5625e-7)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim, interleaved=True), qkv_bias=config.flag("attention_bias", True)

@@ -13,8 +13,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """The residual multiplier is no operation: the residual stream is kept divided by it. Norms take the same from such
-    a stream, with an epsilon that is divided by its square."""
+    """Build the spec of a Granite 3 model. The residual multiplier needs no operation, because the residual stream is
+    kept divided by it. Norms give the same results for this stream if their epsilon is divided by the multiplier's
+    square."""
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

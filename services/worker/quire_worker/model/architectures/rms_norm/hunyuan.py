@@ -14,7 +14,8 @@ _MOST_ALPHA = 1e6
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """A RoPE of type `dynamic` with an `alpha` is one with a larger base."""
+    """Build the spec of a Hunyuan model. A RoPE of type `dynamic` with an `alpha` is a plain RoPE with a larger
+    base."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=_rope(config, sizes.head_dim), qk_norm=QkNormSpec(after_rope=True), qkv_bias=bias, o_bias=bias

@@ -1,4 +1,4 @@
-"""Llama 1 to 3 and what copies them."""
+"""Llama 1 to 3, and families with the same architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Biases are flags of the config."""
+    """Build the spec of a Llama model. Flags of the config say which linear layers have biases."""
     refuse_windows(config)
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)

@@ -1,4 +1,4 @@
-"""Mistral, and Ministral with windows in some of its layers."""
+"""Mistral, and Ministral, which has windows in some of its layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """A window is that of all layers, unless `layer_types` says which. There is one unless it is null."""
+    """Build the spec of a Mistral model. All layers have the window, unless `layer_types` names those that do. A null
+    window means none."""
     sizes = read_sizes(config)
     rope, mlp, types = read_rope(config, sizes.head_dim), read_dense(config, sizes), layer_types(config, sizes.layers)
     windows = windows_of(config, types) if types else every_layer(config, sizes.layers)

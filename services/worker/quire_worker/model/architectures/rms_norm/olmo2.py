@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms only behind blocks, one norm over all query heads and one over all key heads."""
+"""OLMo 2 and 3: norms only after blocks, one norm over all query heads and one over all key heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """OLMo 3 has windows in three of four layers, in which RoPE is not scaled."""
+    """Build the spec of an OLMo 2 or 3 model. OLMo 3 has windows in three of four layers; the RoPE of these layers is
+    not scaled."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     types = (FULL,) * sizes.layers
     if architecture == OLMO3.architectures[0]:
@@ -34,7 +35,8 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _ropes(config: ConfigFile, head_dim: int) -> dict[str, RopeSpec]:
-    """The RoPE of each type of layer of an OLMo 3. Old files have one for all, of whose scaling windows have none."""
+    """Read the RoPE of each type of layer of an OLMo 3 model. Old files have one RoPE for all layers, whose scaling
+    does not apply to layers with windows."""
     full = read_rope(config, head_dim, layer_type=FULL, theta=500_000.0)
     section = config.section("rope_parameters")
     if section is None or not (section.has(FULL) or section.has(SLIDING)):

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: fused matrices, longrope, a partial rotary embedding."""
+"""Phi-3, Phi-3.5 and Phi-4: fused weight matrices, longrope, a partial rotary embedding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """A window is that of all layers."""
+    """Build the spec of a Phi-3 or Phi-4 model. If the config has a window, all layers have it."""
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("attention_bias")
@@ -29,7 +29,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _original_context(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The original context of a GGUF file, which only longrope has."""
+    """Read the original context of a GGUF file, which only models with longrope have."""
     rope = fields["rope_parameters"]
     return {ORIGINAL: rope[ORIGINAL]} if ORIGINAL in rope else {}
 

@@ -12,7 +12,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """The biases are the family's, not the config's."""
+    """Build the spec of a Qwen2 model. Query, key and value always have biases; the config does not say so."""
     sizes = read_sizes(config)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     layers = tuple(

@@ -11,7 +11,7 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Biases are flags of the config."""
+    """Build the spec of a Seed-OSS model. Flags of the config say which linear layers have biases."""
     sizes = read_sizes(config, head_dim=128)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

@@ -12,8 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """`no_rope_layers` has a 1 for each layer with a rotary embedding. Windows are those of the other layers, unless
-    `layer_types` says which."""
+    """Build the spec of a SmolLM3 model. `no_rope_layers` has a 1 for each layer with a rotary embedding. The other
+    layers have the window, unless `layer_types` says which do."""
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     rope = read_rope(config, sizes.head_dim, theta=2e6)
     mlp = read_dense(config, sizes, bias=config.flag("mlp_bias", False))

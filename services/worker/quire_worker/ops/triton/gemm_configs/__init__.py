@@ -22,15 +22,15 @@ def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> Gemm
 
 
 def gated_configs_of(device_name: str) -> dict[Shape, GatedGemmConfig | None]:
-    """The ways of gated products, by the least rows; None: product and activation apart. Of ways that are as fast one
-    is kept for all many rows of a shape, so that few kernels are compiled; an entry without figures ends the one before
-    it."""
+    """Return the kernel configs of gated linear layers, by the least number of rows. None: the linear layer and the
+    activation run as two kernels. If several configs are equally fast, one is kept for all large numbers of rows of a
+    shape, so that few kernels are compiled. An entry without figures ends the entry before it."""
     file = _GATED_FILES.get(device_name)
     return {} if file is None else read_gated_configs(_FOLDER / file)
 
 
 def read_gated_configs(path: Path) -> dict[Shape, GatedGemmConfig | None]:
-    """Entries of a file of gated products."""
+    """Parse the entries of a file of gated linear layers."""
     return {
         (entry["rows"], entry["outputs"], entry["inputs"]): None
         if entry["way"] is None
@@ -46,7 +46,7 @@ def configs_of(device_name: str) -> dict[Shape, GemmConfig]:
 
 
 def read_configs(path: Path) -> dict[Shape, GemmConfig]:
-    """Entries of a file; those without a way go to cuBLAS, and are left out."""
+    """Parse the entries of a file. Entries without a config are left out, since cuBLAS computes them."""
     table: dict[Shape, GemmConfig] = {}
     for entry in json.loads(path.read_text()):
         if entry["way"] is not None:

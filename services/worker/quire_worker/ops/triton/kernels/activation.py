@@ -10,10 +10,10 @@ from quire_worker.ops.triton.kernels.common import let_next_start, wait
 
 @triton.jit
 def activate(x, GELU: tl.constexpr):
-    """silu, or gelu in its tanh form, of float32."""
+    """Compute silu of float32, or gelu in its tanh form."""
     if GELU:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        # tanh by way of sigmoid: no overflow at either end.
+        # The tanh is computed by a sigmoid, which does not overflow at either end.
         return x * tl.sigmoid(2.0 * inner)
     else:
         return x * tl.sigmoid(x)

@@ -1,7 +1,7 @@
-"""y = x @ weight.T whose every element is summed in the same order, however many rows x has.
+"""y = x @ weight.T with one order of summation for every element, for any number of rows of x.
 
-Tiles of one size and no split of the inner dimension: a row's bits do not depend on the rows beside it. Slower than a
-kernel that suits the number of rows; for `--batch-invariant`.
+All tiles have one size, and the inner dimension is not split. So the bits of a row do not depend on the other rows.
+This kernel is slower than one that suits the number of rows; `--batch-invariant` selects it.
 """
 
 from __future__ import annotations

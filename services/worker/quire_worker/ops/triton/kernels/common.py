@@ -1,11 +1,12 @@
-"""What all kernels share: the interpreter's switch, the two halves of programmatic dependent launch, and an order.
+"""Functions that all kernels share: the switch for the interpreter, the two halves of programmatic dependent launch
+(PDL), and an integer order of floats.
 
-Under the interpreter bf16 arithmetic is silently wrong (Triton 3.6), so every load is cast to float32 and products are
-fed float32 there; on a device products take bf16.
+Under the interpreter, bf16 arithmetic is silently wrong (Triton 3.6). So under the interpreter every load is cast to
+float32, and matrix products take float32. On a device they take bf16.
 
-With PDL a kernel starts while the one before it still runs: `wait` returns once that one has ended and its writes are
-visible, so a kernel may read what no step writes (weights), or was uploaded before the step, before it, and nothing
-else. Each kernel must call it.
+With PDL a kernel starts while the kernel before it still runs. `wait` returns when that kernel has ended and its writes
+are visible. Before `wait`, a kernel may read only data that no step writes (weights), or that was uploaded before the
+step. Each kernel must call `wait`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Offsets(tl.constexpr):  # type: ignore[misc]  # Triton's classes have no types
-    """Offsets by name, constants of kernels: `offsets.name` in a kernel is an integer of the compiled code, and of the
-    key by which compiled code is kept."""
+    """Offsets by name, as constants of kernels. `offsets.name` in a kernel is an integer of the compiled code, and a
+    part of the key under which the compiled code is cached."""
 
     def __init__(self, offsets: Mapping[str, int]) -> None:
         super().__init__(SimpleNamespace(**offsets))
@@ -40,22 +41,22 @@ INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1"
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Until the kernel before this one has ended."""
+    """Wait until the kernel before this one has ended."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """The kernel after this one may begin what it does before its own `wait`."""
+    """Let the next kernel start. It may run the part before its own `wait`."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def fetch_lines(place, ELEMENTS: tl.constexpr, WANTED: tl.constexpr):
-    """So many elements from `place` on will be read soon: into the second cache with them. It sees what others write,
-    so that this may be asked before `wait`."""
+    """Prefetch this many elements from `place` on into the L2 cache. The L2 cache sees later writes of other programs,
+    so a kernel may prefetch before `wait`."""
     if WANTED:
         LINE: tl.constexpr = 1024 // place.dtype.element_ty.primitive_bitwidth
         line = (place + tl.arange(0, ELEMENTS // LINE) * LINE).to(tl.int64)
@@ -65,8 +66,8 @@ def fetch_lines(place, ELEMENTS: tl.constexpr, WANTED: tl.constexpr):
 
 @triton.jit
 def system_fence(lane):
-    """All loads that a thread has done come before all that it does from here on, in the order in which the host sees
-    memory too. `lane`: an element for each thread."""
+    """Order the loads of a thread: all loads before this fence come before all loads after it, also with respect to the
+    host's memory. `lane` has an element for each thread."""
     if not INTERPRET:
         fence: tl.constexpr = "fence.acq_rel.sys; mov.b32 $0, $1;"
         tl.inline_asm_elementwise(fence, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
@@ -74,8 +75,8 @@ def system_fence(lane):
 
 @triton.jit
 def load_system_words(pointer):
-    """Four int32 from each of some addresses, which are multiples of 16: from the host's memory, past all caches, and
-    in one request where that is possible."""
+    """Load four int32 from each of some addresses in the host's memory. The addresses are multiples of 16. The loads go
+    past all caches, and are one request where possible."""
     if INTERPRET:
         return (
             tl.load(pointer, volatile=True),
@@ -96,7 +97,7 @@ def load_system_words(pointer):
 
 @triton.jit
 def operand(x, LIKE: tl.constexpr):
-    """A value as a matrix product takes it: in the memory's type, or float32 where the interpreter computes."""
+    """Convert a value to the type that a matrix product takes: the memory's type, or float32 under the interpreter."""
     if INTERPRET:
         return x.to(tl.float32)
     else:
@@ -105,7 +106,8 @@ def operand(x, LIKE: tl.constexpr):
 
 @triton.jit
 def load_heads(place, lane, DIM: tl.constexpr, LANES: tl.constexpr):
-    """Rows of heads of DIM elements as rows of LANES, a power of two, which are zero behind the head."""
+    """Load rows of heads of DIM elements as rows of LANES elements, a power of two. The elements after the head are
+    zero."""
     if LANES == DIM:
         return tl.load(place)
     else:
@@ -114,7 +116,7 @@ def load_heads(place, lane, DIM: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def within_heads(real, lane, DIM: tl.constexpr, LANES: tl.constexpr):
-    """The mask of rows [rows] for rows of LANES elements, of which a head has DIM."""
+    """Return the mask of rows [rows] of LANES elements, of which a head has DIM."""
     if LANES == DIM:
         return real[:, None]
     else:
@@ -123,24 +125,25 @@ def within_heads(real, lane, DIM: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def ordered(x):
-    """float32 -> int32 that sorts alike: -0.0 below 0.0, a NaN beyond the infinity of its sign."""
+    """Convert float32 to int32 with the same order: -0.0 comes below 0.0, and a NaN beyond the infinity of its sign."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
 def from_ordered(key):
-    """The inverse."""
+    """Convert the int32 of `ordered` back to float32."""
     return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def fast_log(x):
-    """Natural logarithm of a normal number: to 2e-7, or where that is more to 2e-7 of itself."""
+    """Compute the natural logarithm of a normal number, with an absolute or relative error of 2e-7, whichever is
+    larger."""
     if INTERPRET:
         return tl.log(x)
     else:
-        # Triton's own takes care of numbers that are not normal, which costs more than the logarithm.
+        # Triton's own function also takes subnormal numbers, which costs more than the logarithm.
         asm: tl.constexpr = "lg2.approx.ftz.f32 $0, $1;"
         two = tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
         return 0.6931471805599453 * two

@@ -1,8 +1,9 @@
-"""What requests ask of their logits, applied to the rows that ask: see sampling/logits_state.py for the definition.
+"""Applies logit controls to the rows of requests that have them; sampling/logits_state.py has the definition.
 
-Each such row has a logits processor state (sampling/state_layout.py) on the device, found by its address. The row is
-copied in float32, changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not
-be drawn come after the rest, which brings nothing of -inf back; a token that is forced comes last, and is alone.
+Each such row has a logits processor state (sampling/state_layout.py) on the device, found by its address. The kernel
+copies the row in float32, changes the copy, and the step samples from the copy. The logits themselves stay raw, for
+logprobs. Forbidden ids are applied after the other controls, which therefore cannot bring back a token at -inf. A
+forced token is applied last, and is then the only one.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def control_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: changed [rows, vocab] float32 of the rows whose address control [rows] int64 is not 0.
+    """Grid [rows]: changed [rows, vocab] float32 takes the rows whose address control [rows] int64 is not 0.
 
-    first_row [rows] of the step's tokens, fed [tokens] 1: the token that is computed is the last one drawn in the
-    row's slot, and has become part of the output. NaN where the logits are not numbers: settled as damaged. MASKED:
-    allowed [rows, words] are the tokens that rows' grammars allow; the others are -inf from the start, and none of them
-    is forced."""
+    first_row [rows] is the row's first token in the step. fed [tokens] 1: the computed token is the last one that was
+    sampled in the row's slot, and is now part of the output. If the logits are not numbers, the changed row is NaN, so
+    the row ends as damaged. MASKED: allowed [rows, words] are the tokens that rows' grammars allow; the others are -inf
+    from the start, and none of them is forced.
+    """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
@@ -75,7 +77,7 @@ def control_kernel(
 
 @triton.jit
 def _append(state, token):
-    """The token is the output's last."""
+    """Append the token to the output."""
     lane = tl.arange(0, LISTED)
     written, known = tl.load(state + AT.written), tl.load(state + AT.known)
     ring, capacity = tl.load(state + AT.ring), tl.load(state + AT.capacity)
@@ -143,8 +145,8 @@ def _force(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASK
 
 @triton.jit
 def _copy_allowed(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """The row in float32, -inf where the state's mask or the row's grammar forbids a token; 0 where the logits are not
-    numbers."""
+    """Copy the row in float32. Tokens that the state's mask or the row's grammar forbids become -inf; values that are
+    not numbers become 0."""
     lane = tl.arange(0, BLOCK)
     masked = tl.load(state + AT.masked) != 0
     mask = state + tl.load(state + AT.mask_at)
@@ -182,7 +184,7 @@ def _add_biases(state, target):
 
 @triton.jit
 def _penalise(state, target):
-    """Not 0 where a penalty has made a logit infinite."""
+    """Apply the penalties. Returns not 0 if a penalty has made a logit infinite."""
     lane = tl.arange(0, LISTED)
     known, capacity = tl.load(state + AT.known), tl.load(state + AT.capacity)
     repetition = tl.load(state + AT.repetition_penalty).to(tl.float32, bitcast=True)
@@ -206,7 +208,7 @@ def _penalise(state, target):
 
 @triton.jit
 def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
-    """Where a known token's logit is infinite that may be drawn, the request leaves nothing to draw."""
+    """If a known token that may be sampled has an infinite logit, mark that the request leaves no token."""
     lane = tl.arange(0, LISTED)
     known = tl.load(state + AT.known)
     ids = state + tl.load(state + AT.ids_at)
@@ -226,7 +228,7 @@ def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def _forbid_words(state, target):
-    """A word's last token, where the output ends with those before it."""
+    """Forbid the last token of each bad word if the output ends with the tokens before it."""
     lane = tl.arange(0, LISTED)
     words, written, ring = tl.load(state + AT.words), tl.load(state + AT.written), tl.load(state + AT.ring)
     begins = state + tl.load(state + AT.words_at)

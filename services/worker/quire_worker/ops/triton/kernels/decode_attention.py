@@ -1,9 +1,9 @@
-"""Attention of one query token per sequence over its pages, the keys shared out among programs.
+"""Attention of one query token per sequence over its pages. The keys of a sequence are divided among programs.
 
-Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its share of keys.
-Then the shares are weighed: by a second kernel where most sequences are cut, or, where few are, by whoever is the last
-of a sequence to end, since a second kernel would have nothing to do for most. All query heads of a KV head are rows of
-one product, so each key is read once.
+Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its split of the
+keys. Then the splits are merged. If most sequences have several splits, a second kernel merges them. If few have, the
+program that ends last merges its sequence's splits, because a second kernel would have no work for most sequences. All
+query heads of a KV head are rows of one matrix product, so each key is read once.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def decode_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [KV heads, splits_count]: the longest shares of all heads begin first, and places without a share come last,
-    since programs that have nothing to do take their time too. query [S, HEADS, DIM], position [S] of the token; shares
-    as in kv_splits.
+    """Grid [KV heads, splits_count]: the longest splits of all heads start first. Places without a split come last,
+    because programs without work also take time. query [S, HEADS, DIM], position [S] of the token; splits as in
+    kv_splits.
 
-    TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
-    part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], -inf where a share
-    holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time,
-    of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
-    share counts. CHUNKED: `window` is the size of a chunk; a token sees its own. ALIBI: slopes [HEADS] float32, times
-    the distance of a key, are added to scores. LANES: DIM up to a power of two. Pages may be of another type than the
-    query: what is loaded is computed with in the query's.
+    TILE divides PAGE and the first key of each split. ROWS: query heads per KV head, padded to 16. Results before the
+    merge: part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], -inf for a
+    split without keys. arrived [S, KV_HEADS] counts programs, and is zero before and after. MERGED: the number of
+    splits that are merged at a time, of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without
+    values, which the first split of a sequence counts. CHUNKED: `window` is the size of a chunk, and a token sees its
+    own chunk. ALIBI: slopes [HEADS] float32, times the distance of a key, are added to scores. LANES: DIM up to a power
+    of two. Pages may have another type than the query; loaded values are converted to the query's type.
     """
     kv, split = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -72,7 +72,7 @@ def decode_attention_kernel(
     lane = tl.arange(0, LANES)
     key = tl.arange(0, TILE)
     real = row < GROUP
-    # What was uploaded before the step is there already, whatever the kernel before this one still writes.
+    # Data that was uploaded before the step is already there, whatever the kernel before this one still writes.
     owner = tl.load(splits + split)
     first = tl.load(splits + splits_count + split)
     end = tl.load(splits + 2 * splits_count + split)
@@ -84,7 +84,7 @@ def decode_attention_kernel(
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
     table = page_table + seq * width
     if owner >= 0:
-        # Page ids were uploaded too. The newest key may not be there yet, but to fetch is not to read.
+        # Page ids were uploaded too. The newest key may not be there yet, but this is only a prefetch.
         keys = head + tl.load(table + first // PAGE).to(tl.int64) * page_stride + first % PAGE * DIM
         fetch_lines(keys, TILE * DIM, PDL and not WINDOWED and not CHUNKED and LANES == DIM)
         fetch_lines(keys + value_offset, TILE * DIM, PDL and not WINDOWED and not CHUNKED and LANES == DIM)
@@ -105,7 +105,7 @@ def decode_attention_kernel(
     q = tl.load(query + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :], mask=inside, other=0.0).to(
         tl.float32
     )
-    # exp2 below: scores carry log2(e).
+    # The kernel uses exp2, so scores carry the factor log2(e).
     q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
     most = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -125,7 +125,7 @@ def decode_attention_kernel(
         if WINDOWED or CHUNKED:
             seen = seen & (at >= low)
         k = load_heads(cell, lane, DIM, LANES)
-        # What lies past the sequence may be NaN, which no product with zero takes away.
+        # Values past the sequence may be NaN, and NaN times zero is NaN, so they are replaced.
         v = tl.where(
             seen[:, None], operand(load_heads(cell + value_offset, lane, DIM, LANES), query.dtype.element_ty), 0.0
         )
@@ -174,7 +174,8 @@ def merge_splits_kernel(
     MERGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [S, KV heads]: weighs what decode_attention_kernel left. A sequence that was not cut is written already."""
+    """Grid [S, KV heads]: merges the splits that decode_attention_kernel left. The result of a sequence with one split
+    is already written."""
     seq, kv = tl.program_id(0), tl.program_id(1)
     begin = tl.load(splits + 6 * splits_count + seq)
     parts = tl.load(splits + 7 * splits_count + seq)
@@ -201,8 +202,8 @@ def _merge(
     WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """The parts from `begin` on of GROUP heads from `head` on, weighed by their log2 sums. What other programs wrote is
-    read past the first cache, which knows nothing of it."""
+    """Merge the splits from `begin` on, for GROUP heads from `head` on, weighted by their log2 sums. Values that other
+    programs wrote are read past the L1 cache, which does not see such writes."""
     lane = tl.arange(0, LANES)
     some = tl.arange(0, MERGED)
     row = tl.arange(0, WIDTH)

@@ -1,5 +1,5 @@
-"""A step's input tokens: those that the host knows, and those that were drawn in a slot and never left the device; and
-where these stand, where the host does not know it."""
+"""Collects a step's input tokens. The host knows some of them; the others were sampled in a slot and never left the
+device. For these rows the device also corrects positions that the host does not know."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def place_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks]: put the right positions in place of the greatest possible ones, in rows that decode by a grammar.
+    """Grid [blocks]: replaces the greatest possible positions by the true ones, in rows that decode by a grammar.
 
     Columns by sequence, [rows]: mask_slot, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
-    StepBatch; position, drawn_at, last and blocked, which are written. By token: fed and row_position, which are
-    written too; a token that is fed for the second time gets fed 2. By slot: known, the position of the last token,
-    and held, whether it was computed before. splits [8, splits_count] as in kv_splits, of which ends are written: keys
-    behind the sequence are none of its own."""
+    StepBatch. The kernel writes position, sample_position, last and blocked. By token, it writes fed and row_position;
+    a token that is fed for the second time gets fed 2. By slot: known, the position of the last token, and held,
+    whether that token was computed before. splits [8, splits_count] as in kv_splits; the kernel moves their ends, so
+    that no split has keys past the sequence.
+    """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)
     let_next_start(PDL)

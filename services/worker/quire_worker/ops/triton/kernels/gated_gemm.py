@@ -1,9 +1,9 @@
-"""y = activation(x @ gates.T) * (x @ ups.T) for many rows: the product and what follows it, in one kernel.
+"""y = activation(x @ gates.T) * (x @ ups.T) for many rows in one kernel: the GEMM, and the activation after it.
 
-What a product of twice the width would write and an activation would read again never leaves the registers. A tile of
-the weight has as many gates as what they gate, side by side, so that one matrix instruction serves both. Each program
-takes one tile after the other, and loads of the next one begin while the last one ends: Triton's persistent product by
-descriptors (its tutorial 09), with a weight of three dimensions.
+The intermediate result, which is twice as wide as y, never leaves the registers. A tile of the weight has gates and the
+ups that they multiply side by side, so that one matrix instruction computes both. Each program computes one tile after
+the other, and loads the next tile while the last one ends. This is Triton's persistent GEMM with descriptors (its
+tutorial 09), for a weight of three dimensions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
 
 @triton.jit
 def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Tiles that are computed at the same time share their operands: GROUP tiles of rows, then the next column."""
+    """Return the tile that a program computes. Tiles that are computed at the same time share operands: GROUP tiles of
+    rows, then the next column."""
     whole = GROUP * column_tiles
     first = tile // whole * GROUP
     group = tl.minimum(row_tiles - first, GROUP)
@@ -41,8 +42,9 @@ def gated_gemm_kernel(
     GELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [PROGRAMS]. Descriptors: x [rows, INPUTS] of blocks [BLOCK_M, BLOCK_K], weight [2, INNER, INPUTS] of
-    [2, BLOCK_N, BLOCK_K], y [rows, INNER] of [BLOCK_M, BLOCK_N]; what is outside is read as 0, and not written."""
+    """Grid [PROGRAMS]. Descriptors: x [rows, INPUTS] with blocks [BLOCK_M, BLOCK_K], weight [2, INNER, INPUTS] with
+    blocks [2, BLOCK_N, BLOCK_K], y [rows, INNER] with blocks [BLOCK_M, BLOCK_N]. Values outside a tensor are read as 0
+    and not written."""
     wait(PDL)
     let_next_start(PDL)
     row_tiles = tl.cdiv(rows, BLOCK_M)

@@ -1,6 +1,8 @@
-"""Pages from one pool into another, many in one launch: the source may be another GPU's memory, mapped by its address.
+"""Copies many pages from one pool into another in one launch. The source may be the memory of another GPU, mapped by
+its address.
 
-A copy call per page leaves the link idle between two of them; a launch keeps enough loads under way to fill it.
+With one copy call per page, the link would be idle between two calls. One launch keeps enough loads under way to fill
+the link.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ def gather_pages_kernel(
     PAGE_WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid [programs], any number: page source_page[i] of the pool at the address `source`, a multiple of 16 bytes,
-    becomes page target_page[i] of `target`, for i < pages. A page is PAGE_WORDS int32."""
+    """Grid [any number of programs]: copies page source_page[i] of the pool at the address `source`, a multiple of 16
+    bytes, to page target_page[i] of `target`, for i < pages. A page is PAGE_WORDS int32."""
     PIECES: tl.constexpr = (PAGE_WORDS + BLOCK - 1) // BLOCK
     pool = tl.multiple_of(source.to(tl.int64).to(tl.pointer_type(tl.int32)), 16)
     lane = tl.arange(0, BLOCK)

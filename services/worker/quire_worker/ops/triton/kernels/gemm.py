@@ -1,8 +1,9 @@
-"""Products of few rows with a large weight, y = x @ weight.T: bound by reading the weight once.
+"""GEMMs of few rows with a large weight, y = x @ weight.T. Their time is the time to read the weight once.
 
-Three ways, of which a measured table chooses by shape (see products.py): sums over the weight's rows for one or two
-rows of x, the first tile of the weight read before the wait for x; matrix instructions with the weight as the tall
-operand; the same with the inner dimension in shares that the warps of a program divide, for weights with few rows.
+There are three kernels, and a measured table chooses one by shape (see gemm.py of the parent folder). The first sums
+over the rows of the weight, for one or two rows of x, and reads the first tile of the weight before it waits for x. The
+second uses matrix instructions, with the weight as the tall operand. The third is like the second, but the warps of a
+program split the inner dimension; it is for weights with few rows.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def tall_gemm_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks of outputs]: weight tiles are the tall operand, x [rows, INPUTS] transposed the narrow one, padded
-    to M columns. BLOCK_K divides INPUTS."""
+    """Grid [blocks of outputs]: weight tiles are the tall operand, and x [rows, INPUTS], transposed and padded to M
+    columns, is the narrow one. BLOCK_K divides INPUTS."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, M)
     k = tl.arange(0, BLOCK_K)
@@ -116,8 +117,8 @@ def split_k_gemm_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As tall_product_kernel, but every turn takes SHARES tiles of BLOCK_K inputs, which are summed at the end.
-    SHARES * BLOCK_K divides INPUTS."""
+    """As tall_gemm_kernel, but every turn takes SHARES tiles of BLOCK_K inputs, which are summed at the end. SHARES *
+    BLOCK_K divides INPUTS."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, M)
     k = tl.arange(0, BLOCK_K)

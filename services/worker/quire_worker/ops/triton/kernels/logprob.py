@@ -1,10 +1,11 @@
-"""Logprobs of drawn tokens and of the best alternatives: what a block of the vocabulary says, then a row's blocks.
+"""Logprobs of sampled tokens and of the best alternatives. The first kernel computes partial results for each block of
+the vocabulary, and the second one merges the blocks of a row.
 
-Logits are ordered as integers: by value, then the lower id first; -0.0 is below 0.0, and a NaN is beyond the infinity
-of its sign. A key is both in one int64, value above 0x7FFFFFFF - id, so that no two tokens have the same.
+Logits are ordered as integers: by value, then the lower id first. -0.0 is below 0.0, and a NaN is beyond the infinity
+of its sign. A *key* combines both in one int64: the value above 0x7FFFFFFF - id. So no two tokens have the same key.
 
-The row is read once. Its best is the best of its blocks' bests: the block that gave it is looked at again for its next
-one, which a few alternatives make cheaper than every block's own list of them.
+The row is read once. Its best key is the best of its blocks' best keys. Then the block of this key is searched again
+for its next one. For a few alternatives, this is cheaper than a list of the best keys of every block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
 
-# Of no token: below all keys.
+# The key of no token, below all other keys.
 _NO_KEY: tl.constexpr = tl.constexpr(-9223372036854775808)
 
 
@@ -31,8 +32,9 @@ def block_logprobs_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [entries, PARTS]: a block's best key (int64), its sum of exponentials less the best logit if that is finite,
-    and number of logits above the chosen token's (int32). row [entries] of logits [N, vocab] and of token [N]."""
+    """Grid [entries, PARTS]: for each block its best key (int64), the sum of its exponentials relative to the best
+    logit if that is finite, and how many of its logits are above the chosen token's (int32). row [entries] is an index
+    into logits [N, vocab] and token [N]."""
     entry, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -65,8 +67,9 @@ def merge_logprobs_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [entries]: packed [entries, 2 + 2 * most] int32 takes the chosen token's logprob (the bits of a float32) and
-    rank, then ids of the best `most` tokens, then their logprobs. LANES: a power of two, at least PARTS."""
+    """Grid [entries]: packed [entries, 2 + 2 * most] int32 takes the logprob (the bits of a float32) and the rank of
+    the chosen token, then the ids of the best `most` tokens, then their logprobs. LANES: a power of two, at least
+    PARTS."""
     entry = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     wait(PDL)
@@ -78,7 +81,7 @@ def merge_logprobs_kernel(
     keys = tl.load(part_key + entry * PARTS + lane, mask=known, other=_NO_KEY)
     part_best = tl.where(known, from_ordered((keys >> 32).to(tl.int32)), float("-inf"))
     shift = _shift(tl.max(part_best, axis=0))
-    # Rounded once: logarithms of the parts would be so each.
+    # This rounds once; logarithms of the parts would round once each.
     sums = tl.load(part_sum + entry * PARTS + lane, mask=known, other=0.0)
     normaliser = shift + tl.log(tl.sum(sums * tl.exp(part_best - shift), axis=0))
     packed += entry * (2 + 2 * most)
@@ -102,19 +105,20 @@ def merge_logprobs_kernel(
 
 @triton.jit
 def _chosen(logits, token, at, vocab):
-    """The logit of a row's token; of any where none was drawn."""
+    """Return the logit of a row's token; any logit if the row sampled none."""
     return tl.load(logits + at * vocab + tl.maximum(tl.load(token + at), 0)).to(tl.float32)
 
 
 @triton.jit
 def _shift(most):
-    """What is subtracted before exponentials are taken: nothing where it would make a NaN of what is none."""
+    """Return the number that is subtracted before exponentials are taken: the best logit, or 0 if that is infinite,
+    since the difference would be NaN."""
     return tl.where(tl.abs(most) == float("inf"), 0.0, most)
 
 
 @triton.jit
 def _best_key(order, token_id, among):
-    """The largest key among some tokens, _NO_KEY without any."""
+    """Return the largest key of some tokens; _NO_KEY if there are none."""
     value = tl.max(tl.where(among, order, -0x80000000), axis=0)
     lowest = tl.min(tl.where(among & (order == value), token_id, 0x7FFFFFFF), axis=0)
     return (value.to(tl.int64) << 32) | (0x7FFFFFFF - lowest).to(tl.int64)

@@ -2,11 +2,11 @@
 step samples.
 
 The matcher may write an entry of the ring while this kernel reads it. The stamp of an entry names the sequence and the
-position of its mask, and is 0 while the mask is written: see matcher/mask_ring.py. So each thread reads the stamp, then
+position of its mask, and is 0 while the mask is written; see matcher/mask_ring.py. So each thread reads the stamp, then
 its part of the mask, then the stamp again. The loads are volatile, so that the GPU performs them one by one and past
 its caches (`relaxed.sys` in PTX's memory model), with a fence in between. If the first stamp is right, the mask was
-complete before; if the second one is right, no later mask was started. A row whose mask is missing is held; the kernel
-does not wait. Several programs read one row; the last of them to end combines their results.
+complete before the read. If the second stamp is right, no later mask was started. A row whose mask is missing is held;
+the kernel does not wait. Several programs read one row, and the last of them to end combines their results.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ def fetch_masks_kernel(
     """Grid [rows, blocks of words]: writes a row's mask to allowed [rows, words] int32, and FREE, HAS_MASK or HELD to
     mask_kind [rows]. `words` is a multiple of 32.
 
-    ring: the address of the first entry; each has entry_words int32, and a mask slot has entries_per_slot of them.
-    mask_slot [rows]: -1 for a row without a grammar, whose bits are all 1; other negative numbers for a sequence that
-    has no mask slot yet. generation [rows] as in the stamp, drawn_at [rows] the position of the token. blocked [rows]
-    becomes 0 where the mask allows nothing but stop_id [rows, stops]. arrived [rows] counts programs; it is 0 before
-    and after. THREADS: one lane for each of the program's threads."""
+    `ring` is the address of the first entry. Each entry has entry_words int32, and a mask slot has entries_per_slot
+    entries. mask_slot [rows] is -1 for a row without a grammar, which may sample all tokens; other negative numbers
+    mean that the sequence has no mask slot yet. generation [rows] is as in the stamp, and sample_position [rows] is the
+    position of the token. blocked [rows] becomes 0 if the mask allows only stop_id [rows, stops]. arrived [rows] counts
+    programs, and is 0 before and after. THREADS: one lane for each of the program's threads.
+    """
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     wait(PDL)
     let_next_start(PDL)
@@ -115,8 +116,8 @@ def fetch_masks_kernel(
 
 @triton.jit
 def _keep(bits, word, inside, target, single, token, stopped, stop_id, stops):
-    """Store some words of a mask, or what stands for them where it is a single token. Returns the bits that are left
-    without stop_id [stops], where the row is not to stop yet."""
+    """Store some words of a mask, or of the mask that stands for a single token. Returns the bits that are left without
+    stop_id [stops], if the row may not stop yet."""
     bits = tl.where(single, tl.where(word == token // 32, 1 << (token % 32), 0), bits)
     tl.store(target, bits, mask=inside)
     bits = tl.where(inside, bits, 0)

@@ -1,4 +1,4 @@
-"""RMS norm of rows, with the residual sum before it where there is one."""
+"""RMS norm of rows. If there is a residual, it is added first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program per row. With ADD, residual += delta first, rounded to the memory's type as it is kept."""
+    """Grid [rows]. With ADD, residual += delta first, and the norm uses the sum as it is rounded to the memory's
+    type."""
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     real = column < hidden

@@ -1,7 +1,7 @@
-"""Attention of a prompt's chunk over its pages: tiles of query tokens, running softmax over tiles of keys.
+"""Attention of a prompt's chunk over its pages, with tiles of query tokens and a running softmax over tiles of keys.
 
-FlashAttention-2 (Dao, 2023) over a page table. The query heads of one KV head are rows of the same tile, so keys are
-read once for all of them.
+This is FlashAttention-2 (Dao, 2023) over a page table. The query heads of one KV head are rows of the same tile, so
+keys are read once for all of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _keys(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A tile of keys and values, as products of LIKE take them. What lies past `end` may be NaN, which no product with
-    zero takes away."""
+    """Load a tile of keys and values, converted to the type of LIKE. Values past `end` may be NaN, and NaN times zero
+    is NaN, so they become zero."""
     k_at = start + key
     if PAGE % TILE == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
@@ -47,7 +47,7 @@ def _keys(
 
 @triton.jit
 def _scores(q, k, softcap, CAPPED: tl.constexpr):
-    """In units of log2."""
+    """Compute scores in units of log2."""
     score = tl.dot(q, tl.trans(k))
     if CAPPED:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
@@ -95,11 +95,14 @@ def prefill_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [tiles * KV heads], of which tile_step and head_step are the strides: one of them is 1. Per tile its
-    sequence (negative: padding, nothing to do) and first token in the chunk; per sequence its first row in query, that
-    row's position, and its rows. A tile holds TOKENS tokens times the query heads of one KV head, ROWS >= TOKENS *
-    heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE. SINKS: sinks [HEADS] float32 are scores
-    without values. CHUNKED, ALIBI, LANES: as in decode_attention_kernel."""
+    """Grid [tiles * KV heads], with the strides tile_step and head_step, one of which is 1. Each tile has its sequence
+    (negative: padding without work) and its first token in the chunk. Each sequence has its first row in the query, the
+    position of this row, and the number of its rows. A tile holds TOKENS tokens times the query heads of one KV head,
+    ROWS >= TOKENS * heads in all.
+
+    A turn takes TILE keys; TILE divides PAGE or PAGE divides TILE. SINKS: sinks [HEADS] float32 are scores without
+    values. CHUNKED, ALIBI, LANES: as in decode_attention_kernel.
+    """
     tile = tl.program_id(0) // tile_step % tiles
     kv = tl.program_id(0) // head_step % KV_HEADS
     wait(PDL)

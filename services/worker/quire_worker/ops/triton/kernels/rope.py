@@ -1,4 +1,4 @@
-"""Norm of query and key heads, rotation of both, and the write of keys and values to their page: one pass over qkv."""
+"""Normalizes query and key heads, rotates both, and writes keys and values to their pages, in one pass over qkv."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def qk_norm_rope_write_kernel(
     KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows / TOGETHER, KV heads]: a program takes rows' query heads of one KV head, their key and their value.
+    """Grid [rows / TOGETHER, KV heads]: a program takes the query heads of one KV head of its rows, their key and their
+    value.
 
-    qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative: a padding row, which is
-    written nowhere; sequence [R] row of page_table; pages as elements. TABLE: elements of cos and sin from one position
-    to the next, 0 where all positions have the same. PARTS: power of two above heads per KV head + 1.
-    NORM: 1 before the rotation, 2 after it, 0 none. LANES: half of DIM up to a power of two.
-    KEPT: turned keys are also written back to qkv, for an attention that knows no pages; keys and values of padding
-    rows as 0, since such an attention multiplies what lies behind a prompt by 0, and there may be NaN.
+    qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative for a padding row, which is
+    not written to any page; sequence [R] is the row of page_table. TABLE: the number of elements of cos and sin from
+    one position to the next, 0 if all positions have the same. PARTS: a power of two above heads per KV head + 1. NORM:
+    1 before the rotation, 2 after it, 0 none. LANES: half of DIM up to a power of two.
+
+    KEPT: rotated keys are also written back to qkv, for an attention without pages. Keys and values of padding rows are
+    written as 0, because such an attention multiplies the rows after a prompt by 0, and NaN times 0 is NaN.
     """
     kv = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -108,7 +110,7 @@ def qk_norm_rope_write_kernel(
     cell = cell[:, None] + tl.where(is_value, value_offset, 0)[None, :]
     cell = pages + cell[:, :, None] + lane[None, None, :]
     if pages.dtype.element_ty == tl.float8e4nv:
-        # The largest number of the type: what is above would become NaN.
+        # The largest number of the type; larger values would become NaN.
         low = tl.minimum(tl.maximum(low, -448.0), 448.0)
         high = tl.minimum(tl.maximum(high, -448.0), 448.0)
     tl.store(cell, low.to(pages.dtype.element_ty), mask=written[:, :, None] & real)

@@ -12,8 +12,8 @@ from quire_worker.sampling import param_rows
 GREEDY_BELOW: tl.constexpr = tl.constexpr(param_rows.GREEDY_BELOW)
 WORDS: tl.constexpr = tl.constexpr(param_rows.WORDS)
 PARAM: tl.constexpr = Offsets(param_rows.OFFSETS)
-# What the search leaves of a row, RANGE numbers: the least and the largest logit that are kept, and the top_p that is
-# still to be applied to them, 1 being none.
+# The range of logits that the search keeps of a row, as RANGE numbers: the least and the largest kept logit, and the
+# top_p that is still to be applied to them (1: none).
 RANGE: tl.constexpr = tl.constexpr(3)
 LEAST_KEPT: tl.constexpr = tl.constexpr(0)
 MOST_KEPT: tl.constexpr = tl.constexpr(1)
@@ -25,11 +25,13 @@ def row_logits(
     logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Logits of some tokens in float32; -inf past the end, and for blocked ids.
+    """Load the logits of some tokens in float32; -inf past the end, and for blocked ids.
 
-    blocked [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. CONTROLLED: a row whose control
-    [rows] is not 0 is drawn from changed [rows, vocab] instead, as it is. MASKED: of all these only tokens whose bit in
-    allowed [rows, words] is 1; NaN and infinity, which say that the row is damaged, show through."""
+    blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. CONTROLLED: a row whose control [rows]
+    is not 0 samples from changed [rows, vocab] instead, without other changes. MASKED: only tokens whose bit in allowed
+    [rows, words] is 1 may be sampled. NaN and infinity stay visible for all tokens, because they show that the row is
+    damaged.
+    """
     inside = token < vocab
     blocks = tl.load(blocked + row) != 0
     if CONTROLLED:
@@ -51,8 +53,8 @@ def row_logits(
 
 @triton.jit
 def is_allowed(allowed, row, token, vocab):
-    """Whether a row's grammar allows each of some tokens. allowed [rows, words] int32: a bit for every token of the
-    vocabulary, the lowest of a word first, in multiples of 32 words."""
+    """Whether a row's grammar allows each of some tokens. allowed [rows, words] int32 has a bit for every token of the
+    vocabulary, the lowest bit of a word first. `words` is a multiple of 32."""
     words = (vocab + 1023) // 1024 * 32
     bits = tl.load(allowed + row * words + token // 32, mask=token < vocab, other=0)
     return ((bits >> (token % 32)) & 1) != 0
@@ -66,19 +68,19 @@ def not_below_infinity(x):
 
 @triton.jit
 def has_filters(params, row):
-    """Whether a row is drawn from less than all."""
+    """Whether a row samples from less than all tokens."""
     return tl.load(params + row * WORDS + PARAM.filtered) != 0
 
 
 @triton.jit
 def sampling_param(params, row, WORD: tl.constexpr):
-    """A number of a draw row in float32. draws: rows of sampling/draw_rows.py."""
+    """Load a number of a row's sampling parameters in float32. `params` has the rows of sampling/param_rows.py."""
     return tl.load(params + row * WORDS + WORD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def random_key(params, row):
-    """A row's seed, uint64, and its sibling index."""
+    """Load a row's seed (uint64) and its sample index."""
     start = params + row * WORDS
     low = tl.load(start + PARAM.seed).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(start + PARAM.seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
@@ -87,7 +89,7 @@ def random_key(params, row):
 
 @triton.jit
 def store_range(ranges, row, least, most, top_p):
-    """Say what a row keeps. ranges [rows, RANGE] float32."""
+    """Store the range that a row keeps. ranges [rows, RANGE] float32."""
     tl.store(ranges + row * RANGE + LEAST_KEPT, least)
     tl.store(ranges + row * RANGE + MOST_KEPT, most)
     tl.store(ranges + row * RANGE + TOP_P_LEFT, top_p)

@@ -1,7 +1,8 @@
-"""From logits to tokens: Gumbel noise and argmax in one pass, then what the token means for its sequence.
+"""Samples tokens from logits. One pass adds Gumbel noise and takes the argmax; a second kernel feeds the token back and
+checks stops.
 
-The token is the largest x / temperature + noise among the logits that the limits keep (top_k_top_p.py), the lowest id
-among equals: the definition of sampling/sampler.py, with float32 in place of float64.
+The token has the largest x / temperature + noise among the logits that the limits keep (top_k_top_p.py), and the lowest
+id among equals. This is the definition of sampling/sampler.py, with float32 in place of float64.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from quire_worker.ops.triton.kernels.row import (
     sampling_param,
 )
 
-# How far a rough score may lie from the exact one: that of its noise, and rounding in proportion to the score.
+# How far a rough score may lie from the exact one: the error of its noise, and rounding in proportion to the score.
 _SLACK: tl.constexpr = tl.constexpr(1e-3)
 _SLACK_OF_SCORE: tl.constexpr = tl.constexpr(1e-6)
-# So many kept tokens of a block are scored exactly as they are.
+# Up to this number of kept tokens of a block are scored exactly at once.
 _IN_TURN: tl.constexpr = tl.constexpr(4)
 _DAMAGED: tl.constexpr = tl.constexpr(step.DAMAGED)
 _NOTHING_LEFT: tl.constexpr = tl.constexpr(step.NOTHING_LEFT)
@@ -59,11 +60,12 @@ def sample_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
+    """Grid [rows, PARTS]: the best token of BLOCK tokens of the vocabulary, and its score; NaN if a logit is NaN.
 
-    position [rows] absolute index of the token that is drawn. FILTERED: ranges [rows, RANGE] are
-    looked at, and where one begins maximum [rows, groups] too, of which GROUPS are a part's: where they do not reach
-    it, nothing else is. ranges, control and changed as in top_k_top_p_kernel."""
+    position [rows] is the absolute index of the sampled token. FILTERED: the kernel reads ranges [rows, RANGE]. If a
+    row has a range, it also reads maximum [rows, groups], with GROUPS groups per part. If no group reaches the range,
+    the part reads no logits. ranges, control and changed are as in top_k_top_p_kernel.
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -71,7 +73,7 @@ def sample_kernel(
     if FILTERED:
         cut = tl.load(ranges + row * RANGE + LEAST_KEPT)
         group = part * GROUPS + tl.arange(0, GROUPS)
-        # Of rows without a threshold nobody knows them; and a NaN must be found.
+        # Rows without a threshold have no maxima; and a NaN must be found.
         of_group = tl.load(maximum + row * groups + group, mask=cut > float("-inf"), other=float("inf"))
         if tl.max(tl.where(of_group < cut, 0, 1), axis=0) == 0:
             tl.store(part_score + row * PARTS + part, float("-inf"))
@@ -97,11 +99,13 @@ def sample_kernel(
 
 @triton.jit
 def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexpr):
-    """The best score of a block's tokens, and its token; -inf where there is none. FILTERED: of those that reach the
-    cut.
+    """Return the best score of a block's tokens, and its token; -inf if the block has none. FILTERED: only tokens that
+    reach the cut count.
 
-    Exact noise takes two logarithms to the last bit. Rough scores say first which few can be the best, and these alone
-    are scored exactly, one by one: mostly one, more where hardly any noise parts equals."""
+    Exact noise takes two exact logarithms. So rough scores first find the few tokens that can be the best, and only
+    these are scored exactly, one by one. Mostly this is one token; there are more if the noise hardly separates equal
+    logits.
+    """
     few = False
     if FILTERED:
         x = tl.where(x >= cut, x, float("-inf"))
@@ -111,7 +115,7 @@ def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexp
     else:
         rough = x * inverse + _rough_noise(_word(key, token, position, sample))
         most = tl.max(rough, axis=0)
-        # The infinite have no neighbours, and nothing at all has none.
+        # An infinite score has no neighbours, and an empty block has no score.
         least = tl.where(tl.abs(most) == float("inf"), float("inf"), most - (_SLACK + _SLACK_OF_SCORE * tl.abs(most)))
         waiting = tl.where(rough >= least, token, _NO_TOKEN)
     best = tl.full([], float("-inf"), tl.float32)
@@ -129,8 +133,8 @@ def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexp
 
 @triton.jit
 def _word(key, token, position, sample):
-    """Of sampling/gumbel.py: philox4x32-10 of (token // 4, position, sample, 0) keyed by the seed. Neighbours of one
-    thread share the computation, which the compiler sees."""
+    """Compute the random word of sampling/gumbel.py: philox4x32-10 of (token // 4, position, sample, 0), keyed by the
+    seed. The tokens of one thread share the computation, because the compiler merges equal calls."""
     zero = token * 0
     a, b, c, d = tl.philox(
         key.to(tl.uint64), (token // 4).to(tl.uint32), (zero + position).to(tl.uint32), (zero + sample).to(tl.uint32),
@@ -142,8 +146,8 @@ def _word(key, token, position, sample):
 
 @triton.jit
 def _noise(word):
-    """Noise of sampling/gumbel.py."""
-    # Half a step off both ends; near 1 the distance to it is what counts, and float32 has it exactly from above.
+    """Compute the noise of sampling/gumbel.py."""
+    # Both ends keep a distance of half a step. Near 1, the distance to 1 is what counts, and float32 has it exactly.
     top = (word >> 8).to(tl.int32)
     from_above = (16777215 - top).to(tl.float32) * 5.9604644775390625e-8 + 2.98023223876953125e-8
     uniform = top.to(tl.float32) * 5.9604644775390625e-8 + 2.98023223876953125e-8
@@ -155,7 +159,8 @@ def _noise(word):
 
 @triton.jit
 def _rough_noise(word):
-    """The same to 1e-4: fast logarithms, and three terms, which are 1.5e-5 short of the fourth at 1/16."""
+    """Compute the noise with an error of 1e-4, from fast logarithms and three terms. At 1/16 the fourth term is
+    1.5e-5."""
     top = (word >> 8).to(tl.int32).to(tl.float32)
     y = (16777215.0 - top) * 5.9604644775390625e-8 + 2.98023223876953125e-8
     uniform = top * 5.9604644775390625e-8 + 2.98023223876953125e-8
@@ -164,7 +169,7 @@ def _rough_noise(word):
 
 @triton.jit
 def winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """The best score of all parts and its token; an infinite score where there is none, or a logit was NaN."""
+    """Return the best score of all parts and its token; an infinite score if there is none, or if a logit was NaN."""
     lane = tl.arange(0, LANES)
     scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
     tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=_NO_TOKEN)
@@ -201,16 +206,17 @@ def finish_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: the best of all parts becomes the row's token, is fed back by slot and checked for stops.
+    """Grid [rows]: the best token of all parts becomes the row's token, is fed back by slot and checked for stops.
 
-    wanted [rows] 0: nothing is drawn (out_token -1); last [rows] not 0: ends by length whatever is drawn; slot [rows],
-    negative: a padding row. out_token -1 also where a logit was NaN, NOTHING_LEFT (see step.py) where a row's control
-    [rows] left nothing.
+    wanted [rows] 0: the row samples nothing (out_token -1). last [rows] not 0: the sequence ends by length, whatever
+    the token. slot [rows] is negative for a padding row. out_token is also -1 if a logit was NaN, and NOTHING_LEFT (see
+    step.py) if a row's control [rows] left no token.
 
-    MASKED: a row whose mask_kind [rows] is HELD is as if it had not run: out_token is step.HELD, and the token
-    that it computed is fed back once more. fed_token and row_position [tokens] are of the step's tokens, of which a
-    row's last is last_row [rows]. known [slots] takes the position of the token that is fed back, held [slots] whether
-    it was computed before. Where the grammar left nothing, out_token is NOTHING_LEFT."""
+    MASKED: a row whose mask_kind [rows] is HELD has the effect of a row that did not run: out_token is step.HELD, and
+    the token that it computed is fed back once more. fed_token and row_position [tokens] are of the step's tokens;
+    last_row [rows] is the last token of a row. known [slots] takes the position of the token that is fed back, and held
+    [slots] whether it was computed before. If the grammar left no token, out_token is NOTHING_LEFT.
+    """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)

@@ -1,11 +1,12 @@
-"""Top-k, top-p, min-p and typical-p: the range of logits that a row keeps, found by search.
+"""Top-k, top-p, min-p and typical-p: a search finds the range of logits that a row keeps.
 
-The definition is that of sampling/sampler.py, with float32 in place of float64: z = x / temperature; min_p and top_k
-cut first, top_p what remains, typical_p (typical_p.py) what that leaves. The vocabulary is never sorted. It is read
-once, for the largest logit of each group of neighbours; with a small top_k these say which few groups can hold what is
-kept, and the rest is done in registers.
-Otherwise a threshold is found by quartering the ordered integers of float32, each turn one pass over logits that lie
-in the L2 cache. Only rows that ask are searched, and none for top_p alone: see top_p.py.
+The definition is that of sampling/sampler.py, with float32 in place of float64: z = x / temperature. min_p and top_k
+are applied first, then top_p to the rest, then typical_p (typical_p.py) to the rest of that. The vocabulary is never
+sorted. One pass finds the largest logit of each group of neighbours. With a small top_k, these maxima show which few
+groups can hold kept tokens, and the rest is done in registers.
+
+Otherwise a threshold is found by quartering the ordered integers of float32; each turn is one pass over logits that lie
+in the L2 cache. Only rows with limits are searched. Rows that only have top_p are not searched; see top_p.py.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def group_maxima_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, PARTS]: maximum [rows, PARTS * GROUPS], the largest of each GROUP neighbours in rows that ask; NaN
-    where one is, -inf past the end. Arguments as in threshold_kernel."""
+    """Grid [rows, PARTS]: maximum [rows, PARTS * GROUPS] takes the largest logit of each GROUP neighbours, in rows with
+    limits; NaN where one is NaN, -inf past the end. Other arguments are as in top_k_top_p_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -81,10 +82,11 @@ def top_k_top_p_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: ranges [rows, RANGE], what a row keeps; all where nothing is asked. logits [rows, vocab]; blocked
-    [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. maximum [rows, groups], at most LANES of
-    them. Scratch: chosen [rows, groups] int32 and candidate [rows, CANDIDATES] float32. CONTROLLED: a row
-    whose control [rows] is not 0 is drawn from changed [rows, vocab] instead, as it is."""
+    """Grid [rows]: ranges [rows, RANGE] takes the range that a row keeps, which is everything for a row without limits.
+    logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. maximum [rows,
+    groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and candidate [rows, CANDIDATES] float32.
+    CONTROLLED: a row whose control [rows] is not 0 samples from changed [rows, vocab] instead, without other
+    changes."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
@@ -105,7 +107,7 @@ def top_k_top_p_kernel(
     few = tl.zeros([], tl.int32)
     by_k = (k > 0) & (k < vocab)
     if by_k & (k <= LANES // 4):
-        # At least k logits reach the k-th largest of the groups' maxima, and hardly more do; half its bits do as well.
+        # At least k logits reach the k-th largest of the groups' maxima, and hardly more do; half of its bits suffice.
         bound = heavy_key(ordered(of_group), tl.full([LANES], 1.0, tl.float32), k, 2, 8)
         floor = from_ordered(tl.maximum(bound, _LEAST))
         kept, counted = candidate + row * CANDIDATES, chosen + row * groups
@@ -158,10 +160,10 @@ def top_k_top_p_kernel(
             CONTROLLED,
             MASKED,
         )
-    # The largest itself is kept by all but typical_p.
+    # All limits but typical_p keep the largest logit.
     cut = tl.minimum(cut, most)
     if by_typical:
-        # A whole block of its three masses takes more registers than there are.
+        # The three masses of a whole block would take more registers than there are.
         HALF: tl.constexpr = BLOCK // 2
         cut, most = typical_range(
             logits,
@@ -181,13 +183,13 @@ def top_k_top_p_kernel(
             CONTROLLED,
             MASKED,
         )
-    # top_p.py sees to the others' top_p.
+    # top_p.py applies the top_p of the other rows.
     store_range(ranges, row, cut, most, tl.where(by_k | by_typical, 1.0, p))
 
 
 @triton.jit
 def _among(candidate, found, cut, most, heat, k, p, BITS: tl.constexpr, LANES: tl.constexpr):
-    """A threshold by candidates, of which top_k keeps some."""
+    """Find a threshold among candidates, of which top_k keeps some."""
     lane = tl.arange(0, LANES)
     x = tl.load(candidate + lane, mask=lane < found, other=float("-inf"))
     key = ordered(x)
@@ -205,7 +207,7 @@ def _top_k_cut(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """A threshold by passes over the whole vocabulary, of which k keeps less: a turn of the search is a pass."""
+    """Find the threshold of top_k by passes over the whole vocabulary. A turn of the search is a pass."""
     lane = tl.arange(0, BLOCK)
     low = tl.full([], -2147483648, tl.int64)
     width = tl.full([], 1073741824, tl.int64)
@@ -239,7 +241,7 @@ def _top_p_cut(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """The threshold of top_p over what the cut leaves, likewise."""
+    """Find the threshold of top_p over the tokens that reach the cut, by passes over the whole vocabulary."""
     mass = tl.zeros([BLOCK], tl.float32)
     lane = tl.arange(0, BLOCK)
     for start in range(0, vocab, BLOCK):
@@ -276,17 +278,19 @@ def _top_p_cut(
 
 @triton.jit
 def heavy_key(key, weight, wanted, BITS: tl.constexpr, TURNS: tl.constexpr):
-    """The largest bound that has keys of at least `wanted` weight at or above it; the k-th largest key, for weights of
-    1. key: ordered int32; only the upper BITS * TURNS bits of the bound are sought, the others are 0.
+    """Return the largest bound such that the keys at or above it weigh at least `wanted`. With all weights 1, this is
+    the k-th largest key. `key` is ordered int32. Only the upper BITS * TURNS bits of the bound are found; the others
+    are 0.
 
-    A turn finds BITS of them, by as many sums as these have values; the sums are one reduction."""
+    A turn finds BITS bits, with one sum for each value of these bits. The sums are one reduction.
+    """
     step = tl.arange(0, 1 << BITS)
     low = tl.full([], -2147483648, tl.int32)
     width = tl.full([], 1, tl.int32) << (32 - BITS)
     for _ in range(TURNS):
         bound = low + step * width
         above = tl.sum(tl.where(key[None, :] >= bound[:, None], weight[None, :], 0.0), axis=1)
-        # The first is what the turn before found.
+        # The first value is the one that the turn before found.
         low += tl.sum(((above >= wanted) & (step > 0)).to(tl.int32), axis=0) * width
         width = width >> BITS
     return low

@@ -1,9 +1,11 @@
-"""top_p alone: whether a drawn token lies in the nucleus, and another draw where it does not.
+"""Applies top_p to rows that have no other limit but min_p: checks whether the sampled token lies in the top-p set, and
+samples again if not.
 
-No threshold is sought. The best of more tokens, where it is kept, is the best of those that are: so a row is drawn from
-all that min_p leaves, and asked whether what is strictly larger than its token weighs less than top_p. If not, it is
-drawn again from what is strictly larger, which the nucleus lies in. That is seldom: with a top_p of 0.9, of a tenth of
-the rows; so the first question is put to all programs, and the rest is left to one.
+No threshold is searched. The row samples from all tokens that min_p keeps. The token lies in the top-p set if the
+tokens with strictly larger logits weigh less than top_p. Since the token has the best score of all, it then also has
+the best score of the top-p set. Otherwise the row samples again from the tokens with strictly larger logits, which
+contain the top-p set. This is rare: with a top_p of 0.9, one row in ten. So all programs compute the first check, and
+one program does the rest.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def top_p_mass_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] of BLOCK of the vocabulary: what is strictly larger than the
-    drawn token, and all that is kept. Arguments and rows as in top_p_kernel."""
+    """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] takes, for BLOCK tokens of the vocabulary, the mass of logits
+    strictly larger than the sampled token's, and the mass of all kept tokens. Other arguments and rows are as in
+    top_p_kernel."""
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -97,10 +100,12 @@ def top_p_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: the best of all parts in rows to which top_p is still to be applied, replaced where that drops it.
+    """Grid [rows]: in rows to which top_p is still to be applied, takes the best token of all parts, and replaces it if
+    top_p drops it.
 
     ranges [rows, RANGE] as top_k_top_p_kernel leaves them, part_score and part_token [rows, PARTS] as sample_kernel
-    does, part_mass as top_p_mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES."""
+    does, part_mass as top_p_mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES.
+    """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
@@ -119,7 +124,7 @@ def top_p_kernel(
     bound = row_logits(
         logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
     )
-    # The largest itself is always kept.
+    # The largest logit is always kept.
     outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
     if not outside:
         return

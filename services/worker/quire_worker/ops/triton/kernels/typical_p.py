@@ -1,8 +1,9 @@
 """typical_p: the range of logits that locally typical sampling keeps (Meister et al. 2022).
 
-The definition is that of sampling/sampler.py, with float32 in place of float64. With z = (x - most) / temperature,
--log p differs from the entropy by as much as z differs from the mean of z. The least distance whose tokens are heavy
-enough is found by quartering the integers of float32; its tokens are all that lie in one range of logits.
+The definition is that of sampling/sampler.py, with float32 in place of float64. With z = (x - most) / temperature, -log
+p differs from the entropy by as much as z differs from the mean of z. The kernel finds the least distance to the mean
+within which the tokens weigh enough, by quartering the integers of float32. The tokens within this distance are all
+that lie in one range of logits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def typical_range(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """The least and the largest logit that are kept of those that reach the cut. A turn of the search is a pass over
+    """Return the least and the largest kept logit, among logits that reach the cut. A turn of the search is a pass over
     the whole vocabulary."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
@@ -34,7 +35,7 @@ def typical_range(
     total = tl.sum(mass, axis=0)
     mean = tl.sum(moment, axis=0) / total
     wanted = p * total
-    # Tokens of a distance up to `low` are too light.
+    # Tokens within the distance `low` weigh too little.
     low = tl.full([], -1, tl.int32)
     width = tl.full([], 536870912, tl.int32)
     for _ in range(16):
@@ -73,12 +74,12 @@ def typical_range(
 
 @triton.jit
 def _weighed(x, heat, most, cut):
-    """Logits by temperature, 0 for the largest, and their weights."""
+    """Return logits divided by the temperature, with 0 for the largest, and their weights."""
     z = (x - most) / heat
     return z, tl.where(x >= cut, tl.exp(z), 0.0)
 
 
 @triton.jit
 def _distance_key(z, mean):
-    """The distance to the mean as an integer that sorts alike."""
+    """Convert the distance to the mean into an integer with the same order."""
     return tl.abs(z - mean).to(tl.int32, bitcast=True)
