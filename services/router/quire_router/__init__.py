@@ -1,1 +1,2 @@
-"""The public edge of Quire: HTTP and gRPC in, the life of a request, placement. Knows no model and no torch."""
+"""The router: Quire's public interface over HTTP and gRPC. It places requests on replicas, and follows each request
+until its end. It knows no model and no torch."""

@@ -1,8 +1,9 @@
-"""API keys: kept as hashes, compared in constant time. A key's tenant is a digest, never the key.
+"""ApiKeys: authenticates callers by API keys. Keys are stored as hashes and compared in constant time. A key's tenant
+is a digest, never the key.
 
-Digests are plain SHA-256: a key is 256 random bits (`quire key` makes them), so there is nothing that a slower hash
-would protect, and every request pays for the hash. Knows nothing of where the credential came from: HTTP headers and
-gRPC metadata both end here. Files are read by `key_file`.
+Digests are plain SHA-256. A key is 256 random bits (`quire key` makes them), so a slower hash would protect nothing,
+and every request would pay for it. This module does not know whether a credential came from HTTP headers or gRPC
+metadata. `key_file` reads the files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SCHEME = "bearer "
 
 
 class ApiKeys:
-    """The keys that may enter. Without any, everybody may, as the tenant '' and within `default_limits`."""
+    """The accepted keys. Without any key, every caller is accepted, as the tenant '' and within `default_limits`."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class ApiKeys:
         self._file: WatchedFiles[ApiKeys] | None = None
 
     def follow(self, file: WatchedFiles[ApiKeys]) -> None:
-        """Keep the watch on the file that calls `replace`."""
+        """Keep the file watch that calls `replace`."""
         self._file = file
 
     def replace(self, newest: ApiKeys) -> None:
-        """Accept the keys that `newest` accepts, and no others. Callable from any thread."""
+        """Replace the accepted keys by those of `newest`. Callable from any thread."""
         self._entries, self._limits = newest._entries, newest._limits
         self._tenant_names = newest._tenant_names
 
@@ -65,8 +66,8 @@ class ApiKeys:
         return bool(self._entries)
 
     def authenticate(self, authorization: str, scope: str = INFERENCE) -> Principal:
-        """Return the principal of an `Authorization` value; without any keys, that of everybody. Raises Unauthenticated
-        for a missing or unknown key, and PermissionDenied where the key lacks `scope`."""
+        """Return the principal of an `Authorization` value; without any keys, the principal of all callers. Raises
+        Unauthenticated for a missing or unknown key, and PermissionDenied if the key lacks `scope`."""
         if not self._entries:
             return self._everybody
         found = self._find(_bearer_token(authorization))
@@ -81,7 +82,7 @@ class ApiKeys:
         return found
 
     def admit(self, authorization: str, scope: str = INFERENCE) -> bool:
-        """Whether `authenticate` accepts these values; raises neither of its errors."""
+        """Whether `authenticate` accepts these values. Raises nothing."""
         try:
             self.authenticate(authorization, scope)
         except (Unauthenticated, PermissionDenied):
@@ -89,7 +90,7 @@ class ApiKeys:
         return True
 
     def name_of(self, authorization: str) -> str:
-        """Return the name of the key in these values; empty where it is unknown or has none. Raises nothing."""
+        """Return the name of the key in these values; empty if it is unknown or has no name. Raises nothing."""
         try:
             found = self._find(_bearer_token(authorization))
         except Unauthenticated:
@@ -97,12 +98,12 @@ class ApiKeys:
         return found.name if found is not None else ""
 
     def tenant_name(self, tenant: str) -> str:
-        """Return the name of the tenant's keys; the tenant itself where they have none."""
+        """Return the name of the tenant's keys; the tenant itself if they have no name."""
         return self._tenant_names.get(tenant, tenant)
 
     def _find(self, token: str) -> Principal | None:
-        """Return the principal of the key `token`, or None. All keys are compared, so that the time does not tell which
-        one matches."""
+        """Return the principal of the key `token`, or None. All keys are compared, so that the time does not show which
+        key matches."""
         digest, found = _digest(token), None
         for accepted, principal in self._entries:  # every one, so that the time says nothing about which matched
             if hmac.compare_digest(accepted, digest):
@@ -116,8 +117,8 @@ def load_api_keys(
     default_limits: KeyLimits | None = None,
     check: Callable[[ApiKeys], None] = lambda keys: None,
 ) -> ApiKeys:
-    """Load the keys of the flag and of the key file, if there is one. Keys of the file change when it does. Raises
-    ConfigError for a file that cannot be read or has no key, and what `check` raises of the keys."""
+    """Load the keys of the flag and of the key file, if there is one. When the file changes, its keys are loaded again.
+    Raises ConfigError for a file that cannot be read or has no key, and any error that `check` raises for the keys."""
     limits, inline = default_limits or KeyLimits(), tuple(inline)
 
     def load() -> ApiKeys:
@@ -134,7 +135,7 @@ def load_api_keys(
 
 @contextlib.contextmanager
 def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> Iterator[None]:
-    """Context of a call of administration: the audit log gets the name of the key and the outcome."""
+    """Return the context of an administration call. It writes the name of the key and the outcome to the audit log."""
     outcome = ALLOWED
     bind_key_name(keys.name_of(authorization))
     try:
@@ -153,7 +154,7 @@ def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> I
 
 
 def _bearer_token(authorization: str) -> str:
-    """Return the key in an `Authorization: Bearer` value. Raises Unauthenticated where it is empty or no bearer
+    """Return the key in an `Authorization: Bearer` value. Raises Unauthenticated if it is empty or not a bearer
     token."""
     if not authorization:
         raise Unauthenticated(

@@ -136,15 +136,15 @@ class RouterConfig(ServiceConfig):
 
 
 def public_tls(config: RouterConfig) -> TlsFiles:
-    """Return the certificate of the public gRPC port. Clients show none there: they are strangers to the authority of
-    the services."""
+    """Return the certificate of the public gRPC port. Clients present no certificate there, because the authority of
+    the services does not know them."""
     if config.ssl_certfile or config.ssl_keyfile:
         return TlsFiles(config.ssl_certfile, config.ssl_keyfile)
     return TlsFiles(config.tls_cert, config.tls_key)
 
 
 def refuse_plain_ports(config: RouterConfig) -> None:
-    """Raise ConfigError where an HTTP port would be open to other hosts without TLS."""
+    """Raise ConfigError if an HTTP port would be open to other hosts without TLS."""
     secured, fix = bool(config.ssl_certfile), "Give --ssl-certfile and --ssl-keyfile"
     require_private(config, config.host, "host", secured=secured, fix=fix)
     if config.metrics_listen:

@@ -1,7 +1,9 @@
-"""Further processes of one router that serve HTTP on its port: the kernel shares connections out (SO_REUSEPORT).
+"""HttpWorkers: further processes of one router that serve HTTP on the same port. The kernel divides connections among
+them (SO_REUSEPORT).
 
-The first process starts the others with its own command line and keeps them alive; each is a whole router with sessions
-of its own. They end when it ends: the end of their standard input is its death. Nothing else shares a port.
+The first process starts the others with its own command line, and restarts those that die. Each process is a complete
+router with its own sessions. The others end when the first process ends, because their standard input then ends. Only
+the HTTP port is shared.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _HURRY_S = 0.2
 
 
 class HttpWorkers:
-    """Does nothing where there is one process alone. In one of the others, it watches the first."""
+    """The other processes. Does nothing if there is only one process. In one of the other processes, it watches the
+    first."""
 
     def __init__(self, config: RouterConfig, instance: str, port: int) -> None:
         self._config = config
@@ -40,7 +43,7 @@ class HttpWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the other processes; in one of those, watch for the first process's end instead."""
+        """Start the other processes. In one of those, watch for the end of the first process instead."""
         if self._config.http_worker:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _check_parent)
             return
@@ -50,8 +53,8 @@ class HttpWorkers:
         ]
 
     def leave(self) -> None:
-        """Tell the other processes to leave and end, as this one does. Idempotent: a second signal would cut their
-        `--drain-delay-s` short."""
+        """Tell the other processes to leave and end, as this process does. Idempotent, since a second signal would cut
+        their `--drain-delay-s` short."""
         if self._stopping:
             return
         self._stopping = True
@@ -60,13 +63,13 @@ class HttpWorkers:
                 process.send_signal(signal.SIGTERM)
 
     async def drain(self, timeout_s: float) -> None:
-        """Tell the other processes to finish their requests and end; wait until they have, or for `timeout_s`."""
+        """Tell the other processes to finish their requests and end. Wait until they have ended, or for `timeout_s`."""
         self.leave()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Drain the other processes for 5 s at most, then kill those that are left."""
+        """Drain the other processes for at most 5 s, then kill those that are left."""
         if self._tasks:
             await self.drain(_KILL_AFTER_S)
         for process in self._processes.values():
@@ -88,8 +91,8 @@ class HttpWorkers:
                 await backoff.wait()
 
     def _command(self, number: int) -> list[str]:
-        """Return the command line of another process: this one's own, and the flags that differ. The last of two equal
-        flags counts."""
+        """Return the command line of another process: the one of this process, and the flags that differ. The last of
+        two equal flags counts."""
         own = {
             "http-worker": str(number),
             "port": str(self._port),
@@ -104,7 +107,7 @@ class HttpWorkers:
 
 
 def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
-    """Raise ConfigError where keys are limited (`limited`) and several processes each count for themselves."""
+    """Raise ConfigError if keys are limited (`limited`) and several processes would each count for themselves."""
     if config.http_workers > 1 and limited and not config.redis:
         raise ConfigError(
             "LIMITS_NEED_REDIS",
@@ -115,8 +118,8 @@ def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
 
 
 def _check_parent() -> None:
-    """End this process (SIGTERM) where its standard input is at its end, since then the first process is dead: nothing
-    is ever written to it."""
+    """End this process (SIGTERM) if its standard input has ended. No process ever writes to it, so its end means that
+    the first process is dead."""
     if not os.read(sys.stdin.fileno(), 1024):
         loop = asyncio.get_running_loop()
         loop.remove_reader(sys.stdin.fileno())

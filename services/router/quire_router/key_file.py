@@ -58,15 +58,15 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class KeyFile:
-    """Plain keys, and digests with whom they stand for."""
+    """The content of a key file: plain keys, and digests with their principals."""
 
     plain: tuple[str, ...] = ()
     named: tuple[tuple[bytes, Principal], ...] = ()
 
 
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
-    """Read a key file of either form. A YAML entry without limits gets the default ones. Raises ConfigError for a file
-    that cannot be read, is malformed, or has no key."""
+    """Read a key file of either form. A YAML entry without limits gets the default limits. Raises ConfigError for a
+    file that cannot be read, is malformed, or has no key."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +97,7 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
 
 
 def _plain_keys(path: str, text: str) -> tuple[str, ...]:
-    """Return the keys of a file that has one per line. Raises ConfigError for a line that cannot be a key."""
+    """Return the keys of a file with one key per line. Raises ConfigError for a line that cannot be a key."""
     keys = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -149,8 +149,8 @@ def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -
 
 
 def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:
-    """Return the entries as a tuple. Raises ConfigError where a key is there twice, or where entries of one name, which
-    share their limits, have different ones."""
+    """Return the entries as a tuple. Raises ConfigError if a key occurs twice, or if entries of one name have different
+    limits, since they share their limits."""
     by_name: dict[str, Principal] = {}
     for _, principal in entries:
         if by_name.setdefault(principal.name, principal).limits != principal.limits:

@@ -1,8 +1,8 @@
-"""LoopBudget: what large pieces of work may take of one turn of the event loop, together.
+"""LoopBudget: limits the large pieces of work in one turn of the event loop.
 
-`off_loop` is for work that a thread can do. Parts of streamed answers are made on the loop, and each is short; but many
-become due at once when many slow clients read on, or leave. Without a common budget, the loop would make all of them
-before it serves anybody else.
+`off_loop` is for work that a thread can do. Parts of streamed answers are made on the event loop, and each of them is
+short. But when many slow clients read on, or leave, many parts become due at once. Without a common budget, the loop
+would make all of them before it serves any other client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire_router.off_loop import MOST_VALUES
 
 
 class LoopBudget:
-    """At most `most_values` values a turn of the loop. Work that does not fit waits for a later turn, in its order."""
+    """At most `most_values` values per turn of the loop. Work that does not fit waits for a later turn, in order."""
 
     def __init__(self, most_values: int = MOST_VALUES) -> None:
         self._most_values = most_values
@@ -22,8 +22,8 @@ class LoopBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def acquire(self, values: int) -> None:
-        """Return in a turn of the loop that has room for so many values, in the order of the calls. A call for more
-        than a whole budget gets a turn alone."""
+        """Return in a turn of the loop that has room for this many values, in the order of the calls. A call for more
+        than a whole budget gets a turn for itself."""
         if not self._waiting and self._fits(values):
             self._spend(values)
             return
@@ -40,7 +40,7 @@ class LoopBudget:
         self._spent += values
 
     def _renew(self) -> None:
-        """Begin the budget of the next turn, and let in as many waiting calls as it has room for: they run in that
+        """Begin the budget of the next turn, and let in as many waiting calls as it has room for. They run in that
         turn."""
         self._spent = 0
         while self._waiting and self._fits(self._waiting[0][0]):

@@ -1,4 +1,5 @@
-"""The router's metrics. Those of the per-token path are counted here in plain ints and handed over when scraped."""
+"""The router's metrics. Metrics of the per-token path are counted here in plain integers, and passed on when they are
+scraped."""
 
 from __future__ import annotations
 
@@ -158,13 +159,13 @@ def count_tenant(tenant_name: str, prompt_tokens: int, generation_tokens: int) -
 
 
 def shed(error: QuireError, tenant_name: str) -> None:
-    """Count a request of the tenant that was refused or given up for the load's sake; other errors are not counted."""
+    """Count a request of the tenant that was refused or ended because of the load. Other errors are not counted."""
     if isinstance(error, Overloaded) or error.code == "DRAINING":
         _shed.labels(error.code, tenant_name).inc()
 
 
 class PlainHistogram:
-    """Values counted by the event loop alone: no locks, a bisection and two additions per value."""
+    """A histogram that only the event loop writes. Without locks, a value costs a bisection and two additions."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -186,7 +187,7 @@ class PlainHistogram:
 
 
 class PlainHistograms:
-    """One for each model; a collector of Prometheus' registry."""
+    """One histogram for each model. A collector of Prometheus' registry."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -201,7 +202,7 @@ class PlainHistograms:
         return self._by_model[model]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the family. Called by whatever thread serves metrics."""
+        """Yield the metric family. The thread that serves metrics calls this."""
         family = HistogramMetricFamily(self._name, self._help, labels=_MODEL)
         for model, histogram in self._by_model.items():
             histogram.add_to(family, (model,))
@@ -213,10 +214,10 @@ metrics.registry.register(_itl)
 
 
 class ModelMetrics:
-    """The metrics of the requests to one model. They are all there, as 0, once this object is."""
+    """The metrics of the requests to one model. The constructor makes all of them, with the value 0."""
 
     def __init__(self, model: str) -> None:
-        """`model` is the name that the engines have, whatever name clients ask for."""
+        """`model` is the engines' name of the model, whatever name clients ask for."""
         self.itl = _itl.labels(model)
         self.ttft = _ttft.labels(model)
         self.e2e = _e2e.labels(model)
@@ -231,7 +232,7 @@ class ModelMetrics:
         self._finished = {reason: _finished.labels(model, reason) for reason in FINISH_NAMES.values()}
 
     def sequence_finished(self, reason: str) -> None:
-        """Count a sequence that ended for the reason, one of FINISH_NAMES."""
+        """Count a sequence that ended for this reason, one of FINISH_NAMES."""
         self._finished[reason].inc()
 
 
@@ -239,7 +240,7 @@ _by_model: dict[str, ModelMetrics] = {}
 
 
 def of_model(model: str) -> ModelMetrics:
-    """Return the metrics of this model, an engine's name for it."""
+    """Return the metrics of this model, given the engines' name of it."""
     found = _by_model.get(model)
     if found is None:
         found = _by_model[model] = ModelMetrics(model)

@@ -1,4 +1,5 @@
-"""Who asks, and what they may: the name and tenant behind an API key, its scopes and its limits. Knows no key."""
+"""Principal: the caller behind an API key, with its name and tenant, its scopes and its limits. This module knows no
+key."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ MOST_MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """0 or empty means no limit, except for `weight` and `highest_priority`. `weight` is the key's share of each
-    engine, against the shares of others.
+    """The limits of a key. 0 or empty means no limit, except for `weight` and `highest_priority`. `weight` is the key's
+    share of each engine, relative to the shares of other keys.
 
-    `max_concurrent` counts sequences in progress. `highest_priority` is the lowest value, since lower values run
-    first; a request that asks for a lower one gets this one. `kept_responses_mib` counts stored responses."""
+    `max_concurrent` counts sequences in progress. `highest_priority` is the lowest number, since lower numbers run
+    first. A request that asks for a lower number gets this one. `kept_responses_mib` counts stored responses.
+    """
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -35,7 +37,7 @@ class KeyLimits:
 
     @property
     def counted(self) -> bool:
-        """Whether all routers must count together what the key does."""
+        """Whether all routers must count the usage of the key together."""
         return self.per_minute or bool(self.max_concurrent)
 
     @property
@@ -50,7 +52,8 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`tenant` names caches, queues and limits. Two keys of one name are one tenant, so that keys can be renewed."""
+    """The caller. `tenant` names caches, queues and limits. Two keys of one name are one tenant, so that keys can be
+    renewed."""
 
     tenant: str = ""
     name: str = ""
@@ -59,5 +62,6 @@ class Principal:
 
     @property
     def tenant_name(self) -> str:
-        """The tenant for people and metrics: the name of its keys, or the tenant itself where they have none."""
+        """Return the name of the tenant for people and metrics: the name of its keys, or the tenant itself if they have
+        none."""
         return self.name or self.tenant

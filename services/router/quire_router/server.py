@@ -1,4 +1,4 @@
-"""The router as a service: its parts, their start and their end. Behaviour lives in the parts."""
+"""RouterService: the router as a service. It makes the router's parts, and starts and ends them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ log = get_logger(__name__)
 
 
 class RouterService:
-    """AioService. HTTP and gRPC are open at once; `start` returns when a first request could be answered."""
+    """Implements AioService. HTTP and gRPC are open at once; `start` returns when the router could answer a first
+    request."""
 
     name = "router"
 
@@ -175,7 +176,7 @@ class RouterService:
         bound.when_leaving(self._leave)  # last: a router that could not be made must not be kept alive by this
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
-        """Register quire.v1.Inference at the server and, if configured, SMG's service; return their full names."""
+        """Register quire.v1.Inference at the server and, if configured, SMG's service. Returns their full names."""
         limits = Limits(self._config.max_n, self._config.max_logprobs)
         servicer = InferenceServicer(
             self._pipeline,
@@ -210,8 +211,8 @@ class RouterService:
         )
 
     async def start(self) -> None:
-        """Open HTTP, follow discovery, and return when both a scheduler and a tokenizer are ready. Of several HTTP
-        processes, all but the first open HTTP only then. Raises ConfigError."""
+        """Open HTTP, follow discovery, and return when both a scheduler and a tokenizer are ready. If there are several
+        HTTP processes, all but the first open HTTP only then. Raises ConfigError."""
         if not self._config.http_worker:
             await self._open_http()
         await self.admin.start()
@@ -237,8 +238,8 @@ class RouterService:
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
 
     def _check_peers(self) -> None:
-        """Raise ConfigError where no schedulers or no tokenizers are configured, or where --vllm-grpc could have
-        several schedulers."""
+        """Raise ConfigError if no schedulers or no tokenizers are configured, or if --vllm-grpc could have several
+        schedulers."""
         if self._config.vllm_grpc and (self._config.discovery != "static" or len(self._config.schedulers) > 1):
             raise ConfigError(
                 "NOT_ONE_SCHEDULER",
@@ -257,28 +258,28 @@ class RouterService:
 
     @property
     def waiting(self) -> Collection[SequenceState]:
-        """Sequences that have no engine now."""
+        """Return the number of sequences that have no engine now."""
         return self._pending.waiting.values()
 
     @property
     def background_runs(self) -> int:
-        """Responses in the background that run, or that the store does not have yet."""
+        """Return the number of background responses that run, or that the store does not have yet."""
         return len(self._background) if self._background is not None else 0
 
     def _leave(self) -> None:
-        """Say on all routes that this router is not ready, have clients connect anew, and let the other HTTP processes
-        leave too."""
+        """Report on all routes that this router is not ready, make clients connect again, and let the other HTTP
+        processes leave too."""
         self._status.leave()
         self.http.begin_last_answers()
         self._workers.leave()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop admitting requests, in all HTTP processes; return when all have ended, or after the timeout."""
+        """Stop admitting requests, in all HTTP processes. Return when all requests have ended, or after the timeout."""
         self.http.close_idle()
         await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 
     async def close(self) -> None:
-        """Close HTTP, then all tasks and connections; sequences without an engine fail."""
+        """Close HTTP, then all tasks and connections. Sequences without an engine fail."""
         await self._workers.close()
         await self._console.close()
         await self.http.close()
@@ -315,7 +316,7 @@ class RouterService:
             self._keys.authenticate(authorization)
 
     def _lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """Pass a lost sequence on to the migration, which is made later than the fleet that reports it."""
+        """Pass a lost sequence on to the migration, which is made later than the fleet that reports the loss."""
         self._migration.lost(sequence, failure)
 
     def _detokenizer(
@@ -329,7 +330,7 @@ class RouterService:
         self._migration.replicas_changed()
 
     def _on_change(self) -> None:
-        """Wake `start`, and set gRPC's health to what /health says: a peer came or went."""
+        """Wake `start`, and set gRPC's health to the state of /health, because a peer came or went."""
         self._changed.set()
         self._set_serving(self._status.ready)
 

@@ -1,4 +1,5 @@
-"""quire.v1.Inference: each method authenticates, translates, and leaves the rest to the pipeline."""
+"""Implements quire.v1.Inference. Each method authenticates the call, translates it, and leaves the rest to other parts
+of the router."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """The public contract. A cancelled call aborts its sequences at once: the generator's `finally` runs in it."""
+    """The public gRPC service. A cancelled call aborts its sequences at once, because the generator's `finally` runs in
+    the call."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> Iterator[ib.GenerateResponse]:
-    """Convert whole answers to responses, each when the client takes it; the last one has usage and timings."""
+    """Convert whole answers to responses, each when the client takes it. The last one has usage and timings."""
     answer = GenerateFormat(generation)
     for delta in deltas[:-1]:
         yield answer.delta(delta)
@@ -124,7 +126,7 @@ def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> Iterato
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
     """Yield a generation's responses until it has ended. Raises an error that comes before the first response; a later
-    one becomes the last response."""
+    error becomes the last response."""
     if not generation.job.wants.stream:
         for response in _whole_responses(generation, await whole_answers(generation)):
             yield response

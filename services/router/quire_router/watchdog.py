@@ -1,7 +1,8 @@
-"""Notices peers that fall silent: HTTP/2 pings are answered by gRPC itself, also while the program above it hangs.
+"""Watchdog: notices peers that fall silent. gRPC itself answers HTTP/2 pings, even while the program behind it hangs,
+so pings do not suffice.
 
-Silence counts only while this process was awake: a tick that comes late adds no more than one that is twice as long as
-it should be, so a stall of our own event loop is not taken for the peer's. Knows nothing of what is watched.
+Silence counts only while this process was awake. A tick that comes late adds at most twice its normal time. So a stall
+of this process's own event loop does not count as silence of the peer. This module knows nothing of the watched peers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MIN_TICK_S = 0.01
 
 
 class Watch:
-    """One peer, and how long it has been silent."""
+    """One peer, and the time for which it has been silent."""
 
     __slots__ = ("_on_expiry", "_owes", "expired", "limit_s", "quiet_s")
 
@@ -30,7 +31,7 @@ class Watch:
         self._owes = owes
 
     def hear(self) -> None:
-        """Begin to count silence anew: the peer gave a sign of life."""
+        """Begin to count silence again, because the peer gave a sign of life."""
         self.quiet_s = 0.0
 
     def set_limit(self, limit_s: float) -> None:
@@ -38,8 +39,8 @@ class Watch:
         self.limit_s = limit_s
 
     def advance(self, passed_s: float) -> None:
-        """Count time that has passed; once the limit is reached, call `on_expiry`, once. While the peer owes nothing,
-        silence stays at 0."""
+        """Count time that has passed. At the limit, call `on_expiry`, once. While the peer owes nothing, silence stays
+        at 0."""
         if self._owes is not None and not self._owes():
             self.quiet_s = 0.0
             return
@@ -57,18 +58,18 @@ class Watchdog:
         self._watches: dict[Watch, None] = {}
 
     def watch(self, limit_s: float, on_expiry: Callable[[], None], owes: Callable[[], bool] | None = None) -> Watch:
-        """Watch a peer until `drop`; `on_expiry` is called once it was silent for `limit_s`. With `owes`, time counts
-        only while that returns True."""
+        """Watch a peer until `drop`. `on_expiry` is called once, when the peer was silent for `limit_s`. With `owes`,
+        time counts only while `owes` returns True."""
         watch = Watch(limit_s, on_expiry, owes)
         self._watches[watch] = None
         return watch
 
     def drop(self, watch: Watch) -> None:
-        """Watch it no longer. Idempotent."""
+        """Stop watching the peer. Idempotent."""
         self._watches.pop(watch, None)
 
     async def run(self) -> None:
-        """Advance all watches, tick by tick, until cancelled. A tick that comes late counts as two at most."""
+        """Advance all watches, tick by tick, until cancelled. A tick that comes late counts as at most two."""
         loop = asyncio.get_running_loop()
         last_s = loop.time()
         while True:

@@ -1,1 +1,2 @@
-"""The router's public edges: HTTP and gRPC. Each turns its wire format into jobs, and deltas into its answers."""
+"""The router's public interfaces, HTTP and gRPC. Each converts requests of its wire format to jobs, and the deltas of a
+job to its answer."""

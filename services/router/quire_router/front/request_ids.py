@@ -1,4 +1,4 @@
-"""Ids of requests: the client's own, or random ones."""
+"""Request ids: the client's own, or random ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who holds which KV pages: the router's index, built from the page event streams of schedulers and kvstores.
+"""The router's index of KV pages: which schedulers and kvstores hold which pages, built from their streams of page
+events.
 
-A hint and nothing more: what it does not know, or knows wrongly, costs time and never an answer.
+The index is only a hint. If it lacks a page or is wrong, a request takes longer, but its answer is the same.
 """

@@ -1,10 +1,12 @@
-"""Small numbers for whoever holds pages. One is used again only when nothing in any index speaks of it any more."""
+"""HolderNumbers: small numbers for the holders of pages. A number is used again only when no index contains it any
+more."""
 
 from __future__ import annotations
 
 
 class HolderNumbers:
-    """`alive` and `dead` are bit masks: who is there, and who has left but is still in the indexes."""
+    """`alive` and `dead` are bit masks of the holders that are present, and of the holders that have left but are still
+    in the indexes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -13,7 +15,7 @@ class HolderNumbers:
         self._free: list[int] = []
 
     def open(self) -> int:
-        """Return a number for a new holder, which is alive now: one that was swept, or the next."""
+        """Return a number for a new holder, which is alive now: a number that was swept, or the next one."""
         if self._free:
             number = self._free.pop()
         else:
@@ -22,11 +24,11 @@ class HolderNumbers:
         return number
 
     def close(self, number: int) -> None:
-        """Move the holder from `alive` to `dead`: it has left."""
+        """Move the holder from `alive` to `dead`, because it has left."""
         self.alive &= ~(1 << number)
         self.dead |= 1 << number
 
     def swept(self, mask: int) -> None:
-        """Free the dead numbers of a bit mask for new holders: no index speaks of them any more."""
+        """Free the dead numbers of a bit mask for new holders, since no index contains them any more."""
         self.dead &= ~mask
         self._free += [number for number in range(self.count) if mask >> number & 1]

@@ -1,6 +1,8 @@
-"""Sets of holders, each distinct one once: most pages have one of few sets, so a page needs a number only.
+"""HolderSets: sets of holders, each distinct set stored once. Most pages have one of few sets, so a page stores only
+the number of its set.
 
-A set is a bit mask in an integer, holder by holder. Sets that no page has are forgotten, and their numbers used again.
+A set is a bit mask in an integer, with a bit per holder. Sets that no page has are forgotten, and their numbers are
+used again.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class HolderSets:
         return len(self._numbers) - 1
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
-        """Add and remove the holders of two bit masks in the sets of these pages, given by number. Returns the number
-        of each page's set then, and how many pages have another set."""
+        """Add and remove the holders of two bit masks in the sets of these pages, given by number. Returns the new
+        number of each page's set, and how many pages have another set."""
         # Pages of a chain have the same holders for long stretches.
         starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
         lengths = np.diff(starts, append=len(numbers))
@@ -56,8 +58,8 @@ class HolderSets:
         return any(mask & holders for mask in self._numbers)
 
     def check_integrity(self, values: Numbers) -> None:
-        """Raise AssertionError where the counted pages of a set differ from `values`, the numbers of all pages' sets,
-        or where the tables contradict each other."""
+        """Raise AssertionError if the counted pages of a set differ from `values`, the numbers of all pages' sets, or
+        if the tables contradict each other."""
         counted = np.bincount(values, minlength=len(self._pages))
         counted[0] = 0
         require(bool((counted == self._pages).all()), "pages of a set were miscounted")
@@ -67,7 +69,7 @@ class HolderSets:
         require(used, "a set that no page has was not removed")
 
     def _number(self, mask: int) -> int:
-        """Return the number of a set, given as a bit mask. A new set gets a number that was freed, or the next."""
+        """Return the number of a set, given as a bit mask. A new set gets a freed number, or the next one."""
         number = self._numbers.get(mask)
         if number is None:
             if self._free:

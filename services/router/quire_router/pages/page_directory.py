@@ -1,8 +1,10 @@
-"""What the router believes of pages: those that holders told of, and those that requests just placed will fill.
+"""PageDirectory: the pages that the router believes holders to have. Some were reported by holders; others are
+*expected*, because a request that was just placed will fill them.
 
-Expected pages live in two generations: new ones are written to the younger, and when a generation's time is over the
-older is forgotten. So they last between one and two times `expected_s`, unless the holder's own word comes first and
-stays. A holder that leaves is found no more at once, and swept out later. One thread's; knows nothing of streams.
+Expected pages are in two generations. New ones go to the younger generation. When the time of a generation is over, the
+older one is dropped. So an expected page lasts between one and two times `expected_s`, unless its holder reports it
+first. A holder that leaves is no longer found at once, and its pages are swept later. Only one thread may use a
+directory. The directory knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ _EXPECTED_PART = 8
 
 
 class Prefixes(NamedTuple):
-    """`depths`: by holder, how many leading pages of the chain it has. Among the first `reported` pages, no holder has
-    one by expectation alone."""
+    """`depths`: by holder, the number of leading pages of the chain that it has. Among the first `reported` pages, no
+    holder has a page only by expectation."""
 
     depths: NDArray[np.int32]
     reported: int
 
 
 class PageDirectory:
-    """`reported` is the index of the pages that holders say they have."""
+    """`reported` is the index of the pages that holders have reported."""
 
     def __init__(self, max_pages: int, expected_s: float) -> None:
         self.reported = PageIndex(max_pages)
@@ -52,37 +54,37 @@ class PageDirectory:
 
     @property
     def indexes(self) -> Sequence[PageIndex]:
-        """All indexes: of reported pages, and of both generations of expected ones."""
+        """Return all indexes: the index of reported pages, and those of both generations of expected pages."""
         return (self.reported, *self._expected)
 
     @property
     def nbytes(self) -> int:
-        """Memory of all tables."""
+        """Return the memory of all tables in bytes."""
         return sum(index.nbytes for index in self.indexes)
 
     @property
     def dropped(self) -> int:
-        """Pages that found no room in an index."""
+        """Return the number of pages that found no room in an index."""
         return sum(index.dropped for index in self.indexes)
 
     @property
     def expected(self) -> int:
-        """How many pages are expected of holders."""
+        """Return the number of pages that are expected of holders."""
         return sum(map(len, self._expected))
 
     @property
     def holders(self) -> int:
-        """The numbers of all holders are below this."""
+        """Return a number above those of all holders."""
         return self._numbers.count
 
     @property
     def present(self) -> int:
-        """How many holders there are now."""
+        """Return the number of holders that are present."""
         return len(self._pages)
 
     @property
     def dirty(self) -> bool:
-        """Whether holders that have left are to be swept."""
+        """Whether the pages of holders that have left are still to be swept."""
         return bool(self._numbers.dead)
 
     def open(self) -> int:
@@ -92,13 +94,13 @@ class PageDirectory:
         return holder
 
     def close(self, holder: int) -> None:
-        """Remove a holder: its pages are not found any more, and swept later."""
+        """Remove a holder. Its pages are not found any more, and are swept later."""
         self._numbers.close(holder)
         self._short.discard(holder)
         del self._pages[holder]
 
     def pages_of(self, holder: int) -> int:
-        """Return how many pages the holder has in the index of reported pages."""
+        """Return the number of pages that the holder has in the index of reported pages."""
         return self._pages[holder]
 
     def lacks(self, holder: int) -> bool:
@@ -106,14 +108,14 @@ class PageDirectory:
         return holder in self._short
 
     def add(self, holder: int, keys: Keys) -> None:
-        """Index pages that the holder says it has. Where some find no room, the holder `lacks` pages."""
+        """Index pages that the holder has reported. If some find no room, the holder `lacks` pages."""
         dropped = self.reported.dropped
         self._pages[holder] += self.reported.add(holder, keys)
         if self.reported.dropped > dropped:
             self._short.add(holder)
 
     def remove(self, holder: int, keys: Keys) -> None:
-        """Remove pages that the holder says it has no more, expected ones too."""
+        """Remove pages that the holder has reported as removed, also expected ones."""
         self._pages[holder] -= self.reported.remove(holder, keys)
         for index in self._expected:
             if len(index):
@@ -125,7 +127,7 @@ class PageDirectory:
         self._expected[0].add(holder, keys, distinct=True)
 
     def is_held(self, keys: Keys, now_s: float) -> bool:
-        """Whether some holder that is there has one of these pages, or is expected to."""
+        """Whether some present holder has one of these pages, or is expected to."""
         self._turn_generations(now_s)
         return any(
             index.holders(number) & self._numbers.alive
@@ -135,7 +137,7 @@ class PageDirectory:
         )
 
     def sweep(self) -> Iterator[None]:
-        """Remove the pages of holders that have left, in steps: between two of them, others may use the directory."""
+        """Remove the pages of holders that have left, in steps. Between two steps, other code may use the directory."""
         dead = self._numbers.dead
         if dead:
             for index in self.indexes:
@@ -143,11 +145,11 @@ class PageDirectory:
             self._numbers.swept(dead)
 
     def prefixes(self, chains: Sequence[Keys], now_s: float) -> Prefixes:
-        """Return, by holder, how many leading pages of a chain it has in every group, reported or expected.
+        """Return, by holder, the number of leading pages of a chain that it has in every group, reported or expected.
 
         `chains` are the keys of the chain, an array of equal length for each group. Expected pages are looked up only
-        where reported ones do not decide. That is at the first page of each stretch of pages with the same holders, and
-        at its other pages while a holder is left by expectation alone.
+        if reported pages do not decide. This is so at the first page of each run of pages with the same holders, and at
+        the other pages of a run while some holder has the prefix only by expectation.
         """
         self._turn_generations(now_s)
         search = _Search(self._numbers.alive, self._numbers.count, len(chains[0]))
@@ -184,7 +186,7 @@ class PageDirectory:
         require(counted == self._pages, "pages of holders were miscounted")
 
     def _turn_generations(self, now_s: float) -> None:
-        """Drop the older generation of expected pages and begin a new one, when it is time; after a long silence, drop
+        """When it is time, drop the older generation of expected pages and begin a new one. After a long pause, drop
         both."""
         passed = (now_s - self._turned_s) / self._expected_s
         if passed >= 1:
@@ -196,7 +198,7 @@ class PageDirectory:
 
 
 class _Search:
-    """Walks along a chain of so many pages, and notes where each holder's prefix ends."""
+    """A search along a chain of pages, which records where each holder's prefix ends."""
 
     def __init__(self, alive: int, holders: int, pages: int) -> None:
         self.alive = alive
@@ -204,8 +206,8 @@ class _Search:
         self._pages = self._reported = pages
 
     def keep(self, page: int, reported: Sequence[int], expected: Sequence[int]) -> bool:
-        """Keep the holders that have the page in every group, reported or expected; the prefix of all others ends here.
-        Returns whether some holder is kept by expectation alone."""
+        """Keep the holders that have the page in every group, reported or expected; the prefix of all other holders
+        ends here. Returns whether some holder is kept only by expectation."""
         held = sure = self.alive
         for known, hoped in zip(reported, expected, strict=True):
             held &= known | hoped
@@ -218,14 +220,14 @@ class _Search:
         return held != sure
 
     def found(self) -> Prefixes:
-        """Return the result. Holders that are left have all pages."""
+        """Return the result. The holders that are left have all pages."""
         if self.alive:
             self._depths[_bits(self.alive, len(self._depths))] = self._pages
         return Prefixes(self._depths, self._reported)
 
 
 def _holders(found: Sequence[tuple[PageIndex, NDArray[np.uint32]]], place: int) -> int:
-    """Return, as a bit mask, the holders that have the page at `place` by any of these indexes."""
+    """Return, as a bit mask, the holders that have the page at `place` according to any of these indexes."""
     mask = 0
     for index, numbers in found:
         mask |= index.holders(int(numbers[place]))
@@ -233,7 +235,7 @@ def _holders(found: Sequence[tuple[PageIndex, NDArray[np.uint32]]], place: int) 
 
 
 def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
-    """Return 0, and each place at which any of these columns of equal length changes its value."""
+    """Return the places at which any of these columns of equal length changes its value, beginning with 0."""
     changed = columns[0][1:] != columns[0][:-1]
     for column in columns[1:]:
         changed |= column[1:] != column[:-1]

@@ -1,7 +1,9 @@
-"""One holder's pages as its stream tells them: snapshots, the tail, epochs, gaps. Writes to the directory.
+"""PageHolder: applies the stream of one holder's page events to the directory. It handles snapshots, changes, epochs
+and gaps.
 
-A new snapshot is gathered beside what is known and takes its place when it is whole, so that a resync leaves no hole.
-Another epoch is another life: what the former held is forgotten at once. Knows nothing of connections.
+The pages of a new snapshot are collected under a new number, and replace the known pages when the snapshot is complete.
+So a resync leaves no gap. A new epoch means that the holder has restarted, so its former pages are dropped at once.
+This module knows nothing of connections.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class PageGap(Exception):  # reads as the fact it is; the stream answers it with a new one
-    """Changes were missed: a snapshot is needed."""
+    """Changes were missed, so the stream must begin with a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pages of one namespace and group. `namespace` is empty where the sender has but one pool and names none."""
+    """The pages of one namespace and group. `namespace` is empty if the sender has only one pool and does not name
+    it."""
 
     namespace: bytes
     group: int
@@ -33,7 +36,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:
-    """A frame of a stream: changes `first` to `last`, or a part of a snapshot as of `last`."""
+    """A frame of a stream: the changes `first` to `last`, or a part of a snapshot as of `last`."""
 
     epoch: Epoch
     first: int
@@ -46,14 +49,15 @@ class PageUpdate:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the frame says that nothing was missed, and nothing else."""
+        """Whether the frame only says that nothing was missed."""
         return not (self.snapshot or self.cleared or self.stored or self.removed)
 
 
 class PageHolder:
-    """`moved` is told the number under which the directory knows the holder's pages now, at first and when it changes;
-    -1: it holds nothing. With it comes the life (boot id) of which the directory has every page, as of the last frame;
-    0: some may be missing. `epoch` and `sequence` are where its stream may go on; None: nowhere."""
+    """`moved` is called with the number under which the directory has the holder's pages, at first and when the number
+    changes; -1: the holder has no pages. Its other argument is the life (boot id) of which the directory has every
+    page, as of the last frame; 0: some may be missing. `epoch` and `sequence` are the place at which the stream may
+    resume; None: it cannot."""
 
     def __init__(self, directory: PageDirectory, moved: Callable[[int, int], None]) -> None:
         self.epoch: Epoch | None = None
@@ -70,7 +74,7 @@ class PageHolder:
         self._pool = (b"", 0)
 
     def apply(self, update: PageUpdate) -> None:
-        """Apply a frame to the directory, and report the new state to `moved`. Raises PageGap where changes were
+        """Apply a frame to the directory, and report the new state to `moved`. Raises PageGap if changes were
         missed."""
         if update.snapshot:
             self._apply_snapshot(update)
@@ -81,7 +85,7 @@ class PageHolder:
         self._report()
 
     def restart(self) -> None:
-        """Note that the stream has ended: a snapshot that is not whole is dropped, and from now on pages may be
+        """Note that the stream has ended. A snapshot that is not complete is dropped, and from now on pages may be
         missing."""
         self._follows = False
         if self._coming is not None:
@@ -90,11 +94,11 @@ class PageHolder:
         self._report()
 
     def require_snapshot(self) -> None:
-        """Forget where the stream may go on, since a change was missed: it must begin with a snapshot."""
+        """Forget where the stream may resume, since a change was missed. The stream must begin with a snapshot."""
         self.epoch = None
 
     def forget(self) -> None:
-        """Drop all pages of the holder, and where its stream may go on."""
+        """Drop all pages of the holder, and forget where its stream may resume."""
         self.restart()
         self.epoch, self.sequence = None, 0
         self._pages_epoch = None
@@ -113,8 +117,8 @@ class PageHolder:
         self.sequence = update.last
 
     def _apply_snapshot(self, update: PageUpdate) -> None:
-        """Gather a part of a snapshot under a new number, which replaces the former one when the snapshot is whole.
-        Where the epoch is another one, the former pages are dropped at once."""
+        """Collect a part of a snapshot under a new number, which replaces the former number when the snapshot is
+        complete. If the epoch has changed, drop the former pages at once."""
         if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
             if update.epoch != self._pages_epoch:
@@ -135,8 +139,8 @@ class PageHolder:
             self._directory.add(number, page_keys(pool.namespace, pool.group, pool.hashes))
 
     def _name(self, pool: Pool) -> tuple[bytes, int]:
-        """Return namespace and group of a pool of removed pages; where it names none, those of the pages stored
-        last."""
+        """Return namespace and group of a pool of removed pages. If the pool has no name, these are those of the pages
+        that were stored last."""
         return (pool.namespace, pool.group) if pool.namespace else self._pool
 
     def _become(self, number: int) -> None:

@@ -1,6 +1,5 @@
-"""Which holders have which pages: a table from page keys to sets of holders. Bounded: what finds no room is not
-indexed, and counted. One thread's.
-"""
+"""PageIndex: a table from page keys to sets of holders. Its size is bounded: a page without room is not indexed, and
+counted. Only one thread may use an index."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _SWEEP_SLOTS = 1 << 16
 
 
 class PageIndex:
-    """Holders are small numbers. `dropped` counts pages for which there was no room."""
+    """Holders are small numbers. `dropped` counts the pages for which there was no room."""
 
     def __init__(self, max_pages: int) -> None:
         self.dropped = 0
@@ -34,17 +33,17 @@ class PageIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table."""
+        """Return the memory of the table in bytes."""
         return self._table.nbytes
 
     @property
     def distinct_sets(self) -> int:
-        """How many different sets of holders pages have."""
+        """Return the number of distinct sets of holders that pages have."""
         return len(self._sets)
 
     def add(self, holder: int, keys: Keys, *, distinct: bool = False) -> int:
-        """Add a holder's pages; return how many are new for it. Pages that find no room are counted in `dropped`.
-        `distinct`: no key is there twice."""
+        """Add a holder's pages. Returns how many of them the holder did not have. Pages without room are counted in
+        `dropped`. `distinct`: no key occurs twice."""
         slots = self._table.put(keys if distinct else np.unique(keys))
         if len(slots) and slots.min() < 0:
             self.dropped += int((slots < 0).sum())
@@ -52,15 +51,16 @@ class PageIndex:
         return self._change(slots, add=1 << holder)
 
     def remove(self, holder: int, keys: Keys) -> int:
-        """Remove a holder's pages; return how many it had."""
+        """Remove a holder's pages. Returns how many of them the holder had."""
         slots = self._table.find(np.unique(keys))
         return self._change(slots[slots >= 0], remove=1 << holder)
 
     def sweep(self, holders: int) -> Iterator[None]:
-        """Remove all holders of a bit mask, in steps; meanwhile the index may be used, but no pages of these holders
-        added.
+        """Remove all holders of a bit mask from all pages, in steps. Between two steps other code may use the index,
+        but must not add pages of these holders.
 
-        An added page may move another one to a part that was swept already. So it sweeps again until none is left.
+        An added page may move another page to a part that was swept already. So the sweep repeats until no page has
+        these holders.
         """
         while True:
             for start in range(0, self._table.slots, _SWEEP_SLOTS):
@@ -81,7 +81,7 @@ class PageIndex:
         return self._table.get(keys) if self._table.count else np.zeros(len(keys), np.uint32)
 
     def holders(self, number: int) -> int:
-        """Return a set of holders, by number, as a bit mask; holders that are to be swept included."""
+        """Return a set of holders, by number, as a bit mask. It includes holders that are still to be swept."""
         return self._sets.masks[number]
 
     def masks(self) -> Iterator[int]:
@@ -89,13 +89,13 @@ class PageIndex:
         return (self._sets.masks[number] for number in self._table.values.tolist() if number)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where table or sets contradict themselves or each other."""
+        """Raise AssertionError if table or sets are inconsistent."""
         self._table.check_integrity()
         self._sets.check_integrity(self._table.values)
 
     def _change(self, slots: Slots, *, add: int = 0, remove: int = 0) -> int:
-        """Add and remove the holders of two bit masks at these slots; drop slots that have no holder then. Returns how
-        many pages have another set."""
+        """Add and remove the holders of two bit masks at these slots, and drop slots that have no holder then. Returns
+        how many pages have another set."""
         if not len(slots):
             return 0
         numbers, changed = self._sets.change(self._table.values[slots], add=add, remove=remove)

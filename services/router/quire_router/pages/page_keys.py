@@ -1,6 +1,7 @@
-"""A page's key in the index: 64 bits of its hash, its namespace and its group.
+"""page_keys: the key of a page in the index, 64 bits of its hash, its namespace and its group.
 
-Two of a million pages share a key once in 37 million indexes; then a placement may be worse than it could be.
+Among a million pages, the probability that two share a key is 1 in 37 million. Then a placement may be worse than it
+could be.
 """
 
 from __future__ import annotations

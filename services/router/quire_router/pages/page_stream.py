@@ -1,7 +1,8 @@
-"""The page event stream of one scheduler or kvstore: opened, resumed, and opened again when it breaks.
+"""PageStream: follows the page event stream of one scheduler or kvstore, and opens it again after it breaks.
 
-A stream that broke goes on behind what it told last. Until it does, what the holder had is believed for a grace: most
-breaks are short, and nobody who does not accept requests is given any. After the grace it is forgotten.
+A stream that broke resumes after its last event. Until then, the router still believes the holder's pages for a grace
+period: most breaks are short, and a holder that accepts no requests gets none anyway. After the grace period, the pages
+are forgotten.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class PageStream:
             await channel.close()
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
-        """Open one stream, where the last one broke if that is known, and apply its frames until it ends. Then start
-        the timer after which the holder's pages are forgotten. Raises PageGap, grpc.RpcError, QuireError."""
+        """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
+        Then start the timer after which the holder's pages are forgotten. Raises PageGap, grpc.RpcError, QuireError."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
@@ -136,8 +137,8 @@ def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
 
 
 def _by_pool(parts: Iterable[common_pb2.StoredPages | common_pb2.RemovedPages]) -> list[Pool]:
-    """Join the pages of each namespace and group: a frame may have hundreds of chains of one page, and the index takes
-    them in one change as fast as one of them."""
+    """Join the pages of each namespace and group. A frame may have hundreds of chains of one page, and one change of
+    the index with all of them takes no longer than with one."""
     hashes: dict[tuple[bytes, int], list[bytes]] = {}
     for part in parts:
         hashes.setdefault((part.namespace, part.group), []).extend(part.hashes)

@@ -1,9 +1,10 @@
-"""A hash table from 64-bit page keys to small numbers, in two numpy arrays: 12 bytes a slot, whole batches at a time.
+"""PageTable: a hash table from 64-bit page keys to small numbers. It consists of two numpy arrays with 12 bytes per
+slot, and works on whole batches of keys.
 
-A key lives in one of two buckets of eight slots, a cache line each: in the first while that has room to spare, else in
-the emptier one; where both are full, somebody moves to its other bucket. So a batch is found in two gathers, whatever
-is stored, and deleting leaves no graves. The size is fixed: the table never moves, and never stalls its caller to grow.
-Knows nothing of what the numbers mean; 0 is none.
+A key lies in one of two buckets of eight slots, each in its own cache line. It goes to the first bucket while that has
+room to spare, else to the emptier one. If both are full, another key moves to its own other bucket. So a batch is found
+with two gathers, however full the table is, and deleting leaves no tombstones. The size is fixed, so the table never
+pauses to grow. This module knows nothing of the meaning of the numbers; 0 means no number.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _LOWEST = np.array([0, *((bits & -bits).bit_length() - 1 for bits in range(1, 25
 
 
 class PageTable:
-    """Room for `max_pages` at least. Keys are uniform, such as parts of sha256; 0 is no key."""
+    """A table for at least `max_pages` keys. Keys must be uniformly distributed, such as parts of sha256; 0 is not a
+    key."""
 
     def __init__(self, max_pages: int) -> None:
         buckets = 1 << max(0, int(np.ceil(np.log2(max_pages / (_BUCKET * _MOST_FULL)))))
@@ -48,16 +50,16 @@ class PageTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays; the system allots it as it is touched."""
+        """Return the memory of the arrays in bytes. The system allocates it when it is first written."""
         return self._keys.nbytes + self.values.nbytes
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """Return the number of slots."""
         return len(self._keys)
 
     def find(self, keys: Keys) -> Slots:
-        """Return the slot of each key, -1 where it is not in the table."""
+        """Return the slot of each key, -1 if it is not in the table."""
         slots, missing = self._match(keys, self._first(keys))
         if len(missing):
             others = keys[missing]
@@ -65,15 +67,15 @@ class PageTable:
         return slots
 
     def get(self, keys: Keys) -> NDArray[np.uint32]:
-        """Return the value of each key, 0 where it is not in the table."""
+        """Return the value of each key, 0 if it is not in the table."""
         if len(keys) <= _FEW:
             return np.array([self._value(key) for key in keys.tolist()], np.uint32)
         slots = self.find(keys)
         return np.where(slots >= 0, self.values[slots], np.uint32(0))
 
     def put(self, keys: Keys) -> Slots:
-        """Insert those of these distinct keys that are missing, with the value 0. Returns the slot of each key; -1
-        where there is no room."""
+        """Insert the missing ones of these distinct keys with the value 0. Returns the slot of each key; -1 if there is
+        no room."""
         slots = self.find(keys)
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):
@@ -117,7 +119,7 @@ class PageTable:
         self.count = 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where a key is not found in its own slot, or where the count is wrong."""
+        """Raise AssertionError if a key is not found in its own slot, or if the count is wrong."""
         taken = np.flatnonzero(self._keys)
         require(len(taken) == self.count, "the table lost count")
         require(not self.values[self._keys == _EMPTY].any(), "an empty slot has a value")
@@ -125,8 +127,8 @@ class PageTable:
         require(bool(found.all()), "a key is not found, or is there twice")
 
     def _squeeze(self, key: Keys) -> None:
-        """Insert one key whose buckets are full: another key moves to its own other bucket. Nothing happens where none
-        can move."""
+        """Insert one key whose buckets are full: move another key to its own other bucket. Does nothing if no key can
+        move."""
         for bucket in (self._first(key), self._second(key)):
             others = self._rows[bucket[0]]
             first, second = self._first(others), self._second(others)
@@ -143,8 +145,8 @@ class PageTable:
                 return
 
     def _match(self, keys: Keys, buckets: Slots) -> tuple[Slots, Slots]:
-        """Look for keys in these buckets. Returns the slot of each key, -1 where it is not there, and the indices of
-        the keys that are not there."""
+        """Look for keys in these buckets. Returns the slot of each key, -1 if it is not there, and the indices of the
+        missing keys."""
         hits = np.packbits(self._rows.take(buckets, axis=0) == keys[:, None], bitorder="little")
         slots: Slots = buckets * _BUCKET + _LOWEST[hits]
         missing = np.flatnonzero(hits == 0)
@@ -156,7 +158,7 @@ class PageTable:
         return np.packbits(self._rows.take(buckets, axis=0) == _EMPTY, bitorder="little")
 
     def _value(self, key: int) -> int:
-        """Return the value of one key, 0 where it is not in the table: for a few keys, quicker than numpy."""
+        """Return the value of one key, 0 if it is not in the table. For a few keys, this is faster than numpy."""
         mask = int(self._mask)
         for start in ((key & mask) * _BUCKET, (key >> 32 & mask) * _BUCKET):
             bucket = self._keys[start : start + _BUCKET].tolist()

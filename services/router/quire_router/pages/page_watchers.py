@@ -1,4 +1,5 @@
-"""The streams of all schedulers and kvstores that discovery names, and the sweeping up after those who have left."""
+"""PageWatchers: the page streams of all schedulers and kvstores that discovery names, and the sweeping of pages whose
+holders have left."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _TICK_S = 0.5
 
 
 class PageWatchers:
-    """All methods run in the event loop. `moved` is told of each holder's service, instance, number and life."""
+    """The streams of all holders. All methods run in the event loop. `moved` is called with each holder's service,
+    instance, number and life."""
 
     def __init__(
         self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int, int], None]
@@ -33,8 +35,8 @@ class PageWatchers:
         self._dropped = 0
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list of a service: new endpoints are followed; the pages of those that have left, or
-        have another address, are forgotten."""
+        """Take discovery's newest list of a service. New endpoints are followed. The pages of endpoints that have left,
+        or have another address, are forgotten."""
         wanted = {(service, endpoint.instance): endpoint.address for endpoint in endpoints}
         for key, (stream, task) in list(self._streams.items()):
             if key[0] == service and wanted.get(key) != stream.address:

@@ -1,4 +1,4 @@
-"""Cost of company: how full a replica's batch is."""
+"""BatchLoad: the cost of a replica's batch, by how full it is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class BatchLoad:
-    """`full_tokens`: what a full batch costs those who join it, since every step takes longer; `beyond_tokens`: the
-    same per batch of sequences that have to wait for a row."""
+    """`full_tokens`: the cost of joining a full batch, in prompt tokens, because a larger batch makes every step
+    longer. `beyond_tokens`: the cost of each further batch of sequences that wait for a row."""
 
     def __init__(self, table: ReplicaTable, full_tokens: float = 1.0, beyond_tokens: float = 1.0) -> None:
         self._table = table

@@ -1,8 +1,8 @@
-"""Whether a request is prefilled elsewhere than it is decoded, and by whom: where that brings its second token sooner,
-what others have to wait for it included.
+"""Decides whether one replica prefills a request and another one decodes it, and chooses both. Disaggregation pays if
+the second token comes sooner, counting also the time that other requests wait because of this one.
 
-Both ways are estimated in seconds from what replicas measured. Where nothing is measured yet, a number of uncached
-tokens decides. Knows nothing of requests' lives: see kv_transfer/handoff.py.
+Both variants are estimated in seconds, from rates that replicas measured. Without measured rates, the number of
+uncached tokens decides. This module knows nothing of the lives of requests; see kv_transfer/handoff.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """`least_tokens`: fewer that no cache has are never worth the way. `threshold_tokens`: from so many on it is taken,
-    while nothing is measured. `interference`: what a second of prefill costs each sequence that decodes beside it, in
-    seconds of the request's own. `load_cost`: as in PrefillWork. `whole_too`: replicas that run whole requests may
-    prefill for others. Without `by_rates` the number of tokens decides always."""
+    """The parameters of the decision. `least_tokens`: with fewer uncached tokens, a request is never disaggregated.
+    `threshold_tokens`: while nothing is measured, it is disaggregated from this number on. `interference`: how much a
+    second of prefill delays each sequence that decodes on the same replica, as seconds of the request's own time.
+    `load_cost`: as in PrefillWork. `whole_too`: replicas that run whole requests may also prefill for others. Without
+    `by_rates`, the number of tokens always decides."""
 
     least_tokens: int = 256
     threshold_tokens: int = 2048
@@ -40,14 +41,14 @@ class SplitOptions:
 
 
 class Sides(NamedTuple):
-    """Rows. `prefill` None: the other runs the request as a whole."""
+    """The two rows of a decision. `prefill` None: the other row runs the whole request."""
 
     decode: int
     prefill: int | None = None
 
 
 class Disaggregation:
-    """`view` None: nothing is known of pages, and every token counts as uncached."""
+    """Decides for each request. `view` None: the router knows nothing of pages, so every token counts as uncached."""
 
     def __init__(
         self, table: ReplicaTable, policies: Policies, options: SplitOptions, view: PrefixView | None = None
@@ -59,8 +60,8 @@ class Disaggregation:
         self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
-        """Choose the row that decodes the request and, where a prefill elsewhere pays, the row that prefills it. Counts
-        the decision. There is at least one row."""
+        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. Counts the
+        decision. There must be at least one row."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)
@@ -77,8 +78,8 @@ class Disaggregation:
         return Sides(pair.decode, pair.prefill)
 
     def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
-        """Return the two rows to prefill (of `able`) and to decode (of `behind`), or None where no two fit. Without a
-        policy for pairs, `whole` decodes."""
+        """Return the two rows that prefill (one of `able`) and decode (one of `behind`), or None if no two rows fit
+        together. Without a policy for pairs, `whole` decodes."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
             return policies.pairs.choose(request, able, behind)
@@ -92,8 +93,8 @@ class Disaggregation:
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
     def _pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
-        """Whether the second token comes sooner by the pair than by `whole`, the delay of other requests included.
-        Pages travel during the prefill. Where rates are not measured, the number of uncached tokens decides."""
+        """Whether the second token comes sooner with the pair than with `whole`, counting the delay of other requests.
+        Pages travel during the prefill. If rates are not measured, the number of uncached tokens decides."""
         table, sides = self._table, np.array([whole, pair.prefill])
         uncached = self._uncached(request, sides)
         if pair.pull_s is None or not self._options.by_rates:
@@ -104,8 +105,8 @@ class Disaggregation:
         return bool(others_s[0] + own_s[0] > others_s[1] + max(own_s[1], pair.pull_s))
 
     def _uncached(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return the tokens that each row has to compute; a token that it can load from a kvstore counts as a part of
-        one."""
+        """Return the tokens that each row must compute. A token that the row can load from a kvstore counts as a part
+        of a token."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, stored = self._view.cached(request, rows)

@@ -1,4 +1,4 @@
-"""A scheduler's load, as a plain value."""
+"""Load: the load of a scheduler, as a plain value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What WatchLoad said last."""
+    """The last load that WatchLoad reported."""
 
     phase: str = "connecting"
     progress: float = 0.0

@@ -1,4 +1,4 @@
-"""What a request that was sent to a replica counts there, until the replica reports it itself."""
+"""LoadReservation: the load of a request that was sent to a replica, until the replica's own reports include it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class LoadReservation:
-    """A request on its way: its prompt counts as pending at the replica until `release`. `pulled`: tokens whose pages
-    come from another replica; they count from `start_pull` on. `near`: that replica is on the same host. `held_tokens`:
-    see PrefixView."""
+    """The reserved load of a request on its way. Its prompt counts as pending at the replica until `release`. `pulled`:
+    tokens whose pages come from another replica; they count from `start_pull` on. `near`: that replica is on the same
+    host. `held_tokens`: see PrefixView."""
 
     __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "held_tokens", "row")
 
@@ -43,14 +43,14 @@ class LoadReservation:
         table.pending_tokens[row] += tokens
 
     def start_pull(self) -> None:
-        """Count the pulled tokens at the replica: their pages are being computed, and pulled meanwhile. Idempotent."""
+        """Count the pulled tokens at the replica, since their pages are now being computed and pulled. Idempotent."""
         if self._pulled and not self._comes and self._table.life[self.row] == self._life:
             self._comes = True
             self._pulling[self.row] += self._pulled
 
     def release(self) -> None:
-        """Take the request's tokens from the replica's counts: it has its first token or its pages, or will never have
-        them there. Idempotent; nothing happens where the row has another owner by now."""
+        """Remove the request's tokens from the replica's counts: it has its first token or its pages, or will never
+        have them there. Idempotent. Does nothing if the row belongs to another replica by now."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens

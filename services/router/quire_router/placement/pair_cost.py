@@ -1,9 +1,10 @@
-"""PairCost: which prefill side and which decode side together cost a request least: what either has to do, what is
-computed anew, and the way of the pages between them, which is short within a host.
+"""PairCost: chooses the prefill side and the decode side that together cost a request least. The cost has the work that
+waits at both sides, the uncached tokens, and the transfer of pages between the sides, which is faster within a host.
 
-A pair costs what its sides cost, and one of two ways to its decode side. So the least of all is found without looking
-at each: it is the best pair of the best decode side, or of the host whose best sides cost least together. Seconds,
-where rates are measured.
+A pair costs as much as its two sides, plus the transfer. The transfer has only two costs for each decode side: from
+another host, or from the same host. So not all pairs must be compared. The cheapest pair is either the best pair of the
+best decode side, or the best pair within the host whose two best sides cost least. Costs are seconds, if rates are
+measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """Rows, and what they cost; `pull_s`: of that the way of the pages, None where nothing of it is measured."""
+    """Two rows and their cost. `pull_s` is the part of the cost that is the transfer of pages; None if no rate is
+    measured."""
 
     prefill: int
     decode: int
@@ -35,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class PairCost:
-    """`prefill` and `decode` weigh each side by itself, in prompt tokens; `pulls` knows the way."""
+    """`prefill` and `decode` score each side on its own, in prompt tokens. `pulls` estimates the transfer."""
 
     def __init__(self, table: ReplicaTable, prefill: Placement, decode: Placement, pulls: PullWork) -> None:
         self._table = table
@@ -46,8 +48,8 @@ class PairCost:
         self._decodes, self._partners = LowestCost(), LowestCost()
 
     def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
-        """Return the pair that costs least, of a row of `able` that prefills and another of `behind` that decodes. None
-        where no two have pages that are alike."""
+        """Return the pair that costs least, with a row of `able` that prefills and another row of `behind` that
+        decodes. Returns None if no two rows have compatible pages."""
         sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]
@@ -58,8 +60,8 @@ class PairCost:
         return min((pair for pair in found if pair is not None), key=lambda pair: pair.cost, default=None)
 
     def _weigh(self, request: PlacementRequest, able: Rows, behind: Rows) -> _Sides:
-        """Return the cost of each row of `able` as a prefill side, of each row of `behind` as a decode side, and of the
-        pull of pages to the latter."""
+        """Return the cost of each row of `able` as a prefill side, of each row of `behind` as a decode side, and of a
+        pull of pages to each row of `behind`."""
         table, rates = self._table, self._table.rates(behind)
         prefill = self._prefill.costs(request, able) / or_one(table.rates(able))
         company = self._decode.costs(request, behind) / or_one(rates)
@@ -68,7 +70,8 @@ class PairCost:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """What each costs: those that prefill, and those that decode, with the way to them. Sides are named by position."""
+    """The costs of all prefill sides, of all decode sides, and of the transfer to the decode sides. A side is named by
+    its position."""
 
     table: ReplicaTable
     able: Rows
@@ -95,8 +98,8 @@ class _Sides:
         return self._pair(at, decode, costs[decode], way[decode])
 
     def nearest(self) -> int | None:
-        """Return the position of the decode side that is best together with a prefill side on its own host; None where
-        no host has both."""
+        """Return the position of the decode side that is best together with a prefill side on its own host; None if no
+        host has both."""
         hosts = self.table.host[self.able], self.table.host[self.behind]
         count = 1 + int(hosts[1].max())
         if count == 1:
@@ -109,8 +112,8 @@ class _Sides:
         return decode if np.isfinite(costs[decode]) else None
 
     def _pair(self, prefill: int, decode: int, cost: np.float64, pull_s: np.float64) -> Pair | None:
-        """Make the pair of two positions; None where its cost is infinite, since the two do not fit. `pull_s` is
-        dropped where it is not measured."""
+        """Make the pair of two positions; None if its cost is infinite, because the two do not fit. `pull_s` is None if
+        it is not measured."""
         if not np.isfinite(cost):
             return None
         known = float(pull_s) if self.ways.measured[decode] else None

@@ -1,4 +1,4 @@
-"""Who is taken once all are weighed."""
+"""Pickers: the last part of a policy. A picker chooses one replica by its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RoundRobin:
-    """Every replica in its turn, whatever it costs."""
+    """Picks every replica in turn, whatever it costs."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -24,7 +24,7 @@ class RoundRobin:
 
 
 class LowestCost:
-    """Whoever costs least; ties go in turn."""
+    """Picks the replica that costs least. Replicas of equal cost take turns."""
 
     def __init__(self) -> None:
         self._turn = RoundRobin()

@@ -1,4 +1,4 @@
-"""What is to be placed: a prompt and all of its siblings."""
+"""PlacementRequest: the facts of a request that placement needs. It stands for a prompt with all of its sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PlacementRequest:
-    """`weight` sequences of one prompt. `session`: requests of equal sessions belong together; '' is none."""
+    """`weight` is the number of sequences of the prompt. `session`: requests of one session should run on one replica;
+    '' means no session."""
 
     sequence: Sequence
     weight: int = 1
@@ -36,11 +37,11 @@ class PlacementRequest:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are known: the prompt, and the output of earlier attempts."""
+        """Return the number of known tokens: the prompt, and the output of earlier attempts."""
         return self.sequence.known_len
 
     def most_hits(self, page_size: int) -> int:
-        """Return how many tokens a cache can spare at most: those of full pages, without the last token."""
+        """Return the greatest number of tokens that a cache can have: those of full pages, without the last token."""
         return (self.tokens - 1) // page_size * page_size
 
     def chains(self, pool: PagePool) -> Sequence_[Keys]:
@@ -51,12 +52,12 @@ class PlacementRequest:
         return [page_keys(pool.namespace, group, hashes) for group in range(pool.groups)]
 
     def head(self, pool: PagePool) -> Keys:
-        """Return the key of the first page, in the first group; none where that page is not full."""
+        """Return the key of the first page in the first group; None if that page is not full."""
         return page_keys(pool.namespace, 0, self._named(pool.page_size, pool.page_size))
 
     def _named(self, tokens: int, page_size: int) -> list[bytes]:
-        """Return the hashes of the full pages among the first `tokens` tokens of prompt and output. `prompt_hashes` are
-        used where they are known."""
+        """Return the hashes of the full pages among the first `tokens` tokens of prompt and output. Uses
+        `prompt_hashes` as far as they go."""
         prompt, output = self.sequence.prompt_ids, self.sequence.output_ids
         extras = page_extras(self.sequence)
         known = self.prompt_hashes.get(page_size)

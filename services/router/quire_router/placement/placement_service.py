@@ -1,6 +1,7 @@
-"""Placement as the router runs it: the policy of its configuration, and the page index where the policy looks at pages.
+"""PlacementService: placement as the router runs it, with the configured policy, and with the page index if the policy
+uses pages.
 
-Losing a stream, or all of them, makes placements worse and nothing else.
+If a stream of page events is lost, placements become worse; nothing else happens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class HeldPages(NamedTuple):
 
 
 class PlacementService:
-    """`placer` decides; `wants_pages` says whether kvstores are of any use to it."""
+    """`placer` places requests. `wants_pages` says whether it uses kvstores."""
 
     def __init__(self, config: RouterConfig, table: ReplicaTable, row_of: Callable[[str], ReplicaRow | None]) -> None:
         self.wants_pages = config.placement in PAGE_AWARE
@@ -49,17 +50,17 @@ class PlacementService:
         metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list of schedulers or kvstores, where the policy looks at pages. The fleet has taken
-        it before."""
+        """Take discovery's newest list of schedulers or kvstores, if the policy uses pages. The fleet must have taken
+        the list before."""
         if self.wants_pages:
             self._watchers.update(service, endpoints)
 
     def held_pages(self) -> list[HeldPages]:
-        """Return the number of pages of each scheduler and kvstore that has told of its pages."""
+        """Return the number of pages of each scheduler and kvstore that has reported pages."""
         return [HeldPages(*holder, self.directory.pages_of(number)) for holder, number in self._holders.items()]
 
     async def run(self) -> None:
-        """Keep the page index up to date until cancelled; return at once where the policy does not look at pages."""
+        """Keep the page index up to date until cancelled. Return at once if the policy does not use pages."""
         if self.wants_pages:
             await self._watchers.run()
 
@@ -68,8 +69,8 @@ class PlacementService:
         await self._watchers.close()
 
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
-        """Note under which number the directory has an instance's pages now (-1: none) and, of a kvstore, the life of
-        which it has every page (0: some are missing)."""
+        """Record the number under which the directory has an instance's pages now (-1: none). For a kvstore, also
+        record the life (boot id) of which the directory has every page (0: some are missing)."""
         self._holders.pop((service, instance), None)
         if number >= 0:
             self._holders[service, instance] = number

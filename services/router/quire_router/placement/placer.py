@@ -1,4 +1,5 @@
-"""Places requests: asks the policy, and remembers what was sent where until the replicas tell of it themselves."""
+"""Placer: places requests by the policy, and counts the load of each request at its replica until the replica reports
+it."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class ReservedSides(NamedTuple):
-    """`prefill` None: the other runs the request as a whole."""
+    """The reservations of a request. `prefill` None: the other replica runs the whole request."""
 
     decode: LoadReservation
     prefill: LoadReservation | None
 
 
 class Placer:
-    """`view` None: nothing is known of pages. `expected_tokens` counts prompt tokens that caches should have. With
-    `split`, `place_sides` may name two replicas."""
+    """`view` None: the router knows nothing of pages. `expected_tokens` counts the prompt tokens that caches should
+    have. With `split`, `place_sides` may choose two replicas."""
 
     def __init__(
         self,
@@ -41,13 +42,13 @@ class Placer:
         self._split = split
 
     def place(self, request: PlacementRequest, rows: Rows) -> LoadReservation:
-        """Choose one of `rows`, of which there is at least one, for the whole request; reserve the request's load there
-        and expect its pages."""
+        """Choose one of `rows` for the whole request, reserve the request's load there, and expect its pages there.
+        There must be at least one row."""
         return self._reserve(request, self._policies.whole.choose(request, rows))
 
     def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
-        """Choose one of `rows` for the whole request or, where that pays, two of them to decode and to prefill it.
-        Reserves load at each and expects the pages. There is at least one row."""
+        """Choose one of `rows` for the whole request or, if disaggregation pays, two of them, one to decode and one to
+        prefill. Reserve load at each, and expect the pages there. There must be at least one row."""
         if self._split is None:
             return ReservedSides(self.place(request, rows), None)
         decode, prefill = self._split.choose(request, rows)
@@ -69,8 +70,8 @@ class Placer:
         return LoadReservation(self._table, row, request.weight, request.tokens - cached, held_tokens=held)
 
     def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
-        """Reserve the load of a request at the row that decodes it: pages from elsewhere are no work ahead of the
-        engine, but ahead of other pulls. Expects the pages there."""
+        """Reserve the load of a request at the row that decodes it. Pages that come from elsewhere do not delay the
+        engine, but they delay other pulls. Expect the pages there."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

@@ -1,7 +1,7 @@
-"""What a placement policy is: filters leave out, scores weigh, a pick decides.
+"""The parts of a placement policy: filters remove replicas, scores give costs, and a picker chooses one.
 
-All of them read the columns of a ReplicaTable for the given rows and change nothing; they are called in the event loop
-and must not block.
+All parts read the columns of a ReplicaTable for the given rows, and change nothing. They run in the event loop and must
+not block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Filter(Protocol):
-    """Leaves out replicas."""
+    """A part of a policy that removes replicas."""
 
     def keep(self, request: PlacementRequest, rows: Rows) -> Rows:
         """Return some of the rows, in their order. A filter that keeps none is ignored."""
@@ -30,7 +30,7 @@ class Filter(Protocol):
 
 
 class Score(Protocol):
-    """Weighs replicas."""
+    """A part of a policy that gives replicas costs."""
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
         """Return the cost of each of the rows, in prompt tokens computed: less is better."""
@@ -38,15 +38,15 @@ class Score(Protocol):
 
 
 class Pick(Protocol):
-    """Decides."""
+    """A part of a policy that chooses a replica."""
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """Return one of the rows, of which there is at least one."""
+        """Return one of the rows, of which there must be at least one."""
         ...
 
 
 class Placement:
-    """A policy: the filters one after the other, the sum of the scores, the pick."""
+    """A policy: it applies the filters one after the other, adds the scores, and picks."""
 
     def __init__(self, pick: Pick, scores: Sequence[Score] = (), filters: Sequence[Filter] = ()) -> None:
         self._pick = pick
@@ -54,8 +54,8 @@ class Placement:
         self._filters = filters
 
     def choose(self, request: PlacementRequest, rows: Rows) -> int:
-        """Apply the filters, ignoring one that keeps no row, and pick one of the rows that are left by their summed
-        scores. There is at least one row."""
+        """Apply the filters, ignoring a filter that keeps no row, and pick one of the remaining rows by their summed
+        scores. There must be at least one row."""
         for one in self._filters:
             kept = one.keep(request, rows)
             rows = kept if len(kept) else rows

@@ -1,4 +1,4 @@
-"""Which part of a prompt the caches have, per replica, from the page directory."""
+"""PrefixView: says which part of a prompt the caches of each replica have, according to the page directory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class PrefixView:
-    """`stores`: by instance, the numbers of kvstores in the directory; every replica may load what one of them has.
-    `lives`: by instance, the life of those kvstores of which the directory has every page."""
+    """`stores`: by instance, the numbers of kvstores in the directory. Every replica may load the pages of any of them.
+    `lives`: by instance, the life (boot id) of each kvstore of which the directory has every page."""
 
     def __init__(
         self, table: ReplicaTable, directory: PageDirectory, clock: Callable[[], float] = time.monotonic
@@ -33,8 +33,8 @@ class PrefixView:
         self._clock = clock
 
     def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each row, the tokens that its device has, and those that a kvstore has. The last token never
-        counts. All are 0 for a sequence that reads no cache."""
+        """Return, for each row, the number of tokens that its device has, and the number that a kvstore has. The last
+        token never counts. All are 0 for a sequence that reads no cache."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if not request.sequence.reads_cache:
             return device, stored
@@ -48,11 +48,11 @@ class PrefixView:
         return device, stored
 
     def held(self, request: PlacementRequest, row: int) -> int | None:
-        """Return how many leading tokens have pages that any holder has, or is expected to have. The row's kvstore has
-        none beyond these. None where not all pages of that kvstore are known.
+        """Return the number of leading tokens whose pages some holder has, or is expected to have. The row's kvstore
+        has no page beyond these. Returns None if the directory does not know all pages of that kvstore.
 
-        Engines count as well: a page that one has, or will compute, may reach a kvstore before the kvstore's event
-        comes.
+        Pages of engines count too, because a page that an engine has, or will compute, may reach a kvstore before the
+        kvstore's event comes.
         """
         boot_id, pool = int(self._table.kvstore[row]), int(self._table.pool[row])
         if not boot_id or boot_id not in self.lives.values():
@@ -67,8 +67,8 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """Expect the row to have the request's pages soon, since the request goes there; those that it has reported are
-        left out."""
+        """Expect the row to have the request's pages soon, since the request goes there. Pages that the row has
+        reported are left out."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)
@@ -80,7 +80,7 @@ class PrefixView:
     def _cached(
         self, request: PlacementRequest, rows: Rows, number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the same as `cached`, for rows of the one pool `number`."""
+        """Do the work of `cached` for rows of one pool, with number `number`."""
         size = self._table.pools[number].page_size
         depths, most = self._found(request, number).depths, request.most_hits(size)
         device: NDArray[np.int64] = np.minimum(depths[self._table.holder[rows]] * size, most)
@@ -88,8 +88,8 @@ class PrefixView:
         return device, np.full(len(rows), min(found * size, most), np.int64)
 
     def _found(self, request: PlacementRequest, number: int) -> Prefixes:
-        """Return the pages of the request by holder, in the pool `number`; the directory is asked once per request. The
-        last element, which a row without a holder reads by -1, is 0."""
+        """Return the number of the request's pages that each holder of the pool `number` has. The directory is asked
+        once per request. The last element is 0; a row without a holder reads it by the index -1."""
         found = request.found.get(number)
         if found is None:
             depths, reported = self._directory.prefixes(request.chains(self._table.pools[number]), self._clock())

@@ -1,4 +1,5 @@
-"""PullWork: how long pages take that come from elsewhere, behind those of others that a decode side still pulls."""
+"""PullWork: estimates how long a decode side pulls pages from another replica, including the pulls of other requests
+before it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Ways(NamedTuple):
-    """Seconds for each row, from a worker of another host and from one of its own; `measured`: where they are more than
-    a guess."""
+    """The seconds of a pull to each row, from a worker of another host and from a worker of its own host. `measured`:
+    whether they follow from measured rates."""
 
     far: Costs
     near: Costs
@@ -27,8 +28,8 @@ class Ways(NamedTuple):
 
 
 class PullWork:
-    """`view` None: nothing is known of pages. `pull_cost`: what pulling a token counts against computing it, where
-    nothing is measured yet."""
+    """`view` None: the router knows nothing of pages. `pull_cost`: the cost of pulling a token relative to computing
+    it, while nothing is measured."""
 
     def __init__(self, table: ReplicaTable, view: PrefixView | None, pull_cost: float) -> None:
         self._table = table
@@ -36,8 +37,8 @@ class PullWork:
         self._pull_cost = pull_cost
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
-        """Return, for each row, how long a pull of the request's missing pages takes, with the pulls that are ahead of
-        it. The unit is seconds, but prompt tokens where `prefill_rates` (tokens per second) is 0."""
+        """Return, for each row, the time of a pull of the request's missing pages, including the pulls before it. The
+        unit is seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)
@@ -54,7 +55,7 @@ class PullWork:
         return Ways(queue + own * far, queue + own * near, measured)
 
     def _tokens(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return how many of the request's tokens the device of each row lacks."""
+        """Return the number of the request's tokens that the device of each row lacks."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, _stored = self._view.cached(request, rows)
@@ -63,5 +64,5 @@ class PullWork:
 
 
 def or_one(rates: Costs) -> Costs:
-    """Return the rates, with 1 for those that are not measured: costs are compared in tokens then, not seconds."""
+    """Return the rates, with 1 for rates that are not measured. Costs are then tokens, not seconds."""
     return np.where(rates > 0.0, rates, 1.0)

@@ -1,4 +1,4 @@
-"""Placement policies by name, for whole requests and for the two sides of one that is prefilled elsewhere."""
+"""The placement policies by name: for whole requests, and for the prefill and decode sides of a request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def _kv_aware_pairs(table: ReplicaTable, view: PrefixView, weights: Weights) -> 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """`pairs` None: whoever would run the request as a whole decodes it, and `prefill` chooses the other side."""
+    """The policies of one name. `pairs` None: the replica that would run the whole request decodes it, and `prefill`
+    chooses the prefill side."""
 
     whole: Placement
     prefill: Placement
@@ -67,7 +68,7 @@ class Policies:
 
 
 def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights) -> Policies:
-    """Make the policies of this name. Each of them has round-robin turns of its own."""
+    """Make the policies of this name. Each of them has its own round-robin turns."""
     make, pairs = PLACEMENTS[name], PAIRS.get(name)
     return Policies(
         make(table, view, weights),

@@ -1,7 +1,8 @@
-"""What placement may know of replicas: a column per fact, a row per replica, so that a thousand are weighed at once.
+"""ReplicaTable: the facts about replicas that placement uses, with a column per fact and a row per replica. So a
+thousand replicas are scored at once.
 
-Rows are numbers that are used again. Whoever owns a replica writes its row through a `ReplicaRow`; policies read the
-columns. Knows nothing of sessions or streams.
+Rows are numbers that are used again. The owner of a replica writes its row through a `ReplicaRow`, and policies read
+the columns. This module knows nothing of sessions or streams.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LEAST_MEASURED_TOKENS = 128
 
 
 class PagePool(NamedTuple):
-    """Replicas of one pool name their pages alike."""
+    """A pool of KV pages. Replicas of one pool have the same names for the same pages."""
 
     namespace: bytes
     page_size: int
@@ -46,7 +47,7 @@ class PagePool(NamedTuple):
 
 
 class ReplicaTable:
-    """Columns have the length of `size`; rows that nobody owns accept nothing."""
+    """Columns have the length of `size`. Rows without an owner accept no request."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -130,8 +131,9 @@ class ReplicaTable:
         self._free.append(row)
 
     def able(self, model: str, digest: bytes | None, max_len: int, *, structured_output: str = "") -> Rows:
-        """Return the rows that accept a request for the model `model` now or, with `digest`, for that very model and
-        `max_len` tokens. `structured_output`: only rows with this capability, that its constraint needs."""
+        """Return the rows that accept a request now: for the model `model` or, with `digest`, for the model with this
+        digest and at least `max_len` tokens. `structured_output`: only rows with this capability, which the request's
+        constraint needs."""
         if digest is None:
             same = self.model == self._models.get(model, -1)
         else:
@@ -142,25 +144,26 @@ class ReplicaTable:
         return np.flatnonzero(self.accepts & same)
 
     def prefills(self, rows: Rows, *, whole_too: bool) -> Rows:
-        """Return those rows whose role is to prefill alone; with `whole_too`, also those that do both."""
+        """Return the rows whose role is only to prefill; with `whole_too`, also the rows that prefill and decode."""
         role = self.role[rows]
         kept: Rows = rows[(role & PREFILL > 0) if whole_too else (role == PREFILL)]
         return kept
 
     def decodes(self, rows: Rows) -> Rows:
-        """Return those rows whose role is to decode, alone or not."""
+        """Return the rows whose role is to decode, or to prefill and decode."""
         kept: Rows = rows[self.role[rows] & DECODE > 0]
         return kept
 
     def rates(self, rows: Rows) -> Figures:
-        """Return the prompt tokens per second that each row computes: its own rate, but half the best of its model at
-        least. Without its own, that best rate; 0 where its model has none."""
+        """Return the prompt tokens per second that each row computes: its own rate, but at least half of the best rate
+        of its model. A row without a rate gets the best rate of its model, or 0 if there is none."""
         own, best = self.prefill_rate[rows], self._best(self.prefill_rate, rows)
         return np.where(own > 0.0, np.maximum(own, _LEAST_OF_BEST * best), best)
 
     def pull_rates(self, rows: Rows) -> tuple[Figures, Figures]:
-        """Return the bytes of pages per second that each row pulls from other hosts, and from its own. A rate that was
-        not measured is the best of its model or follows from the other one; both are 0 where neither is measured."""
+        """Return the bytes of pages per second that each row pulls from other hosts, and from its own host. A rate that
+        was not measured is the best one of its model, or follows from the row's other rate. Both are 0 if neither is
+        measured."""
         own_far, own_near = self.pull_rate[rows], self.near_rate[rows]
         far = np.where(own_far > 0.0, own_far, self._best(self.pull_rate, rows))
         near = np.where(own_near > 0.0, own_near, self._best(self.near_rate, rows))
@@ -174,25 +177,26 @@ class ReplicaTable:
         return near
 
     def knows_pages(self, pool: int) -> bool:
-        """Whether the replicas of this pool have said how they name pages."""
+        """Whether some replica of this pool has reported its names of pages."""
         return self.pools[pool].page_size > 0 and self.pools[pool].groups > 0
 
     def load(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the sequences at each row, waiting ones and those just sent included, in units of its largest
-        batch."""
+        """Return the number of sequences at each row, in units of its largest batch. Waiting sequences and those that
+        were just sent are included."""
         sequences: NDArray[np.float64] = (self.running[rows] + self.waiting[rows] + self.sent[rows]) / self.batch[rows]
         return sequences
 
     def queue(self, rows: Rows) -> NDArray[np.int64]:
-        """Prompt tokens that each replica has yet to compute: the larger of what it last reported plus what this router
-        has sent since, and of what this router's own requests still need there."""
+        """Return the prompt tokens that each replica has yet to compute. This is the larger of two numbers: the tokens
+        that it last reported plus those that this router has sent since, and the tokens that this router's own requests
+        still need there."""
         queue: NDArray[np.int64] = np.maximum(
             self.queued_tokens[rows] + self.sent_tokens[rows], self.pending_tokens[rows]
         )
         return queue
 
     def number_of(self, model: ModelInfo) -> tuple[int, int, int]:
-        """Return the numbers of the model's name, digest and page pool; a new one gets the next number."""
+        """Return the numbers of the model's name, digest and page pool. A new one gets the next number."""
         pool = PagePool(model.pages.namespace, model.pages.page_size, len(model.pages.groups))
         if pool not in self.pools:
             self.pools.append(pool)
@@ -200,18 +204,19 @@ class ReplicaTable:
         return name, self._digests.setdefault(model.digest, len(self._digests)), self.pools.index(pool)
 
     def structured_output_of(self, model: ModelInfo) -> int:
-        """Return the number of the capabilities by which the model's worker applies constraints; 0: it has none."""
+        """Return the number of the capabilities with which the model's worker applies constraints; 0: it has none."""
         found = structured_outputs_in(model.capabilities)
         return self._structured_outputs.setdefault(found, 1 + len(self._structured_outputs)) if found else 0
 
     def host_number(self, name_hash: int) -> int:
-        """Return the number of the host with this name hash: that of the rows which have it, or a free one."""
+        """Return the number of the host with this name hash. It is the number of the rows that have this hash, or a
+        free number."""
         members = np.flatnonzero(self.host_hash == np.uint64(name_hash))
         return int(self.host[members[0]] if len(members) else np.setdiff1d(np.arange(1, self.size + 2), self.host)[0])
 
     def _best(self, column: Figures, rows: Rows) -> Figures:
-        """Return, for each row, the largest figure of the column among rows of its model; a single figure where there
-        is but one model."""
+        """Return, for each row, the largest value of the column among rows of its model. With only one model, return a
+        single value."""
         if len(self._digests) < 2:
             return np.array([column.max()])
         best = np.zeros(len(self._digests))
@@ -227,7 +232,7 @@ class ReplicaTable:
 
 
 class ReplicaRow:
-    """One replica's row; void once it is dropped."""
+    """The row of one replica. After `drop` it has no effect."""
 
     def __init__(self, table: ReplicaTable, row: int) -> None:
         self.row = row
@@ -252,8 +257,8 @@ class ReplicaRow:
             table.token_bytes[row] = sum(g.page_bytes for g in model.pages.groups) / max(1, model.pages.page_size)
 
     def set_load(self, load: Load) -> None:
-        """Write a reported load to the table. The report includes requests that were sent before, so their counts begin
-        again at 0. A rate rises at once, and sinks slowly where the reported one is lower."""
+        """Write a reported load to the table. The report includes requests that were sent before, so the counts of sent
+        requests begin again at 0. A rate rises at once, and falls slowly if the reported one is lower."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -268,15 +273,14 @@ class ReplicaRow:
         table.reports[row] += 1
 
     def measure_prefill(self, tokens: int, us: int) -> None:
-        """Raise the row's prefill rate if this prompt was computed faster. Short prompts, below 128 tokens, are
-        ignored."""
+        """Raise the row's prefill rate if this prompt was computed faster. Prompts below 128 tokens are ignored."""
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
     def measure_pull(self, pages: int, us: int, *, near: bool = False) -> None:
-        """Raise the row's pull rate (`near`: from its own host) if these pages came faster. Fewer than 128 tokens are
-        ignored."""
+        """Raise the row's pull rate if these pages came faster (`near`: the rate of pulls within its own host). Pulls
+        below 128 tokens are ignored."""
         if self._void or us <= 0:
             return
         table, row = self._table, self.row
@@ -286,8 +290,8 @@ class ReplicaRow:
             rate[row] = max(rate[row], tokens * table.token_bytes[row] / us * 1e6)
 
     def _set_host(self, host: bytes) -> None:
-        """Write the number and name hash of the worker's host to the table, if the host has changed; empty: not
-        known."""
+        """Write the number and name hash of the worker's host to the table, if the host has changed. An empty name
+        means that the host is not known."""
         table, row = self._table, self.row
         name_hash = (xxhash.xxh3_64_intdigest(host) or 1) if host else 0
         if name_hash != table.host_hash[row]:

@@ -1,4 +1,5 @@
-"""One replica per session: rendezvous hashing, so that a replica that comes or goes moves its own sessions alone."""
+"""SameSession: one replica per session, by rendezvous hashing. If a replica comes or goes, only its own sessions
+move."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _SPARE_LOAD = 0.25
 
 
 class WithoutCrowds:
-    """A filter: leaves out who has much more to do than the others."""
+    """A filter that removes replicas with much more load than the others."""
 
     def __init__(self, table: ReplicaTable) -> None:
         self._table = table
@@ -31,14 +32,15 @@ class WithoutCrowds:
 
 
 class SameSession:
-    """A score: the session's replica costs nothing, the others more. Without a session, the batch's load decides."""
+    """A score: the replica of the session costs nothing, and the others cost more. Without a session, the load of the
+    batch decides."""
 
     def __init__(self, table: ReplicaTable) -> None:
         self._table = table
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return a cost that only depends on the session and a row's name, and so is the same in all routers. Without a
-        session, the row's load."""
+        """Return a cost that depends only on the session and a row's name, so it is the same in all routers. Without a
+        session, the cost is the row's load."""
         if not request.session:
             return self._table.load(rows)
         seed = xxhash.xxh3_64_intdigest(request.session.encode())

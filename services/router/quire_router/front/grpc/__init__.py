@@ -1,1 +1,1 @@
-"""The gRPC edge: codecs of quire.v1.Inference, its limits, and the facade for SMG."""
+"""The gRPC interface: codecs of quire.v1.Inference, limits of the port, and the engine contract of SMG."""

@@ -1,6 +1,8 @@
-"""Whether a gRPC client takes what it is sent. One that does not loses its request, and with it the places it holds.
+"""Ends the request of a gRPC client that stops reading its answer, and so releases the admission slots that the request
+holds.
 
-gRPC takes a message when the client's window has room, so that no more than one waits in us. Knows no contract.
+gRPC takes a message from the router when the client's flow-control window has room. So at most one message waits in the
+router. This module knows no contract.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ log = get_logger(__name__)
 
 
 class ClientWatch:
-    """Watches a client from its creation until `close`. A client that takes no message for `stall_s` (0: never) loses
-    its request, and reads an error at the end."""
+    """Watches a client until `close`. If the client takes no message for `stall_s` (0: never), its request ends, and
+    the client reads an error at the end."""
 
     __slots__ = ("_generation", "_stall_s", "_watch", "_watchdog", "_writing")
 
@@ -31,12 +33,12 @@ class ClientWatch:
         self._watch = watchdog.watch(stall_s or float("inf"), self._drop, self._owes)
 
     def sends(self) -> None:
-        """Note that a message was handed to gRPC: the client's time to take it begins."""
+        """Note that the router has handed a message to gRPC. The client's time to take it begins."""
         self._writing = True
         self._watch.hear()
 
     def sent(self) -> None:
-        """Note that gRPC has taken the message: until the next one, silence is no stall."""
+        """Note that gRPC has taken the message. Until the next message, silence of the client is no stall."""
         self._writing = False
 
     def close(self) -> None:
@@ -47,8 +49,8 @@ class ClientWatch:
         return self._writing
 
     def _drop(self) -> None:
-        """End the generation with CLIENT_STALLED and give its places back. The call itself stays in gRPC until the
-        client reads or leaves."""
+        """End the generation with CLIENT_STALLED, and release its admission slots. The call itself stays in gRPC until
+        the client reads or leaves."""
         log.warning("the client takes nothing", request_id=self._generation.caller.request_id, seconds=self._stall_s)
         error = Aborted(
             "CLIENT_STALLED",

@@ -1,4 +1,5 @@
-"""What the public gRPC port takes, by the router's configuration. HTTP's bounds are in `front/http/`."""
+"""The limits of the public gRPC port, from the router's configuration. `front/http/` has the limits of the HTTP
+port."""
 
 from __future__ import annotations
 

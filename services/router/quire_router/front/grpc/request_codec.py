@@ -1,4 +1,4 @@
-"""quire.v1.GenerateRequest to a job. Protobuf stops here on the way in."""
+"""Converts a quire.v1.GenerateRequest to a job. No code behind this module sees protobuf."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_o
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
-    """Convert the request's `resume`; None where it has none. Raises InvalidArgument for a sample index out of range,
-    and for a `resume` with `n` (the number of sequences) above 1."""
+    """Convert the request's `resume`; None if it has none. Raises InvalidArgument for a sample index out of range, and
+    for a `resume` with `n` (the number of sequences) above 1."""
     _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
     if not request.HasField("resume"):
         return None
@@ -150,8 +150,7 @@ def _at_least_minus_one(
     name: Literal["thinking_token_budget", "truncate_prompt_tokens"],
     none: int | None = None,
 ) -> int | None:
-    """Return the value of an integer field; None where it is not set or equals `none`. Raises InvalidArgument below
-    -1."""
+    """Return the value of an integer field; None if it is not set or equals `none`. Raises InvalidArgument below -1."""
     value = getattr(request, name)
     if not request.HasField(name) or value == none:
         return None
@@ -160,8 +159,8 @@ def _at_least_minus_one(
 
 
 def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
-    """Convert the request's constraint; None where it has none. Raises InvalidArgument for a constraint of which
-    nobody knows whether it was compiled for this model, and for one that cannot end."""
+    """Convert the request's constraint; None if it has none. Raises InvalidArgument for a constraint that does not say
+    for which model it was compiled, and for one that cannot end."""
     if not request.HasField("constraint"):
         return None
     asked = request.constraint
@@ -190,7 +189,7 @@ def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:
-    """Convert the request's text, token ids or chat to a prompt. Raises InvalidArgument where none is set, and
+    """Convert the request's text, token ids or chat to a prompt. Raises InvalidArgument if none of them is set, and
     Unsupported for tools."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
@@ -213,7 +212,7 @@ def _prompt(request: ib.GenerateRequest) -> Prompt:
 
 
 def _refuse_unsupported(request: ib.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, where the request has a kind, adapter or media that Quire lacks."""
+    """Raise Unsupported, naming the field, if the request has a kind, adapter or media that Quire does not support."""
     if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
     for name in ("adapter", "media"):
@@ -228,7 +227,7 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def _check_count(name: str, count: int, most: int, of_what: str) -> None:
-    """Raise InvalidArgument where field `name` has more than `most` items; `of_what` is their noun in the message."""
+    """Raise InvalidArgument if field `name` has more than `most` items; `of_what` is their noun in the message."""
     if count > most:
         raise InvalidArgument(
             "TOO_MANY_ITEMS",

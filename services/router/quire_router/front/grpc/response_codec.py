@@ -1,4 +1,4 @@
-"""Deltas to quire.v1.GenerateResponse. Protobuf begins here on the way out."""
+"""Converts deltas to quire.v1.GenerateResponse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GenerateFormat:
-    """One generation's responses; made once per request."""
+    """Makes the responses of one generation. A request has one object."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -28,8 +28,8 @@ class GenerateFormat:
         self._characters = [0] * generation.answer_count
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
-        """Convert one delta of one choice to a response. The first response of all has the prompt's ids, if token ids
-        were asked for; the last one of a prompt's first choice has the prompt's logprobs, if those were."""
+        """Convert one delta of one choice to a response. If asked for, the first response of all has the prompt's ids,
+        and the last response of a prompt's first choice has the prompt's logprobs."""
         response = ib.GenerateResponse(
             request_id=self._request_id,
             index=delta.index,
@@ -51,7 +51,7 @@ class GenerateFormat:
         return response
 
     def finish(self, last: ib.GenerateResponse) -> ib.GenerateResponse:
-        """Add the usage, and timings if asked for, to the last response of all; return that response."""
+        """Add the usage, and timings if asked for, to the last response of all, and return it."""
         usage = self._generation.usage()
         last.usage.prompt_tokens = usage.prompt_tokens
         last.usage.completion_tokens = usage.completion_tokens
@@ -68,14 +68,14 @@ class GenerateFormat:
         return last
 
     def error(self, error: QuireError) -> ib.GenerateResponse:
-        """Make the response that ends, with an error, a stream which has begun."""
+        """Make the response that ends a stream with an error after the stream has begun."""
         return ib.GenerateResponse(
             request_id=self._request_id, finish_reason=pb.FINISH_REASON_ERROR, error=to_message(error)
         )
 
     def _add_prompt_logprobs(self, response: ib.GenerateResponse, index: int) -> None:
-        """Add the logprobs of the prompt's tokens, without the first, to `response`. A token of which the engine said
-        nothing gets an empty entry."""
+        """Add the logprobs of the prompt's tokens, without the first, to `response`. A token without logprobs from the
+        engine gets an empty entry."""
         token_bytes = self._generation.token_bytes
         for entry in self._generation.prompt_entries(index)[1:]:
             added = response.prompt_logprobs.add()

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface: routes, parsing, formats, server-sent events. Knows nothing of schedulers."""
+"""The HTTP interface: routes, parsing, answer formats, server-sent events. It knows nothing of schedulers."""

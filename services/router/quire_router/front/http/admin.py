@@ -1,8 +1,9 @@
-"""The port of metrics and administration, apart from the public one: a key needs the scope `metrics` or `admin` here.
+"""The port for metrics and administration, apart from the public port. A key needs the scope `metrics` or `admin` on
+this port.
 
-Pauses and drains this process of the router; of vLLM's administrative paths, those that need an engine are refused by
-name. Opens no port unless `--metrics-listen` says where. Without keys, this machine's own programs alone may change
-anything, and no web page.
+Operators pause and drain this router process here. Administrative paths of vLLM that need an engine are refused by
+name. The port opens only if `--metrics-listen` names an address. Without keys, only programs of the same machine may
+change anything, and web pages may not.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NOT_SERVED = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/
 
 
 class AdminPort:
-    """Open from `start` to `close`; both do nothing where no address is configured."""
+    """The port is open from `start` to `close`. Without a configured address, both do nothing."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class AdminPort:
             await self.http.close()
 
     async def pause(self, _request: Request) -> Response:
-        """Stop admitting requests; those that run go on."""
+        """Stop admitting requests. Running requests go on."""
         self._admission.pause()
         return self._state()
 
@@ -96,19 +97,19 @@ class AdminPort:
         return self._state()
 
     async def drain(self, _request: Request) -> Response:
-        """Stop admitting requests; answer when none runs any more, or after `--drain-timeout-s`."""
+        """Stop admitting requests. The answer comes when no request runs any more, or after `--drain-timeout-s`."""
         self._admission.pause()
         self._changed()
         await self._admission.close(self._drain_timeout_s)
         return self._state()
 
     async def is_sleeping(self, _request: Request) -> Response:
-        """Answer false: an engine of ours never sleeps."""
+        """Answer false, because Quire's engines never sleep."""
         return _json({"is_sleeping": False})
 
     def _state(self) -> Response:
-        """Report that readiness may have changed; answer whether admission is paused, and how many sequences are in
-        flight."""
+        """Report that readiness may have changed. The answer says whether admission is paused, and how many sequences
+        are in flight."""
         self._changed()
         return _json({"paused": not self._admission.open, "in_flight": self._admission.inside})
 

@@ -1,8 +1,9 @@
-"""How many bytes of HTTP bodies this process holds, from their arrival until they have become jobs.
+"""Bounds the bytes of HTTP bodies that this process holds, from their arrival until they have become jobs.
 
-A body's first 64 KiB are free, since `--max-connections` bounds them: no number of slow or large bodies keeps a small
-one out. What is beyond counts as it arrives, whatever its Content-Length promises. A tenant may take as much as it
-leaves free, which is half of all, so that others always find room. Knows nothing of what the bodies are.
+The first 64 KiB of each body are free. `--max-connections` bounds their sum, and so slow or large bodies never block a
+small one. Bytes beyond 64 KiB count when they arrive, whatever Content-Length says. A tenant may use up to half of the
+bytes that are free without it, so that other tenants always find room. This module knows nothing of the contents of
+bodies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _RETRY_AFTER_S = 1.0
 
 
 class BodyBudget:
-    """One per process. At most `max_bytes` beyond the free ones; of one tenant half, where there are tenants."""
+    """The budget of one process: at most `max_bytes` beyond the free bytes. With tenants, a tenant gets at most
+    half."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -26,7 +28,7 @@ class BodyBudget:
         self.held = 0
 
     def lease(self, tenant: str) -> BodyLease:
-        """Return the lease of one body, which holds nothing yet. `tenant` '': nobody has a key."""
+        """Return the lease of one body, which holds nothing yet. `tenant` is '' if the router has no keys."""
         return BodyLease(self, tenant)
 
     def acquire(self, tenant: str, num_bytes: int) -> None:
@@ -65,7 +67,7 @@ class BodyLease:
         self._size = self._held = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Hold bytes that have arrived. Raises Unavailable where the budget has no room for them."""
+        """Hold bytes that have arrived. Raises Unavailable if the budget has no room for them."""
         more = max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
             self._budget.acquire(self.tenant, more)
@@ -73,7 +75,7 @@ class BodyLease:
         self._held += more
 
     def release(self) -> None:
-        """Give back all that is held. Idempotent."""
+        """Release all that the lease holds. Idempotent."""
         held, self._held = self._held, 0
         if held:
             self._budget.release(self.tenant, held)

@@ -1,5 +1,6 @@
-"""Which web pages of other origins may read answers. Off by default, unlike in vLLM: a router without keys on the local
-port would else be open to every page that its user visits. Knows nothing of routes; says what headers to send."""
+"""CORS: decides which web pages of other origins may read answers, and returns the headers that say so. It is off by
+default, unlike in vLLM: otherwise, every page that a user visits could use a router without keys on the user's machine.
+This module knows nothing of routes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", b"retry-a
 
 
 class Cors:
-    """`*` among the origins, methods or headers means any. With credentials, a page's own origin is named."""
+    """The configured rules. `*` among the origins, methods or headers means any. With credentials, the answer names the
+    page's own origin."""
 
     def __init__(
         self, origins: Sequence[str], methods: Sequence[str], headers: Sequence[str], *, credentials: bool
@@ -31,14 +33,14 @@ class Cors:
         self._credentials = credentials
 
     def answer(self, origin: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers that any answer to a page of this origin has; none where the page may not read it."""
+        """Return the headers for any answer to a page of this origin; none if the page may not read it."""
         if not self._allows(origin):
             return []
         return [(b"access-control-expose-headers", _EXPOSED), *self._origin_headers(origin)]
 
     def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers that the answer to a preflight request has beside those of `answer`; none where the origin
-        is not allowed."""
+        """Return the headers for the answer to a preflight request, in addition to those of `answer`; none if the
+        origin is not allowed."""
         if not self._allows(origin):
             return []
         headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
@@ -52,7 +54,7 @@ class Cors:
         return bool(origin) and ("*" in self._origins or origin in self._origins)
 
     def _origin_headers(self, origin: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers that allow this origin, and credentials where those are configured."""
+        """Return the headers that allow this origin, and credentials if they are configured."""
         any_origin = "*" in self._origins and not self._credentials
         found = [(b"access-control-allow-origin", b"*" if any_origin else origin.encode("latin-1"))]
         if not any_origin:
@@ -66,8 +68,8 @@ NO_CORS = Cors((), (), (), credentials=False)
 
 
 def make_cors(config: RouterConfig) -> Cors:
-    """Make the rules that are configured. Raises ConfigError for a value that is no origin: it would allow nobody,
-    silently."""
+    """Make the configured rules. Raises ConfigError for a value that is not an origin, since it would silently allow no
+    page."""
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -1,6 +1,8 @@
-"""The outermost layer of HTTP: credentials, request ids, typed errors and counts, for every route there is.
+"""The outermost layer of the HTTP interface. For every route it checks credentials, sets request ids, converts errors
+and counts requests.
 
-Authentication is an allow-list: what is not named in OPEN_PATHS needs a key when keys are set, unknown paths included.
+Authentication is an allow-list. If keys are set, every path that is not in OPEN_PATHS needs a key, unknown paths
+included.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ log = get_logger(__name__)
 
 
 class MethodNotAllowed(InvalidArgument):
-    """A known path, another method; `allow` lists the right ones. HTTP's alone, so it is not in the common tree."""
+    """The error for a known path with a wrong method; `allow` lists the right methods. Only HTTP has it, so it is not
+    in the common error tree."""
 
     http_status = 405
 
@@ -76,7 +79,8 @@ class Edge:
         scope: str = INFERENCE,
         cors: Cors = NO_CORS,
     ) -> None:
-        """`scope` is what a key needs for every path but /metrics and the console's, which have scopes of their own."""
+        """`scope` is the scope that a key needs, except for /metrics and for the console's paths, which have their own
+        scopes."""
         self._app = app
         self._keys = keys
         self._limits = limits
@@ -147,7 +151,8 @@ class Edge:
             raise _typed(error) from error
 
     def _audited(self, scope: Scope, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        """Return the context that audits a request of administration which may change something."""
+        """Return the context that writes a request of administration to the audit log, if the request may change
+        something."""
         if self._needed_scope(scope["path"]) != ADMIN or scope["method"] in _READING:
             return contextlib.nullcontext()
         route = scope["path"] if scope["path"] in self._audited_paths else "unknown path"
@@ -155,9 +160,9 @@ class Edge:
         return audited(self._keys, exchange.authorization, f"{scope['method']} {route}", peer)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        """Authenticate the request and note its key's tenant and limits in the exchange. One that counts takes a
-        request from the rate limit of a limited key, and its answer gets the limit headers. Raises Unauthenticated,
-        PermissionDenied, RateLimited."""
+        """Authenticate the request, and note the tenant and the limits of its key in the exchange. If the request
+        counts and the key has a rate limit, it uses one request of that limit, and its answer gets the limit headers.
+        Raises Unauthenticated, PermissionDenied, RateLimited."""
         needed = self._needed_scope(scope["path"])
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal)
@@ -177,14 +182,14 @@ class Edge:
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:
-        """Count the request by route and status; below /v1/, log it with its duration."""
+        """Count the request by route and status. A request below /v1/ is also logged with its duration."""
         metrics.requests.labels(route, str(status)).inc()
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
     async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
-        """Answer a browser's CORS preflight request, which has no credential. Without allowing headers in the answer,
-        the browser does not let the page ask."""
+        """Answer a browser's CORS preflight request, which has no credential. If the answer does not allow the page,
+        the browser does not send the page's request."""
         asked = headers.get(b"access-control-request-headers", "")
         allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
         await send({"type": "http.response.start", "status": 204, "headers": allowed})
@@ -219,15 +224,15 @@ def _counts(method: str, path: str) -> bool:
 
 
 def _authorization(scope: Scope) -> str:
-    """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' where there
-    are several different ones, since a proxy before us may have checked another one."""
+    """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' if there are
+    several different credentials, since a proxy in front of the router may have checked another one."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""
 
 
 def _bounded(header: str) -> str:
-    """Return a trace header, or '' where it is longer than W3C allows."""
+    """Return a trace header, or '' if it is longer than W3C allows."""
     return header if len(header) <= _MAX_TRACE_CHARS else ""
 
 

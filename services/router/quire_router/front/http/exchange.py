@@ -1,6 +1,7 @@
-"""One HTTP exchange as the endpoints see it: ids, tenant and trace from the headers; answers as plain ASGI messages.
+"""Exchange: one HTTP request and its answer as the endpoints see them. It has ids, tenant and trace from the headers,
+and sends answers as plain ASGI messages.
 
-Endpoints are ASGI applications that write with `send` themselves: a token's way to the socket has no layers.
+Endpoints are ASGI applications that call `send` themselves, so no layer lies between a token and its socket.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _MAX_WARNING_CHARS = 1000
 
 @dataclass(slots=True)
 class Exchange:
-    """What the edge learned of a request. `request_id` may be replaced by the body's; the answer then carries that."""
+    """The edge's facts about a request. The id in the body may replace `request_id`; the answer then has the body's
+    id."""
 
     request_id: str
     id_from_header: bool
@@ -51,15 +53,15 @@ class Exchange:
         self.tenant, self.tenant_name, self.limits = principal.tenant, principal.tenant_name, principal.limits
 
     def add_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send these with every answer too."""
+        """Add headers to every answer of this exchange."""
         self.headers += headers
 
     def hold_body(self, lease: BodyLease) -> None:
-        """Note what the body holds, until `release_body`."""
+        """Note the lease that the body holds until `release_body`."""
         self.body = lease
 
     def release_body(self) -> None:
-        """Give back what the body holds: it has become a job, or the request has ended. Idempotent."""
+        """Release the lease of the body, because the body has become a job or the request has ended. Idempotent."""
         if self.body is not None:
             self.body.release()
 
@@ -69,14 +71,14 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """The exchange that the edge put into the scope."""
+    """Return the exchange that the edge put into the scope."""
     exchange: Exchange = scope[SCOPE_KEY]
     return exchange
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Return `retry-after` for 429, 503 and errors with a delay, in whole seconds, rounded up and at least 1; beside it
-    `retry-after-ms`, which OpenAI's clients prefer; and `www-authenticate` for 401."""
+    """Return the headers of an error. 429, 503 and errors with a delay have `retry-after`, in whole seconds, rounded up
+    and at least 1, and `retry-after-ms`, which OpenAI's clients prefer. 401 has `www-authenticate`."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
@@ -87,8 +89,7 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
 
 
 def warning_headers(warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Return the header that says what of a request the answer does not keep to; none where there is nothing to
-    say."""
+    """Return the header that names the parts of a request that the answer does not follow; none if there are none."""
     if not warnings:
         return []
     text = "; ".join(" ".join(each.split()) for each in warnings)[:_MAX_WARNING_CHARS]
@@ -103,7 +104,7 @@ async def send_json(
     headers: list[tuple[bytes, bytes]] | None = None,
     content_type: bytes = b"application/json",
 ) -> None:
-    """Send a whole answer: its head, with content type and length, and `body`."""
+    """Send a whole answer: the head with content type and length, and `body`."""
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})

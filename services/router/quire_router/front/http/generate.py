@@ -1,4 +1,5 @@
-"""Endpoints that generate: read, parse, run, write; and the way that all of them share, given a job and a format."""
+"""Endpoints that generate: they read and parse a body, run the job and write its answer. Serving has the steps that all
+of them share."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ _RANK = b"x-data-parallel-rank"
 
 
 class Serving:
-    """Runs parsed requests for endpoints, and holds what the configuration says of all of them."""
+    """Runs parsed requests for endpoints, and holds the configuration that applies to all of them."""
 
     def __init__(self, pipeline: Pipeline, beams: BeamSearch, config: RouterConfig) -> None:
         self.pipeline = pipeline
@@ -55,15 +56,15 @@ class Serving:
         self._ping_s = config.stream_ping_s
 
     def limits_for(self, body: Mapping[str, Any], scope: Scope) -> Limits:
-        """Return the bounds of a body that has been read, with the defaults of the model that it names."""
+        """Return the bounds of a body, with the defaults of the model that the body names."""
         model = body.get("model")
         defaults = self.pipeline.sampling_defaults(model if isinstance(model, str) else "", exchange_of(scope).limits)
         return replace(self._limits, model_defaults=defaults) if defaults else self._limits
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Read the body as a JSON object, which holds memory of the budget until the exchange releases it. Raises
-        InvalidArgument, TooLarge, Unavailable where the budget has no room, Aborted where the client leaves, and
-        Unsupported for a header that asks for a data-parallel rank above 0."""
+        """Read the body as a JSON object. The body holds memory of the budget until the exchange releases it. Raises
+        InvalidArgument, TooLarge, Unavailable if the budget has no room, Aborted if the client leaves, and Unsupported
+        for a header that asks for a data-parallel rank above 0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         exchange = exchange_of(scope)
@@ -72,8 +73,8 @@ class Serving:
         return await read_object(scope, receive, self._max_body_bytes, lease)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
-        """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. Where no header
-        gives a request id, the body's replaces the exchange's."""
+        """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. If no header has
+        a request id, the body's id replaces the exchange's."""
         if not exchange.id_from_header and parsed.request_id:
             exchange.use_request_id(request_id_from(parsed.request_id) or exchange.request_id)
             bind_request_id(exchange.request_id)
@@ -91,8 +92,8 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """Run a parsed job and send its answer, streamed or whole. Call when the body is not needed any more. A client
-        that leaves ends the job at once. Raises QuireError where it fails before anything was sent."""
+        """Run a parsed job and send its answer, as a stream or whole. The caller must not need the body any more. If
+        the client leaves, the job ends at once. Raises QuireError for a failure before anything was sent."""
         exchange = exchange_of(scope)
         exchange.release_body()
         caller = self.caller(exchange, parsed)
@@ -125,7 +126,7 @@ class Serving:
 
 
 class GenerateEndpoint:
-    """An ASGI application for POST. The edge turns what it raises into an answer."""
+    """An ASGI application for POST. The edge converts the errors that it raises into answers."""
 
     def __init__(self, serving: Serving, parse: Callable[..., ParsedRequest], make_format: MakeFormat) -> None:
         self._serving = serving
@@ -147,12 +148,14 @@ class GenerateEndpoint:
         return await off_loop(parse, heavy=heavy, tenant=exchange.tenant)
 
     async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run a parsed job and send its answer. The body, which may be much larger than the job, is free by then."""
+        """Run a parsed job and send its answer. The body, which may be much larger than the job, has been freed by
+        then."""
         await self._serving.run(scope, receive, send, parsed, self._make_format)
 
 
 class Invocations:
-    """SageMaker's one path for all: a chat where the body has messages, a completion where it has a prompt."""
+    """SageMaker's single path for all requests: a body with messages is a chat, and a body with a prompt is a
+    completion."""
 
     def __init__(self, serving: Serving, chat: GenerateEndpoint, completions: GenerateEndpoint) -> None:
         self._serving = serving
@@ -173,7 +176,7 @@ class Invocations:
 
 
 class _Watch:
-    """Notices that the client has left, and ends what is being done for it."""
+    """Notices when the client leaves, and then ends the work for it."""
 
     def __init__(self) -> None:
         self._gone = False
@@ -181,7 +184,7 @@ class _Watch:
         self._generation: Generation | None = None
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
-        """Await `work` and return its result. Where the client leaves meanwhile, `work` is cancelled and Aborted
+        """Await `work` and return its result. If the client leaves meanwhile, `work` is cancelled and Aborted
         (CLIENT_GONE) is raised."""
         self._starting = asyncio.current_task()
         try:
@@ -201,8 +204,8 @@ class _Watch:
             generation.abandon(client_gone())
 
     async def run(self, receive: Receive) -> None:
-        """Wait until the client leaves; then cancel the work that is awaited and abandon the generation. The end of an
-        answer looks the same as a client that leaves, and does no harm."""
+        """Wait until the client leaves. Then cancel the awaited work and abandon the generation. At the end of an
+        answer this happens too, and does no harm."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True

@@ -1,4 +1,5 @@
-"""What needs no key: liveness, readiness, and the static pages. Everything else does, unknown paths included."""
+"""The paths that need no key: liveness, readiness, and the static pages. All other paths need one, unknown paths
+included."""
 
 from __future__ import annotations
 

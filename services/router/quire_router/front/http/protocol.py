@@ -1,5 +1,5 @@
-"""uvicorn's httptools protocol with the bounds that it lacks, on the bytes of a request's head and on their time, and
-with a way to write body chunks that passes ASGI by."""
+"""BoundedProtocol: uvicorn's httptools protocol, with bounds on the bytes and the time of a request's head. It also
+lets a response write body chunks directly to the connection, without ASGI."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HEAD_TIMEOUT_S = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that sends no complete head within time and size is answered 400 and closed. One more than
-    `max_connections` is closed at once."""
+    """A connection of uvicorn. If it sends no complete head within the bounds of time and size, it is answered 400 and
+    closed. A connection beyond `max_connections` is closed at once."""
 
     max_connections = 0
     """0 is without limit."""
@@ -30,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @classmethod
     def begin_last_answers(cls) -> None:
-        """From now on each answer whose head has not been sent says `Connection: close`, and is the last one of its
+        """From now on, each answer whose head has not been sent says `Connection: close`, and is the last answer of its
         connection."""
         cls.last_answers = True
 
@@ -41,7 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as in uvicorn
-        """Close a connection beyond `max_connections` at once; else start the timer of its first head. Before later
+        """Close a connection beyond `max_connections` at once; otherwise start the timer of its first head. For later
         heads, uvicorn's keep-alive timeout runs."""
         super().connection_made(transport)
         if 0 < self.max_connections < len(self.connections):
@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_head()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to the parser; answer 400 where the head is not complete within 64 KiB."""
+        """Pass data on to the parser. Answer 400 if the head is not complete within 64 KiB."""
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -75,8 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cast("Scope", self.cycle.scope)[_CYCLE] = self.cycle
 
     def make_last_answer(self) -> None:
-        """Make the answer that is under way the connection's last one, unless its head has been sent: that has told the
-        client to send its next request here, and this would be lost."""
+        """Make the answer that is under way the last answer of the connection, unless its head has been sent. That head
+        has invited the client to send its next request on this connection, and the request would be lost."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _start_head(self) -> None:
-        """Begin to count the bytes of a head, and start the timer that refuses it when it takes too long."""
+        """Begin to count the bytes of a head, and start the timer that refuses a head that takes too long."""
         self._in_head, self._head_bytes = True, 0
         too_slow = "HEAD_TOO_SLOW", "Request head too slow."
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, *too_slow)
@@ -99,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, cause: str, reason: str) -> None:
-        """Count the refusal and answer 400, which closes the connection; nothing happens where it is closing
+        """Count the refusal and answer 400, which closes the connection. Does nothing if the connection is closing
         already."""
         if not self.transport.is_closing():
             metrics.http_refused.labels(cause).inc()
@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class ChunkWriter:
-    """Chunks of one response's body, once its head has been sent. The end of the body goes through ASGI."""
+    """Writes chunks of one response's body after its head has been sent. The end of the body goes through ASGI."""
 
     __slots__ = ("_cycle", "_flow", "_write")
 
@@ -118,11 +118,11 @@ class ChunkWriter:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that `drain` should be awaited first."""
+        """Whether so many bytes wait to be sent that the caller should first await `drain`."""
         return self._flow.write_paused and not self._cycle.disconnected
 
     async def drain(self) -> None:
-        """Return when the client has taken enough for more to be written."""
+        """Return when the client has taken enough bytes for more to be written."""
         await self._flow.drain()
 
     def abort(self) -> None:
@@ -130,13 +130,13 @@ class ChunkWriter:
         self._cycle.transport.abort()
 
     def write(self, body: bytes) -> None:
-        """Write `body` as one HTTP chunk. Nothing happens where it is empty or the client has left."""
+        """Write `body` as one HTTP chunk. Does nothing if it is empty or the client has left."""
         if body and not self._cycle.disconnected:
             self._write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """Return the writer of a response whose head has been sent. None where the response is not chunked, or another
-    server than uvicorn runs the application."""
+    """Return the writer of a response whose head has been sent. Returns None if the response is not chunked, or if a
+    server other than uvicorn runs the application."""
     cycle: RequestResponseCycle | None = scope.pop(_CYCLE, None)
     return ChunkWriter(cycle) if cycle is not None and cycle.chunked_encoding else None

@@ -1,8 +1,10 @@
-"""Lets new requests in a few at a time, first come, first served, with a turn of the loop between.
+"""RequestPacer: lets the requests of a burst in a few at a time, in the order of arrival. Between two groups, the event
+loop runs other tasks.
 
-Of a burst, every request would be read and parsed before the loop comes back to what the first of them has to send: the
-engine would wait for the last one, and so would the tokens of all that run. The first goes alone, so that the engine
-begins at once; then twice as many each turn, since messages that carry several cost less. Knows nothing of requests.
+Without it, the loop would read and parse every request of a burst before it sends the first of them to the engine. The
+engine, and the tokens of all running requests, would wait for the last request of the burst. The first request goes
+alone, so that the engine begins at once. Then each turn lets in twice as many, because a message with several requests
+costs less per request. This module knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ MOST_AT_ONCE = 4
 
 
 class RequestPacer:
-    """One per event loop. A request that comes alone does not wait."""
+    """The pacer of one event loop. A request that comes alone does not wait."""
 
     def __init__(self) -> None:
         # How many the last turn let in; 0: nobody is about to come in.
@@ -34,7 +36,7 @@ class RequestPacer:
 
     def _turn(self) -> None:
         """Let in twice as many waiting requests as the last turn did, four at most. Calls itself in the loop's next
-        turn, until nobody waits."""
+        turn, until no request waits."""
         most, let_in = min(2 * self._let_in, MOST_AT_ONCE), 0
         while self._queue and let_in < most:
             turn = self._queue.popleft()

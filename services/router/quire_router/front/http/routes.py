@@ -1,4 +1,4 @@
-"""The table of routes. Every one but the edge's OPEN_PATHS needs a key when keys are set."""
+"""The table of HTTP routes. If keys are set, every path except the edge's OPEN_PATHS needs one."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def make_routes(
     with_metrics: bool,
     console: Sequence[Route] = (),
 ) -> Router:
-    """Make the ASGI application of all routes, those of the console included; `with_metrics`: /metrics too. Without
-    `background` no responses are kept. It raises HTTPException for unknown paths and methods."""
+    """Make the ASGI application of all routes, with the console's. `with_metrics`: with /metrics too. Without
+    `background`, responses are not stored. The application raises HTTPException for unknown paths and methods."""
     serving = Serving(pipeline, beams, config)
     completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)

@@ -1,4 +1,5 @@
-"""uvicorn inside the service's own loop: our socket, our signals, no lifespan. Knows nothing of routes."""
+"""Runs uvicorn in the service's own event loop, with the service's socket and signal handlers. It knows nothing of
+routes."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ KEEP_ALIVE_S = 75
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the service's process, not to uvicorn."""
+        """Leave signals to the service's process."""
         yield
 
 
 class HttpServer:
-    """Open from `start` to `close`. A client that takes nothing for `stall_s` is disconnected (0: never).
+    """The server is open from `start` to `close`. A client that takes nothing for `stall_s` (0: never) is disconnected.
 
-    `flag` is what says the port, for the error when it is taken.
+    `flag` is the option that has the port; the error for a port that is in use names it.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class HttpServer:
         shared: bool = False,
         max_connections: int = 0,
     ) -> None:
-        """`max_connections`: more are closed at once; 0 is without limit. `shared`: other processes of this router bind
-        the same port, each for its share of the connections."""
+        """More connections than `max_connections` are closed at once; 0 means no limit. `shared`: other processes of
+        this router bind the same port, and each gets a share of the connections."""
         self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
         self.port: int = bound
@@ -89,7 +90,7 @@ class HttpServer:
 
     @property
     def connections(self) -> Collection[BoundedProtocol]:
-        """The open connections."""
+        """Return the number of open connections."""
         return self._server.server_state.connections  # type: ignore[return-value]  # all are made by our protocol
 
     async def start(self) -> None:
@@ -105,8 +106,8 @@ class HttpServer:
             self._task.result()
 
     def begin_last_answers(self) -> None:
-        """Serve on, but close each connection after its next answer, so that clients connect anew: through a load
-        balancer, to another router."""
+        """Go on serving, but close each connection after its next answer. Clients then connect again, and a load
+        balancer can send them to another router."""
         self._protocol.begin_last_answers()
         for connection in self.connections:
             connection.make_last_answer()
@@ -121,7 +122,7 @@ class HttpServer:
         return WatchedContext("public TLS of HTTP", self._tls)
 
     async def close(self) -> None:
-        """Stop accepting, give open answers a second, return when all connections are closed."""
+        """Stop accepting connections, give open answers a second, and return when all connections are closed."""
         if self._task is None:
             self._socket.close()
             return
@@ -130,7 +131,7 @@ class HttpServer:
 
 
 def check_port(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError where another process listens on the port: a process that shares the port would join it
+    """Raise ConfigError if another process listens on the port. A process that shares the port would otherwise join it
     silently."""
     _bind(host, port, 0.0, flag, shared=False).close()
 

@@ -1,4 +1,4 @@
-"""What the router says of itself: liveness, readiness with phases, models, version, load, metrics."""
+"""The router's answers about itself: liveness, readiness with phases, models, version, load, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StatusRoutes:
-    """Endpoints for GET; none of them waits for anything."""
+    """Endpoints for GET. None of them waits for another process."""
 
     def __init__(
         self, catalog: Catalog, fleet: Fleet, pool: TokenizerPool, admission: Admission, keys: ApiKeys
@@ -38,11 +38,11 @@ class StatusRoutes:
 
     @property
     def ready(self) -> bool:
-        """Whether callers may send requests: one could be answered now, and this router is not about to stop."""
+        """Whether clients may send requests: the router could answer one now, and is not about to stop."""
         return self._fleet.ready and self._pool.ready and self._admission.open and not self._leaving
 
     def leave(self) -> None:
-        """Say from now on that the router is not ready."""
+        """Report from now on that the router is not ready."""
         self._leaving = True
 
     async def livez(self, _request: Request) -> Response:
@@ -50,10 +50,10 @@ class StatusRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Answer with the phase of the router and of each scheduler and tokenizer; 503 until a request could be
-        answered.
+        """Answer with the phase of the router and of each scheduler and tokenizer; the status is 503 until a request
+        could be answered.
 
-        The route needs no key. Where there are keys, callers without one see phases, but no names, addresses or paths.
+        The route needs no key. If there are keys, callers without one see phases, but no names, addresses or paths.
         """
         schedulers = [
             {
@@ -85,7 +85,7 @@ class StatusRoutes:
         return _json(body, 200 if self.ready else 503)
 
     async def health(self, _request: Request) -> Response:
-        """Answer 200 or 503 by readiness, without a body, as vLLM does."""
+        """Answer 200 if ready, else 503, without a body, as vLLM does."""
         return Response(status_code=200 if self.ready else 503)
 
     async def models(self, request: Request) -> Response:
@@ -134,7 +134,7 @@ class StatusRoutes:
         return _json({"server_load": self._admission.inside, "schedulers": schedulers})
 
     async def metrics(self, _request: Request) -> Response:
-        """Prometheus' text format."""
+        """Answer with the metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
 
 

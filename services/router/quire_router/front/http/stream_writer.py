@@ -1,10 +1,10 @@
-"""A generation's events to its client as they come. Knows neither formats nor what is in a frame.
+"""Sends a generation's events to its client as they come. It knows neither formats nor the contents of frames.
 
-The plain way awaits deltas and sends each through ASGI. Where nothing has to be fetched for an event, the loop calls
-back instead: all deltas of one turn become one write to the connection, and no task wakes for a token. Both write the
-same bytes; a test compares them.
+There are two paths. The plain path awaits deltas and sends each through ASGI. If no event needs an await, the fast path
+runs in callbacks of the event loop: all deltas of one turn become one write to the connection, and no task wakes for a
+token. Both paths write the same bytes, which a test compares.
 
-A client that waits for long gets a comment now and then, so that no proxy takes the connection for dead.
+A client that waits for long gets a comment from time to time, so that no proxy closes the connection as idle.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
-    """Send a generation's events to its client, until it has ended. Raises QuireError where it fails before the head
-    was sent; a later failure becomes the stream's last event.
+    """Send a generation's events to its client until the generation has ended. Raises QuireError for a failure before
+    the head was sent; a later failure becomes the stream's last event.
 
-    The head goes with the first deltas, so that an early failure still gets its HTTP status. But whenever nothing was
-    sent for `ping_s` seconds (0: never), a comment is sent, even before the first deltas. Writing waits while the
-    client's buffer is full; the deltas of that time are joined, and no other client waits.
+    The head is sent with the first deltas, so that an early failure still gets its HTTP status. But whenever nothing
+    was sent for `ping_s` seconds (0: never), a comment is sent, even before the first deltas. While the client's buffer
+    is full, writing waits and new deltas are joined; no other client waits.
     """
     started = False
 
@@ -86,7 +86,7 @@ async def _send_head(send: Send) -> None:
 async def _relay(
     send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
 ) -> bytes:
-    """Send deltas through ASGI as they come; return the frames of the last ones, which are not sent yet. Raises the
+    """Send deltas through ASGI as they come. Returns the frames of the last deltas, which are not sent yet. Raises the
     QuireError that ended the job."""
     while True:
         frames = b"".join(map(answer.frame, await _await_with_pings(generation.next_deltas(), ping, ping_s)))
@@ -96,7 +96,7 @@ async def _relay(
 
 
 async def _await_with_pings(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
-    """Await and return a result; call `ping` each time that `ping_s` seconds pass meanwhile (0: not at all)."""
+    """Await and return a result. Each time that `ping_s` seconds pass meanwhile (0: never), call `ping`."""
     if not ping_s:
         return await awaited
     task = asyncio.ensure_future(awaited)
@@ -109,7 +109,7 @@ async def _await_with_pings(awaited: Awaitable[T], ping: Callable[[], Awaitable[
 
 
 class _Pump:
-    """Writes deltas to the connection from callbacks of the loop, without waking a task for each."""
+    """Writes deltas to the connection from callbacks of the event loop, so that no task wakes for a delta."""
 
     def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter, ping_s: float) -> None:
         self._generation = generation
@@ -122,7 +122,7 @@ class _Pump:
         self._wrote = True
 
     async def run(self) -> bytes:
-        """Write deltas to the connection as they come; return the frames of the last ones, which are not sent yet.
+        """Write deltas to the connection as they come. Returns the frames of the last deltas, which are not sent yet.
         Raises the QuireError that ended the job."""
         if self._ping_s:
             self._timer = self._loop.call_later(self._ping_s, self._ping)
@@ -140,15 +140,15 @@ class _Pump:
                 self._timer.cancel()
 
     def _ping(self) -> None:
-        """Send a comment if nothing was written since the last call; call itself again after `ping_s`."""
+        """Send a comment if nothing was written since the last call. Call this again after `ping_s`."""
         if not self._wrote and not self._connection.full:
             self._connection.write(PING)
         self._wrote = False
         self._timer = self._loop.call_later(self._ping_s, self._ping)
 
     def _on_deltas(self) -> None:
-        """Write all new deltas at once, and ask to be called for the next ones. Wakes `run` instead at the end, on an
-        error, and while the client's buffer is full."""
+        """Write all new deltas at once, and register this callback for the next ones. At the end, on an error, and
+        while the client's buffer is full, wake `run` instead."""
         if self._turn.done():  # the request was cancelled
             return
         if self._connection.full:

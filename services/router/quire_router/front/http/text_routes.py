@@ -1,4 +1,4 @@
-"""Text to tokens and back, and what a request would become, with nothing generated: vLLM's names and shapes."""
+"""Routes that tokenize, detokenize and render requests without generating, with vLLM's names and formats."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class TextRoutes:
-    """Endpoints for POST. Lengths are not checked against the context: there may be no answer to make room for. The
-    tokens count against the tenant's limit, as those of a prompt do."""
+    """Endpoints for POST. They do not check lengths against the context, since an answer need not fit. The tokens count
+    against the tenant's limit in the same way as those of a prompt."""
 
     def __init__(self, serving: Serving, catalog: Catalog, tokenizer: TokenizerClient, token_bytes: TokenBytes) -> None:
         self._serving = serving
@@ -98,7 +98,7 @@ class TextRoutes:
         return _json({"input_tokens": len(await self._tokenize_chat(prompt, _context(request)))})
 
     async def render_chat(self, request: Request) -> Response:
-        """Answer with the body for /inference/v1/generate that asks an engine the same as this chat. Raises
+        """Answer with the body for /inference/v1/generate that makes the same request of an engine as this chat. Raises
         QuireError."""
         (rendered,) = await self._rendered(request, chat=True)
         return _json(rendered)

@@ -1,1 +1,1 @@
-"""The parameters of a request that HTTP and gRPC share: names, types, bounds, defaults."""
+"""The request parameters that HTTP and gRPC share: names, types, bounds, defaults."""

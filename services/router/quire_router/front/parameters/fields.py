@@ -1,7 +1,8 @@
-"""Request fields: what each is, its bounds and its default, and one function that checks a body against a table.
+"""Request fields: the type, bounds and default of each, and one function that checks a body against a table of fields.
 
-A known field that this version does not support is accepted at a value that changes nothing, refused otherwise.
-An unknown one is refused, with the nearest known name. `null` means not given. Knows no field by name: see tables.py.
+A known field that this version does not support is accepted if its value changes nothing, and refused otherwise. An
+unknown field is refused, and the error names the nearest known name. `null` means not given. This module knows no field
+by name; tables.py has the fields.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`neutral`: for an unsupported field, the values that are accepted since they change nothing."""
+    """One field. `neutral`: for an unsupported field, the values that are accepted because they change nothing."""
 
     kind: str
     default: Any = None
@@ -52,8 +53,8 @@ _NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 def check_fields(
     body: Mapping[str, Any], table: Mapping[str, Field], defaults: Mapping[str, Any] = _NO_DEFAULTS
 ) -> dict[str, Any]:
-    """Return every supported field of the table, with its checked value or its default; `defaults` win over the
-    table's. Raises InvalidArgument, and Unsupported for an unsupported field at a value that is not neutral."""
+    """Return every supported field of the table with its checked value or its default; `defaults` take precedence over
+    the table's. Raises InvalidArgument, and Unsupported for an unsupported field with a value that is not neutral."""
     values = {name: field.default for name, field in table.items() if field.supported}
     if defaults:
         values |= {name: value for name, value in defaults.items() if name in values}
@@ -71,14 +72,14 @@ def check_fields(
 
 
 def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
-    """Make the error for a value of a wrong type; it names the type, never the value."""
+    """Make the error for a value of a wrong type. The error names the type, never the value."""
     return InvalidArgument(
         "BAD_TYPE", f"{name} is {_type_name(value)}, not {wanted}.", f"Send {name} as {wanted}.", param=name
     )
 
 
 def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
-    """Make the error for a number outside the field's bounds; NaN is outside of all."""
+    """Make the error for a number outside the field's bounds. NaN is always outside."""
     if field.high == math.inf:
         wanted = f"of at least {field.low}"
     elif field.low == -math.inf:
@@ -89,7 +90,8 @@ def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
 
 
 def _check_int(name: str, value: Any, field: Field) -> int:
-    """Return the value as an integer within the field's bounds; 1.0 is one, true is not. Raises InvalidArgument."""
+    """Return the value as an integer within the field's bounds. 1.0 is an integer, true is not. Raises
+    InvalidArgument."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -100,7 +102,7 @@ def _check_int(name: str, value: Any, field: Field) -> int:
 
 
 def _check_number(name: str, value: Any, field: Field) -> float:
-    """Return the value as a finite float within the field's bounds; true is none. Raises InvalidArgument."""
+    """Return the value as a finite float within the field's bounds. true is not a number. Raises InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_type(name, value, "a number")
     if not field.low <= value <= field.high or not math.isfinite(value):
@@ -124,8 +126,8 @@ def _check_string(name: str, value: Any, field: Field) -> str:
 
 
 def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
-    """Return a string or a list of strings as a tuple. `max_items` bounds their number, `high` their length; none may
-    be empty. Raises InvalidArgument."""
+    """Return a string or a list of strings as a tuple. `max_items` bounds their number, and `high` their length; empty
+    strings are not allowed. Raises InvalidArgument."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise bad_type(name, value, "a string or a list of strings")

@@ -1,4 +1,5 @@
-"""A router's own bounds on requests, as its flags set them, and defaults: a model's, and what HTTP and gRPC share."""
+"""The router's bounds on requests, as its flags set them, and the defaults of parameters: those of a model, and those
+that HTTP and gRPC share."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Limits:
     """The model's own values of parameters that a body leaves out."""
 
     def sampling_defaults(self, body: Mapping[str, Any]) -> dict[str, float]:
-        """Return the model's own values of what `body` may leave out, but of max_tokens. A beam search takes the
-        temperature alone, as in vLLM."""
+        """Return the model's own defaults for fields that `body` does not have, except max_tokens. A beam search only
+        uses the temperature, as in vLLM."""
         beams = body.get("use_beam_search") is True
         return {
             name: value
@@ -38,15 +39,15 @@ class Limits:
 
     @property
     def max_tokens(self) -> int | None:
-        """The model's own limit of an answer's length, where a request has none; None: it has no such limit."""
+        """Return the model's own limit of an answer's length, for requests without one; None: the model has none."""
         found = dict(self.model_defaults).get(_MAX_TOKENS)
         return None if found is None else int(found)
 
 
 def with_best_of(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
-    """Return a copy of the job with this `best_of` and its n as it was. Logprobs are computed to rank the sequences;
-    the client sees them only if it asked for them. Returns the job itself where `best_of` is None or n. Raises
-    InvalidArgument where it is out of range or the answer is streamed."""
+    """Return a copy of the job with this `best_of`; `n` is unchanged. Logprobs are computed to rank the sequences, and
+    the client sees them only if it asked for them. Returns the job itself if `best_of` is None or equal to n. Raises
+    InvalidArgument if `best_of` is out of range or the answer is streamed."""
     if best_of is None or best_of == job.n:
         return job
     if not job.n < best_of <= limits.max_n:

@@ -1,6 +1,6 @@
-"""The fields of /v1/completions and /v1/chat/completions, as data. OpenAI's and vLLM's names; our bounds.
+"""The fields of /v1/completions and /v1/chat/completions as data. Names are OpenAI's and vLLM's; bounds are Quire's.
 
-Supported fields have an effect, or are accepted as hints that have none here (`user`, `metadata`). For the others,
+Supported fields have an effect, or are accepted as hints without an effect (`user`, `metadata`). For other fields,
 `neutral` lists the values that change nothing.
 """
 
@@ -34,7 +34,7 @@ MAX_SOURCE_CHARS = 1 << 20
 
 
 def _later(*neutral: object) -> Field:
-    """Make a field that is known but not supported; `neutral` are the values that are accepted."""
+    """Make a field that is known but not supported; `neutral` are the accepted values."""
     return Field("any", supported=False, neutral=neutral)
 
 
@@ -85,7 +85,7 @@ SAMPLING: Mapping[str, Field] = {
 
 
 def _taken_by(route: str) -> dict[str, Field]:
-    """Return the fields of those parameters that the route takes beside completions, chat and generate."""
+    """Return the fields of the parameters that the route takes in addition to completions, chat and generate."""
     return {each.name: SAMPLING[each.name] for each in PARAMETERS if route in each.also_in}
 
 

@@ -1,7 +1,8 @@
-"""EventQueue: what a subscriber of KV events has yet to take, within a bound. One that is too slow is given up.
+"""EventQueue: a bounded queue of the KV events that one subscriber has not taken yet. A subscriber that is too slow
+loses its subscription.
 
-Whoever fills it must not wait for the subscriber: behind it is the scheduler, and others who watch. Knows no protobuf
-beyond the size of a message.
+The task that fills the queue must not wait for a subscriber, because it reads the scheduler's events for all
+subscribers. This module knows nothing of protobuf but the size of a message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ M = TypeVar("M", bound=Sized)
 
 
 class EventQueue(Generic[M]):
-    """The queue of one subscriber; used by the event loop alone. At most `most_bytes` wait in it."""
+    """The queue of one subscriber, which holds at most `most_bytes`. Only the event loop uses it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -40,8 +41,8 @@ class EventQueue(Generic[M]):
         self._over = False
 
     async def fill(self, source: AsyncGenerator[M, None]) -> None:
-        """Queue the messages of `source` until it ends, and close it. Raises Overloaded, and drops all queued messages,
-        where `most_bytes` would be exceeded; a message that waits alone may have any size."""
+        """Queue the messages of `source` until it ends, then close the queue. Raises Overloaded, and drops all queued
+        messages, if they would exceed `most_bytes`; a message that waits alone may have any size."""
         try:
             async with contextlib.aclosing(source):
                 async for message in source:
@@ -63,8 +64,8 @@ class EventQueue(Generic[M]):
             yield message
 
     def _put(self, message: M) -> None:
-        """Append a message and wake the reader. Raises Overloaded, and drops all queued messages, where the bound is
-        exceeded."""
+        """Append a message and wake the reader. Raises Overloaded, and drops all queued messages, if they exceed the
+        bound."""
         size = message.ByteSize()
         if self._waiting and self._bytes + size > self._most_bytes:
             waited, held = len(self._waiting), self._bytes

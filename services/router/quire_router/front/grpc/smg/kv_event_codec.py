@@ -1,7 +1,8 @@
-"""A scheduler's page events as SMG's KvEventBatch.
+"""Converts a scheduler's page events to SMG's KvEventBatch.
 
-A block's hash is the first eight bytes of its page's, as the signed number that the contract has. Sequence numbers are
-the scheduler's. A snapshot is one batch that begins with Cleared, so that a subscriber takes it as the whole state.
+The hash of a block is the first eight bytes of its page's hash, as the signed integer of the contract. Sequence numbers
+are those of the scheduler. A snapshot is one batch that begins with Cleared, so that a subscriber replaces its whole
+state by it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _TIERS = {"device": cb.KV_CACHE_TIER_DEVICE, "ram": cb.KV_CACHE_TIER_HOST, "disk
 
 
 def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
-    """Convert a frame of changes to a batch: a clear, then removed pages, then stored pages. No page of a frame is in
-    both."""
+    """Convert a frame of changes to a batch: a clear, then removed pages, then stored pages. No page is both removed
+    and stored in a frame."""
     events = [cb.KvCacheEvent(event_id=frame.sequence, cleared=cb.KvCacheCleared())] if frame.cleared else []
     gone = [(0, list(frame.removed)), *((removed.group, list(removed.hashes)) for removed in frame.removed_pages)]
     for group, hashes in gone:

@@ -1,4 +1,4 @@
-"""What the facade is made of: the router's own parts, handed over as one."""
+"""SmgParts: the parts of the router that the VllmEngine service uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmgParts:
-    """See the classes."""
+    """The parts of the router, as one record. Their classes describe them."""
 
     pipeline: Pipeline
     catalog: Catalog

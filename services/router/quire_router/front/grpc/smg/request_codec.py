@@ -1,7 +1,8 @@
-"""vllm.grpc.engine's requests to a job, and to ids. What this build lacks is refused by name, never ignored.
+"""Converts requests of vllm.grpc.engine to jobs and to request ids. Features that Quire does not support are refused by
+name, and never ignored.
 
-Lists are counted before they are converted: a message of 4 MiB has millions of entries. Long prompts are converted with
-turns of the event loop between.
+Lists are counted before they are converted, because a message of 4 MiB can have millions of entries. While a long
+prompt is converted, the event loop runs other tasks from time to time.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_
 
 
 def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict[str, Any]:
-    """Return the values of those parameters for which vLLM's message has a field, by name. A field that is not set has
-    the parameter's default."""
+    """Return, by name, the values of the parameters that vLLM's message has. A field that is not set has the
+    parameter's default."""
     found = {}
     for name, default in ((each.name, each.default) for each in parameters):
         field = params.DESCRIPTOR.fields_by_name.get(name)
@@ -108,7 +109,7 @@ def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict
 
 
 def _controls(params: vb.SamplingParams) -> LogitControls | None:
-    """Return the request's penalties and biases; None where they change nothing. Raises InvalidArgument for too many
+    """Return the request's penalties and biases; None if they change nothing. Raises InvalidArgument for too many
     biases."""
     check_counts(len(params.logit_bias))
     controls = LogitControls(
@@ -119,7 +120,7 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
 
 
 def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
-    """Return what the answer must match; None where it is free. Raises InvalidArgument."""
+    """Return the structure that the answer must match; None if the request has none. Raises InvalidArgument."""
     kind = params.WhichOneof("constraint")
     if kind is None or (kind == "json_object" and not params.json_object):
         return None
@@ -137,8 +138,8 @@ def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
 
 
 async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates: bool) -> TextPrompt | TokenPrompt:
-    """Convert the request's text or token ids to a prompt; of one that is truncated, no more ids than the context has.
-    Raises InvalidArgument where neither is set, an id is no int32, or there are too many."""
+    """Convert the request's text or token ids to a prompt. Of a truncated prompt, no more ids are converted than the
+    context has. Raises InvalidArgument if neither is set, an id is not an int32, or there are too many ids."""
     kind = request.WhichOneof("input")
     if kind == "text":
         return TextPrompt(request.text)
@@ -159,7 +160,7 @@ async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates:
 
 
 async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
-    """Convert the ids from `start` on, with a turn of the event loop after each part of a long list."""
+    """Convert the ids from `start` on. After each part of a long list, the event loop runs other tasks."""
     parts = [np.empty(0, np.int64)]
     for at in range(start, len(given), _TURN_TOKENS):
         if at > start:
@@ -169,7 +170,7 @@ async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
 
 
 def aborted_ids(request: vb.AbortRequest) -> set[str]:
-    """Return the ids of the requests that are to be aborted. Raises InvalidArgument for too many."""
+    """Return the ids of the requests to abort. Raises InvalidArgument for too many ids."""
     if len(request.request_ids) > MAX_ABORTED:
         raise InvalidArgument(
             "TOO_MANY_ITEMS",
@@ -181,8 +182,8 @@ def aborted_ids(request: vb.AbortRequest) -> set[str]:
 
 
 def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
-    """Return the number of logprobs in field `name`, or -1 (none) where it is not set. Raises Unsupported for a number
-    above the limit, and for a negative one, by which vLLM means the whole vocabulary."""
+    """Return the number of logprobs in field `name`, or -1 (none) if it is not set. Raises Unsupported for a number
+    above the limit, and for a negative number, which means the whole vocabulary in vLLM."""
     if not params.HasField(name):
         return -1
     count: int = getattr(params, name)

@@ -1,4 +1,5 @@
-"""Deltas to vllm.grpc.engine's GenerateResponse: chunks while a choice runs, and one `complete` when it has ended."""
+"""Converts deltas to vllm.grpc.engine's GenerateResponse: chunks while a choice runs, and one `complete` when it has
+ended."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SmgFormat:
-    """One generation's responses."""
+    """Makes the responses of one generation."""
 
     def __init__(self, generation: Generation, *, stream: bool) -> None:
         self._generation = generation
@@ -29,8 +30,8 @@ class SmgFormat:
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
 
     def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
-        """Yield the responses for one delta: a chunk, where the request is streamed and there are new tokens, and
-        `complete`, where the choice has ended."""
+        """Yield the responses for one delta: a chunk if the request is streamed and there are new tokens, and
+        `complete` if the choice has ended."""
         sequence = self._generation.sequences[delta.index]
         self._completion_tokens[delta.index] += delta.tokens
         if self._stream and delta.tokens:
@@ -50,7 +51,7 @@ class SmgFormat:
     def complete(
         self, sequence: SequenceState, finish: str, stop_reason: str | int | None = None
     ) -> vb.GenerateResponse:
-        """Make the response that ends a choice: all of its tokens, and logprobs where they were asked for."""
+        """Make the response that ends a choice, with all of its tokens, and with logprobs if they were asked for."""
         whole = vb.GenerateComplete(
             output_ids=i32(bytes(sequence.engine.output_ids[: 4 * sequence.text.confirmed]), "output_ids").tolist(),
             finish_reason=finish,
@@ -81,8 +82,8 @@ def output_logprobs(entries: Sequence[LogprobEntry]) -> vb.OutputLogProbs:
 
 
 def input_logprobs(ids: Sequence[int], entries: Sequence[LogprobEntry | None]) -> vb.InputLogProbs:
-    """Convert entries to vLLM's logprobs of a prompt, one per token; a token without an entry, as the first, has no
-    value."""
+    """Convert entries to vLLM's logprobs of a prompt, one per token. A token without an entry, such as the first token,
+    has no value."""
     return vb.InputLogProbs(
         token_ids=ids,
         token_logprobs=[vb.InputTokenLogProb(value=None if entry is None else entry.logprob) for entry in entries],

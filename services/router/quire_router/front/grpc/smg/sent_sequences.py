@@ -1,6 +1,8 @@
-"""Which sequence numbers subscribers were sent, and in which life of the scheduler: the contract's numbers do not say.
+"""Remembers which sequence numbers subscribers were sent, and in which epoch of the scheduler. The contract's numbers
+do not contain the epoch.
 
-A number says where to resume only where it cannot be of an earlier life. Knows nothing of frames or subscribers.
+A subscriber may resume at a number only if the number cannot be of an earlier epoch. This module knows nothing of
+frames or subscribers.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ E = TypeVar("E")
 
 
 class SentSequences(Generic[E]):
-    """One for all subscriptions, since a subscriber that comes back makes a new call. An epoch is any value that tells
-    one life of the scheduler from another."""
+    """The sent numbers of all subscriptions. They share one object, because a subscriber that comes back makes a new
+    call. An epoch is any value that differs between two lives of the scheduler."""
 
     def __init__(self) -> None:
         self._epoch: E | None = None
@@ -28,6 +30,6 @@ class SentSequences(Generic[E]):
         self._newest = max(self._newest, sequence)
 
     def epoch_of(self, sequence: int) -> E | None:
-        """Return the present epoch if the number was sent in it. None where it was not, or may have been in an earlier
-        epoch."""
+        """Return the present epoch if the number was sent in it. Returns None if it was not, or may have been sent in
+        an earlier epoch."""
         return self._epoch if self._former < sequence <= self._newest else None

@@ -1,4 +1,5 @@
-"""vllm.grpc.engine.VllmEngine: each method authenticates, translates, and leaves the rest to the router's own parts."""
+"""Implements vllm.grpc.engine.VllmEngine. Each method authenticates the call, translates it, and leaves the rest to
+other parts of the router."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
-    """The facade over one scheduler."""
+    """The VllmEngine service in front of one scheduler."""
 
     def __init__(self, parts: SmgParts) -> None:
         self._parts = parts
@@ -61,8 +62,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
-        """Run a request and yield its responses, whole or streamed. When the call ends, so do its sequences. Raises
-        QuireError."""
+        """Run a request and yield its responses, as a stream or as one. When the call ends, its sequences end too.
+        Raises QuireError."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -110,7 +111,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
-        """Describe the model of the one scheduler. Raises Unavailable while it is not known."""
+        """Describe the model of the scheduler. Raises Unavailable while the model is not known."""
         served = self._parts.catalog.resolve("", self._authenticate(context).limits)
         model = served.model
         return vb.GetModelInfoResponse(
@@ -127,8 +128,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
-        """Tell the requests in flight, whether admission is paused, the uptime, and page size and batch size of the
-        engine."""
+        """Return the number of requests in flight, whether admission is paused, the uptime, and the engine's page size
+        and batch size."""
         self._authenticate(context)
         replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
         return vb.GetServerInfoResponse(
@@ -172,9 +173,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
-        """Yield the scheduler's page events, which needs the scope `admin`. They begin behind the number that the
-        subscriber has, if it can only be of the present epoch, else with a snapshot. Raises Overloaded for a subscriber
-        that is too slow. The audit log has the beginning too: a subscription may last for weeks."""
+        """Yield the scheduler's page events, which needs the scope `admin`. They begin after the number that the
+        subscriber has, if this number can only be of the present epoch; otherwise they begin with a snapshot. Raises
+        Overloaded for a subscriber that is too slow. The audit log also records the beginning of a subscription,
+        because it may last for weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
         audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0
@@ -231,7 +233,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         raise Unsupported("UNSUPPORTED_METHOD", "This engine does not compute embeddings.", "Ask an engine that does.")
 
     async def GetTokenizer(self, request: cb.GetTokenizerRequest, context: Any) -> AsyncIterator[cb.GetTokenizerChunk]:
-        """Raise Unsupported: this engine gives no tokenizer away."""
+        """Raise Unsupported, because this engine does not offer its tokenizer."""
         self._authenticate(context)
         raise Unsupported(
             "UNSUPPORTED_METHOD", "This engine does not send its tokenizer.", "Give the gateway the model's own folder."
@@ -239,7 +241,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         yield  # an async generator, as the method is a stream
 
     def _authenticate(self, context: Any, scope: str = INFERENCE) -> Principal:
-        """Return the principal of the call's API key. Raises Unauthenticated, and PermissionDenied where it lacks
+        """Return the principal of the call's API key. Raises Unauthenticated, and PermissionDenied if the key lacks
         `scope`."""
         metadata = dict(context.invocation_metadata() or ())
         return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
@@ -269,7 +271,7 @@ def _int32(count: int) -> int:
 
 
 async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
-    """Yield a generation's responses until it has ended. An aborted one ends as vLLM's does, without an error: each
+    """Yield a generation's responses until it has ended. An aborted generation ends without an error, as in vLLM: each
     choice that was still running gets a last response with the finish reason `abort`."""
     answer = SmgFormat(generation, stream=stream)
     ended: set[int] = set()

@@ -1,4 +1,5 @@
-"""How a generation is written: the Protocol, and what completions and chat share. Frames are bytes, not dicts."""
+"""AnswerFormat: the Protocol of answer formats, and the parts that completions and chat share. Formats make bytes, not
+dicts."""
 
 from __future__ import annotations
 
@@ -23,25 +24,26 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerFormat(Protocol):
-    """One generation's answer; made once per request. Frames are whole server-sent events."""
+    """The answer of one generation. A request has one object. A frame is one or more whole server-sent events."""
 
     def opening(self) -> bytes:
         """Return the frames before the first delta."""
 
     def frame(self, delta: Delta) -> bytes:
-        """Convert a delta to a frame; empty where there is nothing to tell."""
+        """Convert a delta to a frame; empty if the delta has nothing to show."""
 
     def closing(self) -> bytes:
-        """Return all that follows the last delta, the stream's own end mark included."""
+        """Return the frames after the last delta, with the stream's end mark."""
 
     def failed(self, error: QuireError) -> bytes:
-        """Return the end of a stream that had begun and cannot go on."""
+        """Return the end of a stream that had begun and has failed."""
 
     async def settle(self) -> None:
-        """Keep the answer, in formats that do so. Called after the last delta, before the client is sent the end."""
+        """Store the answer, in formats that do so. The caller calls this after the last delta, before the client is
+        sent the end."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the whole answer as JSON, from one delta per choice in the order of their indices."""
+        """Return the whole answer as JSON, from one delta per choice, in the order of the choices."""
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class FrameParts:
-    """Pieces that completions and chat build alike."""
+    """Parts of answers that completions and chat build in the same way."""
 
     def __init__(self, generation: Generation, parsed: ParsedRequest, answer_id: str, object_name: str) -> None:
         self.generation = generation
@@ -76,8 +78,7 @@ class FrameParts:
 
     def usage_part(self, index: int, *, opening: bool = False) -> bytes:
         """Return the usage member of a chunk: the choice's tokens so far, if continuous usage was asked for; null, if
-        only the last chunk is to have one; else nothing. `opening`: the chunk comes before all tokens, so none
-        counts."""
+        only the last chunk has usage; else nothing. `opening`: the chunk comes before all tokens, so it counts none."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]
@@ -89,14 +90,14 @@ class FrameParts:
         )
 
     def ids_part(self, delta: Delta) -> bytes:
-        """Return the token_ids member of a choice; nothing where it was not asked for."""
+        """Return the token_ids member of a choice; nothing if it was not asked for."""
         if not self.parsed.job.wants.token_ids:
             return b""
         return b',"token_ids":' + orjson.dumps(id_list(delta.token_ids))
 
     def closing(self) -> bytes:
-        """Return the end of a stream: a chunk without choices that has usage and timings, if either was asked for, and
-        `[DONE]`."""
+        """Return the end of a stream: `[DONE]`, after a chunk without choices that has usage and timings, if either was
+        asked for."""
         if not self.parsed.include_usage and not self.parsed.job.wants.timings:
             return DONE
         chunk: dict[str, Any] = {**self.fields, "choices": []}
@@ -124,7 +125,7 @@ class FrameParts:
         return answer
 
     def written(self, answer: dict[str, Any]) -> bytes:
-        """Return the answer as JSON; a large one is written in pieces."""
+        """Return the answer as JSON. A large answer is written in pieces."""
         return dumps_in_pieces(answer) if self.generation.is_large else orjson.dumps(answer)
 
     def prompt_ids(self, index: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""/v1/chat/completions: `chat.completion` objects, or `chat.completion.chunk`s that open with the role."""
+"""The format of /v1/chat/completions: `chat.completion` objects, or `chat.completion.chunk` objects, the first of which
+has the role."""
 
 from __future__ import annotations
 
@@ -58,9 +59,9 @@ class ChatFormat:
         return b"".join(frames)
 
     def frame(self, delta: Delta) -> bytes:
-        """Return the chunk of a delta. Where text is all that it has, the chunk is joined from prepared bytes, else
-        built as a dict. A delta with parts of several kinds becomes several chunks; all that is not text goes with the
-        last."""
+        """Return the chunk of a delta. A delta that has only text is joined from prepared bytes; any other is built as
+        a dict. A delta with parts of several kinds becomes several chunks, and the last of them has all that is not
+        text."""
         if self._plain and not delta.finish and delta.parts is None:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail
@@ -93,8 +94,8 @@ class ChatFormat:
         """Do nothing: chats are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the whole answer as JSON: all choices and usage; KV transfer parameters, prompt logprobs, prompt ids
-        and timings as asked for."""
+        """Return the whole answer as JSON: all choices and usage and, as asked for, KV transfer parameters, prompt
+        logprobs, prompt ids and timings."""
         choices = [
             {
                 "index": delta.index,

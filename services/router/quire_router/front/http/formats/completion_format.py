@@ -1,4 +1,4 @@
-"""/v1/completions: `text_completion` objects, whole or as chunks."""
+"""The format of /v1/completions: `text_completion` objects, whole or as chunks."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class CompletionFormat:
         return b""
 
     def frame(self, delta: Delta) -> bytes:
-        """Return the chunk of a delta. Where text is all that it has, the chunk is joined from prepared bytes, else
-        built as a dict."""
+        """Return the chunk of a delta. A delta that has only text is joined from prepared bytes; any other is built as
+        a dict."""
         if self._plain and not delta.finish and (self._opened[delta.index] or not self._wants.token_ids):
             ids = self._parts.ids_part(delta)
             return self._heads[delta.index] + orjson.dumps(delta.text) + self._middle + ids + self._tail
@@ -70,7 +70,8 @@ class CompletionFormat:
         """Do nothing: completions are not kept."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the whole answer as JSON: all choices and usage; KV transfer parameters and timings as asked for."""
+        """Return the whole answer as JSON: all choices and usage and, as asked for, KV transfer parameters and
+        timings."""
         answer: dict[str, Any] = {**self._parts.fields, "choices": [self._choice(delta) for delta in deltas]}
         answer["usage"] = usage_object(self._generation.usage())
         if self._generation.job.kv_export:
@@ -78,8 +79,8 @@ class CompletionFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        """Build the choice of a delta. As asked for, a choice's first delta has the echoed prompt and the prompt's ids,
-        and its last one the prompt's logprobs. Advances the choice's offset in characters."""
+        """Build the choice of a delta, and advance the choice's offset in characters. As asked for, the first delta of
+        a choice has the echoed prompt and the prompt's ids, and the last delta has the prompt's logprobs."""
         index, text, logprobs = delta.index, delta.text, None
         first, self._opened[index] = not self._opened[index], True
         if self._logprobs:

@@ -1,5 +1,5 @@
-"""Typed errors, and the headers of their ids, as the client's own API writes them: OpenAI's everywhere, Anthropic's on
-its routes."""
+"""Writes typed errors, and the headers with the request id, in the form of the client's API: Anthropic's on its routes,
+OpenAI's on all others."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def error_object(error: QuireError) -> dict[str, Any]:
 
 
 def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
-    """Convert an error to Anthropic's object: its type goes by the HTTP status; Quire's code and parameter are beside
-    it."""
+    """Convert an error to Anthropic's object. The HTTP status decides its type, and Quire's code and parameter are
+    additional fields."""
     kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
     told = {"type": kind, "message": error_text(error), "code": error.code, "param": error.param or None}
     return {"type": "error", "error": told, "request_id": request_id}
 
 
 def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and body of an error at this path: in Anthropic's shape, with 529 for 503, at its own paths,
-    else in OpenAI's."""
+    """Return the status and body of an error at this path. Anthropic's paths have Anthropic's form, with 529 in place
+    of 503; other paths have OpenAI's form."""
     if _is_anthropic(path):
         status = _OVERLOADED if error.http_status == 503 else error.http_status
         return status, anthropic_error(error, request_id)
@@ -53,7 +53,7 @@ def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, di
 
 
 def id_headers(path: str) -> tuple[bytes, ...]:
-    """Return the names of those headers of an answer at this path that have the request's id."""
+    """Return the names of the headers that carry the request id in an answer at this path."""
     return (b"x-request-id", b"request-id") if _is_anthropic(path) else (b"x-request-id",)
 
 

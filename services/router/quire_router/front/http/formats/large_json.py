@@ -1,5 +1,5 @@
-"""JSON of large answers, written in pieces: a writer runs in one piece, and no other thread meanwhile. What is made for
-each token (a dict for each of its alternatives) becomes text at once."""
+"""Writes large answers as JSON in pieces, because orjson holds the GIL while it writes, and no other thread can run.
+Objects that exist for each token (a dict for each of its alternatives) are converted to text at once."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def _pieces(value: Any) -> list[bytes | memoryview]:
 
 
 def written(value: Any) -> orjson.Fragment:
-    """Write a value now, and return a fragment that orjson.dumps takes over as it is: the text needs a tenth of the
-    value's memory."""
+    """Write a value now, and return a fragment that orjson.dumps copies. The text needs a tenth of the value's
+    memory."""
     return orjson.Fragment(orjson.dumps(value))

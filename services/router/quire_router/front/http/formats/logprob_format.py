@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two shapes: parallel lists for completions, a list of objects for chat."""
+"""Writes logprobs in OpenAI's two forms: parallel lists for completions, a list of objects for chat."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MOST_SHIFT = 8
 
 
 def token_text(token: bytes) -> str:
-    """Return a token's bytes as a string. A token that is only a part of a character becomes `bytes:` and its bytes in
-    hexadecimal, as OpenAI has it."""
+    """Return a token's bytes as a string. For a token that is only a part of a character, the string is `bytes:` and
+    the bytes in hexadecimal, as in OpenAI's API."""
     try:
         return token.decode("utf-8")
     except UnicodeDecodeError:
@@ -74,13 +74,13 @@ def echoed_logprobs(
 def prompt_logprobs(
     entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
 ) -> list[orjson.Fragment | None]:
-    """Return vLLM's prompt_logprobs: for each prompt token an object, by id, of itself and its `most` likeliest
-    alternatives. A token without an entry, as the first, gets None."""
+    """Return vLLM's prompt_logprobs: for each prompt token an object, by id, of the token and its `most` likeliest
+    alternatives. A token without an entry, such as the first token, gets None."""
     return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
 
 
 def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
-    """Return the place in the prompt's text at which each token begins. A token that is not found there, such as a
+    """Return the offset in the prompt's text at which each token begins. A token that is not found there, such as a
     special token, takes no room."""
     decoder, offset, offsets = getincrementaldecoder("utf-8")("replace"), 0, list[int]()
     for piece in pieces:
@@ -93,7 +93,7 @@ def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
 
 
 def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
-    """Return the entry with its `most` likeliest alternatives alone."""
+    """Return the entry with only its `most` likeliest alternatives."""
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
 
 
@@ -110,7 +110,7 @@ def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> orjson.Fragme
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[str, Any]:
-    """`content` has one object per token."""
+    """Return chat's logprobs object: `content` has one object per token."""
     return {"content": chat_tokens(entries, names)}
 
 
@@ -125,7 +125,7 @@ def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjs
 
 
 def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragment:
-    """Write the alternatives of an entry as an object from names to logprobs; the chosen `token` is always in it."""
+    """Write the alternatives of an entry as an object from names to logprobs. The chosen `token` is always included."""
     top: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
         top.setdefault(names.of(token_id), _finite(logprob))

@@ -1,4 +1,5 @@
-"""/v1/messages: Anthropic's message objects, and its events in its order: message_start .. message_stop."""
+"""The format of /v1/messages: Anthropic's message objects, and its events in its order, from message_start to
+message_stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/inference/v1/generate: token ids out, as vLLM writes them; streamed as chunks of the same shape."""
+"""The format of /inference/v1/generate: token ids, as vLLM writes them; a stream has chunks of the same form."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TokenFormat:
         return b""
 
     def frame(self, delta: Delta) -> bytes:
-        """Return a chunk with the delta's tokens, also of those whose text is held back; nothing where there is no new
-        token and no end."""
+        """Return a chunk with the delta's tokens, also of tokens whose text is held back; nothing if there is neither a
+        new token nor an end."""
         return (
             _event({"request_id": self._id, "choices": [self._choice(delta)]}) if delta.tokens or delta.finish else b""
         )

@@ -1,1 +1,1 @@
-"""What the HTTP interface says of itself: an OpenAPI document of the tables that parse, and a page that shows it."""
+"""The OpenAPI document of the HTTP interface, made from the tables that parse requests, and a page that shows it."""

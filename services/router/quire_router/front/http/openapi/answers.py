@@ -1,4 +1,4 @@
-"""Schemas of answers in OpenAI's and vLLM's shapes, and of what the router says of itself."""
+"""Schemas of answers in OpenAI's and vLLM's forms, and of the router's answers about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The OpenAPI document: every operation of the public port, its body and its answers. Tests hold the routes to it."""
+"""The OpenAPI document: every operation of the public port, its body and its answers. Tests compare it with the
+routes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _FILE_TYPES = {"/console": "text/html", "css": "text/css", "js": "text/javascrip
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`answer` and `events` name schemas; without an answer there is no body. `also`: other statuses with a body."""
+    """`answer` and `events` name schemas; an operation without `answer` has no body in its answer. `also` has other
+    statuses with a body."""
 
     method: str
     path: str
@@ -126,7 +128,7 @@ OPERATIONS = (
 
 
 def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[str, Any]:
-    """Return the OpenAPI document of the operations at `paths`; those at `open_paths` need no key."""
+    """Return the OpenAPI document of the operations at `paths`. Those at `open_paths` need no key."""
     described: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         if operation.path in paths:
@@ -148,7 +150,7 @@ def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[
 
 
 def _described(operation: Operation, *, secure: bool) -> dict[str, Any]:
-    """Describe one operation: its path parameters, body and answers; `secure`: it needs a key."""
+    """Describe one operation: its path parameters, body and answers. `secure`: it needs a key."""
     told: dict[str, Any] = {"summary": operation.summary, "responses": _answers(operation)}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     if names:
@@ -161,8 +163,8 @@ def _described(operation: Operation, *, secure: bool) -> dict[str, Any]:
 
 
 def _answers(operation: Operation) -> dict[str, Any]:
-    """Describe the answers of one operation by status: its own, also as an event stream, and its API's error for all
-    others."""
+    """Describe the answers of one operation by status: its own answer, also as an event stream, and the error of its
+    API for all other statuses."""
     whole: dict[str, Any] = {"description": operation.summary}
     if operation.answer:
         whole["content"] = {operation.content_type: {"schema": ref(operation.answer)}}

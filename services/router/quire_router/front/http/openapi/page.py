@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`: one page that fetches nothing but that document, from the same origin."""
+"""`/openapi.json`, and `/docs`: a page that fetches only this document, from the same origin."""
 
 from __future__ import annotations
 

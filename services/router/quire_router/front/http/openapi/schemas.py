@@ -1,4 +1,5 @@
-"""Field tables as JSON schemas, and little helpers for those of answers, which are closed: no member goes unsaid."""
+"""Converts field tables to JSON schemas, and builds the schemas of answers. Objects in answers are closed: the schema
+names every member."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ OBJECT: Schema = {"type": "object"}
 
 
 def ref(name: str) -> Schema:
-    """Refer to a schema of the document by its name."""
+    """Return a reference to a schema of the document by its name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -34,12 +35,12 @@ def array(items: Schema) -> Schema:
 
 
 def maybe(schema: Schema) -> Schema:
-    """Return the schema of such a value or null."""
+    """Return the schema of a value of this schema, or null."""
     return {"anyOf": [schema, NULL]}
 
 
 def const(value: str) -> Schema:
-    """Return the schema of this string alone."""
+    """Return the schema of this one string."""
     return {"const": value}
 
 
@@ -49,7 +50,7 @@ def one_of(*values: str) -> Schema:
 
 
 def either(*schemas: Schema) -> Schema:
-    """Return the schema of a value for which any of these schemas holds."""
+    """Return the schema of a value that matches any of these schemas."""
     return {"anyOf": list(schemas)}
 
 
@@ -73,7 +74,7 @@ def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Sch
 
 
 def field_schema(field: Field) -> Schema:
-    """Return the schema of one field, with its bounds and default; of an unsupported field, a description alone."""
+    """Return the schema of one field, with its bounds and default. An unsupported field only has a description."""
     if not field.supported:
         told = "Not supported by this version"
         neutral = ", ".join(map(repr, field.neutral))
@@ -112,7 +113,7 @@ _KINDS: Mapping[str, Schema] = {
 
 
 def _optional(schema: Schema) -> Schema:
-    """Return a copy of the schema that allows null too; a schema without a type allows it already."""
+    """Return a copy of the schema that also allows null. A schema without a type allows null already."""
     if "type" in schema:
         return {**schema, "type": [schema["type"], "null"]}
     if "anyOf" in schema:

@@ -1,1 +1,2 @@
-"""OpenAI's Responses API: bodies to jobs, answers as response objects and typed events, and where these are kept."""
+"""OpenAI's Responses API: converts bodies to jobs, writes answers as response objects and typed events, and stores
+them."""

@@ -1,4 +1,5 @@
-"""The response object: what was asked, what came of it, and how it stands. Knows nothing of streams or of storage."""
+"""The response object of the Responses API: the fields of the request, the output, and the status. It knows nothing of
+streams or of storage."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _BRIEF: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "to
 
 
 class ResponseDocument:
-    """One response. `store` is whether it is kept, which may differ from the wish."""
+    """One response. `store` says whether it is stored, which may differ from the client's `store`."""
 
     def __init__(self, response_id: str, values: Mapping[str, Any], model: str, created: int, *, store: bool) -> None:
         self.id = response_id
@@ -62,13 +63,13 @@ class ResponseDocument:
         return self._with(status, [], None)
 
     def ended(self, output: list[dict[str, Any]], finish: int, usage: Usage) -> dict[str, Any]:
-        """Return the response object after its end; `incomplete` where it was cut by its number of tokens."""
+        """Return the response object after its end; it is `incomplete` if the limit of tokens cut it."""
         cut = finish == LENGTH
         details = {"reason": "max_output_tokens"} if cut else None
         return self._with("incomplete" if cut else "completed", output, usage, incomplete_details=details)
 
     def brief(self, ended: dict[str, Any]) -> dict[str, Any]:
-        """Return the ended response object without the echoed fields that may be long."""
+        """Return the ended response object without the echoed fields of the request that may be long."""
         return {**ended, **_BRIEF}
 
     def failed(self, error: QuireError) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class ResponseDocument:
         error: dict[str, str] | None = None,
         incomplete_details: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the response object with these fields beside those that never change."""
+        """Return the response object with these fields, in addition to those that never change."""
         ends = {"status": status, "error": error, "incomplete_details": incomplete_details}
         return {**self._fixed, **ends, "output": output, "usage": None if usage is None else _usage(usage)}
 

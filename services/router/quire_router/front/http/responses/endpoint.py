@@ -1,4 +1,4 @@
-"""/v1/responses: create, get, cancel, delete. A response goes on from another one by its id."""
+"""/v1/responses: create, get, cancel and delete. A response can continue an earlier one by its id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _KEEPING = "run the router with --responses-max-mib above 0, and with --redis wh
 
 
 class ResponseRoutes:
-    """An ASGI application for POST, and endpoints for what has an id. Without a store nothing is kept."""
+    """An ASGI application for POST, and endpoints for paths with a response id. Without a store, responses are not
+    stored."""
 
     def __init__(self, serving: Serving, background: BackgroundRuns | None) -> None:
         self._serving = serving
@@ -73,8 +74,8 @@ class ResponseRoutes:
             await self._serving.run(scope, receive, send, parsed, make_format)
 
     async def get(self, request: Request) -> Response:
-        """Answer with a kept response as it stands. Raises NotFound, and InvalidArgument where a stream is asked
-        for."""
+        """Answer with the present object of a stored response. Raises NotFound, and InvalidArgument for a request to
+        stream it."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise InvalidArgument(
                 "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
@@ -82,8 +83,8 @@ class ResponseRoutes:
         return _json((await self._kept(request))["response"])
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a response that runs in the background, and answer with it; one that has ended stays as it is. Raises
-        NotFound, and InvalidArgument for a response that is not in the background."""
+        """Cancel a response that runs in the background, and answer with it; a response that has ended stays as it is.
+        Raises NotFound, and InvalidArgument for a response that is not in the background."""
         tenant, response_id = exchange_of(request.scope).tenant, request.path_params["response_id"]
         running = self._background.running(tenant, response_id) if self._background is not None else None
         if self._background is not None and running is not None:
@@ -105,7 +106,7 @@ class ResponseRoutes:
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
-        """Forget a kept response; one that runs in the background is cancelled. Raises NotFound."""
+        """Delete a stored response. If it runs in the background, cancel it. Raises NotFound."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
         if kept["background"] and self._background is not None:
@@ -200,7 +201,7 @@ class ResponseRoutes:
 
 
 def _history(kept: dict[str, Any]) -> list[Any]:
-    """Return the conversation of a kept response, to go on from. Raises FailedPrecondition unless the response is
+    """Return the conversation of a stored response, to continue it. Raises FailedPrecondition unless the response is
     completed or incomplete."""
     status = kept["response"]["status"]
     if status not in ("completed", "incomplete"):

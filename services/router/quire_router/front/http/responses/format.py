@@ -1,4 +1,4 @@
-"""A generation as a response object or as OpenAI's typed events, each with its number."""
+"""Writes a generation as a response object, or as OpenAI's typed events with their sequence numbers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class ResponsesFormat:
-    """Implements AnswerFormat. Before the client gets the end, `keep` gets the response object, and the answer as a
-    message of the conversation."""
+    """Implements AnswerFormat. Before the client is sent the end, `keep` receives the response object, and the answer
+    as a message of the conversation."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ResponsesFormat:
         return b"".join(self._event(name, fields) for name, fields in self._collect(delta))
 
     def closing(self) -> bytes:
-        """Return the last events: those of the last item, and the whole response."""
+        """Return the last events: the events of the last item, and the whole response."""
         told = b"".join(self._event(name, fields) for name, fields in self._end())
         return told + self._event(f"response.{self._ended['status']}", {"response": self._ended})
 
@@ -63,7 +63,7 @@ class ResponsesFormat:
         return self._event("response.failed", {"response": self._document.failed(error)})
 
     async def settle(self) -> None:
-        """Keep the ended response, before the client is told of its end and may ask for it."""
+        """Store the ended response before the client learns of its end and may ask for it."""
         await self.keep()
 
     async def keep(self) -> StoreOutcome:
@@ -78,8 +78,8 @@ class ResponsesFormat:
         return orjson.dumps(self._ended)
 
     def _collect(self, delta: Delta) -> list[Event]:
-        """Add a delta's parts to the output; return their events. Logprobs go with the delta's last text of a message;
-        if a parsed answer's delta has no such text, they are left out."""
+        """Add a delta's parts to the output, and return their events. Logprobs go with the last text of a message in
+        the delta. If a parsed answer's delta has no such text, its logprobs are left out."""
         self._finish = delta.finish
         logprobs: list[Any] = []
         if self._wants_logprobs:

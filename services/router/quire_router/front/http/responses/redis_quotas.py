@@ -57,15 +57,15 @@ _DELETE = _FORGET + "forget(ARGV[1]) return redis.call('DEL', KEYS[1])"
 
 
 class RedisQuotas:
-    """Calls raise RedisError or OSError where Redis does not answer."""
+    """The quotas of all tenants. Calls raise RedisError or OSError if Redis does not answer."""
 
     def __init__(self, redis: Redis) -> None:
         self._put = redis.register_script(_PUT)
         self._delete = redis.register_script(_DELETE)
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, ttl_ms: int, share_bytes: int) -> int:
-        """Store a value that fits into the quota. First remove other values of the tenant until it fits: those that
-        expire first go first. Returns how many were removed before they expired."""
+        """Store a value that fits into the quota. First remove other values of the tenant until it fits, in the order
+        in which they expire. Returns how many of them had not expired."""
         removed: int = await self._put(
             keys=_keys(tenant, response_id),
             args=[response_id, value, ttl_ms, share_bytes, response_key(tenant, "")],
@@ -73,7 +73,7 @@ class RedisQuotas:
         return removed
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a value; returns whether there was one."""
+        """Delete a value. Returns whether there was one."""
         return bool(await self._delete(keys=_keys(tenant, response_id), args=[response_id]))
 
 

@@ -44,12 +44,12 @@ class StoreOutcome(Enum):
 
 
 class ResponseStore(Protocol):
-    """`shared`: other routers see what is put here. Nothing blocks the event loop."""
+    """`shared`: other routers see the values of this store. No method blocks the event loop."""
 
     shared: bool
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the value; None where none is kept (any more). Raises Unavailable."""
+        """Return the value; None if none is stored (any more). Raises Unavailable."""
 
     def most_bytes(self, tenant: str) -> int:
         """Return the size of the largest value that the store accepts from this tenant."""
@@ -63,26 +63,27 @@ class ResponseStore(Protocol):
         """Let other routers see a background response that runs in this one."""
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
-        """Leave a mark for the router that runs this response. Without `replace`, an earlier one stays. Raises
+        """Leave a mark for the router that runs this response. Without `replace`, an earlier mark stays. Raises
         Unavailable."""
 
     async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the mark of this response; None where it has none. Raises Unavailable."""
+        """Return the mark of this response; None if it has none. Raises Unavailable."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a value; returns whether there was one. Raises Unavailable."""
+        """Delete a value. Returns whether there was one. Raises Unavailable."""
 
     async def close(self) -> None:
         """Close the store's connections."""
 
 
 def unlimited(tenant: str) -> int:
-    """Return the share of every tenant where none has one: 0."""
+    """Return 0: tenants have no share, so each is unlimited."""
     return 0
 
 
 class MemoryStore:
-    """At most `max_bytes`, and of each tenant `share_of(tenant)` if that is not 0. A longer value is not kept."""
+    """Holds at most `max_bytes`, and at most `share_of(tenant)` of each tenant if that is not 0. It does not store a
+    value that is longer than that."""
 
     shared = False
 
@@ -105,8 +106,8 @@ class MemoryStore:
         return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
-        """Keep a value for `ttl_s`, and drop the oldest others until it fits. A value that cannot fit is counted, not
-        kept."""
+        """Store a value for `ttl_s`, and remove the oldest other values until it fits. A value that cannot fit is
+        counted and not stored."""
         self._expire()
         self._drop((tenant, response_id))
         share = self._share_of(tenant) or self._max_bytes
@@ -127,13 +128,13 @@ class MemoryStore:
         return StoreOutcome.KEPT
 
     async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
-        """Does nothing: no other router reads this memory."""
+        """Do nothing, because no other router reads this memory."""
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
-        """Does nothing: no other router reads this memory."""
+        """Do nothing, because no other router reads this memory."""
 
     async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
-        """Return None: no other router leaves marks."""
+        """Return None, because no other router leaves marks here."""
         return None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -142,10 +143,10 @@ class MemoryStore:
         return found
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
     def _expire(self) -> None:
-        """Drop the values whose time is over. They expire in the order in which they came."""
+        """Remove the values that have expired. They expire in the order in which they were stored."""
         now_s = time.monotonic()
         while self._kept:
             key, (until_s, _) = next(iter(self._kept.items()))
@@ -155,7 +156,7 @@ class MemoryStore:
         self._tell()
 
     def _drop(self, key: tuple[str, str]) -> bool:
-        """Remove a value, if it is there; returns whether it was."""
+        """Remove a value if it is there. Returns whether it was."""
         if self._kept.pop(key, None) is None:
             return False
         tenant, response_id = key
@@ -171,8 +172,8 @@ class MemoryStore:
 
 
 class RedisStore:
-    """One value per response, with a lifetime. Redis gets the writes of one response in their order. A read waits for
-    the writes of its response that this router has begun."""
+    """Stores one value per response in Redis, with a lifetime. Redis gets the writes of one response in their order. A
+    read waits for the writes of its response that this router has begun."""
 
     shared = True
 
@@ -192,7 +193,7 @@ class RedisStore:
         return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the value; None where none is kept (any more). Raises Unavailable where Redis does not answer."""
+        """Return the value; None if none is stored (any more). Raises Unavailable if Redis does not answer."""
         await self._written(response_key(tenant, response_id))
         return await self._read(response_key(tenant, response_id))
 
@@ -219,7 +220,7 @@ class RedisStore:
         return await self._read(_mark_key(tenant, response_id))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a value; returns whether there was one. Raises Unavailable where Redis does not answer."""
+        """Delete a value. Returns whether there was one. Raises Unavailable if Redis does not answer."""
         await self._written(response_key(tenant, response_id))
         with _asking_redis():
             if self._share_of(tenant):
@@ -236,7 +237,7 @@ class RedisStore:
         await self._redis.aclose()
 
     async def _read(self, key: str) -> bytes | None:
-        """Return the value of a key; None where there is none. Raises Unavailable where Redis does not answer."""
+        """Return the value of a key; None if there is none. Raises Unavailable if Redis does not answer."""
         with _asking_redis():
             found: bytes | None = await self._redis.get(key)
         return found
@@ -298,8 +299,8 @@ class RedisStore:
 
 
 def make_store(config: RouterConfig, share_of: Callable[[str], int] = unlimited) -> ResponseStore | None:
-    """Make the store that is configured; `share_of` returns the bytes of a tenant's share, 0 for no limit. None where
-    nothing is to be kept, or where several processes would each keep their own, for want of a Redis."""
+    """Make the configured store. `share_of` returns the bytes of a tenant's share, 0 for no limit. Returns None if
+    responses are not stored, or if several processes would each have their own store because there is no Redis."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
     if most and config.http_workers > 1 and not config.redis:
         if not config.http_worker:
@@ -318,8 +319,8 @@ def _mark_key(tenant: str, response_id: str) -> str:
 
 @contextmanager
 def _asking_redis() -> Iterator[None]:
-    """A context for a call to Redis, which notes for the metrics whether Redis answered. Raises Unavailable where it
-    did not."""
+    """Return a context for a call to Redis, which records in the metrics whether Redis answered. Raises Unavailable if
+    it did not."""
     try:
         yield
     except (RedisError, OSError) as error:
