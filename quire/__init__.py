@@ -1,6 +1,7 @@
-"""Quire's public package: what a user imports. Names load on first use, so that `import quire` costs nothing.
+"""Quire's public package, which users import. Names load at their first use, so that `import quire` takes no time.
 
-It knows the contracts (quire.v1) and the command line, and refuses to know the services: they are other processes.
+The package knows the contracts (quire.v1) and the command line. It must not import the services, which are other
+processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AsyncClient: a Quire by its gRPC address, for asyncio. The same calls as Client."""
+"""AsyncClient: the asyncio client of a Quire at a gRPC address. It has the same calls as Client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.v1 import inference_pb2, inference_pb2_grpc
 
 
 class AsyncClient:
-    """Belongs to the event loop that it was made in. Otherwise as Client, which see."""
+    """A client that belongs to the event loop in which it was made. In all other respects see Client."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AsyncClient:
     def generate(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Delta]:
-        """Stream a continuation. Closing the iterator ends the request."""
+        """Stream a continuation. If the caller closes the iterator, the request ends."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     async def complete(
@@ -78,7 +78,7 @@ class AsyncClient:
         return [wire.read_model(model) for model in answer.models]
 
     async def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
-        """Whether the router serves (grpc.health.v1). Raises Unavailable where nothing answers."""
+        """Whether the router serves, by grpc.health.v1. Raises Unavailable if nothing answers."""
         request = health_pb2.HealthCheckRequest()
         try:
             answer = await self._health.Check(request, timeout=timeout_s, metadata=self._metadata)
@@ -87,7 +87,7 @@ class AsyncClient:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
-        """End the calls that still run, also those that wait to be sent again: they raise `Aborted`."""
+        """End the calls that still run, also those that wait to be sent again. They raise `Aborted`."""
         self._closed.set()
         await self._channel.close()
 
@@ -100,8 +100,8 @@ class AsyncClient:
         await self.close()
 
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
-        """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
-        allows, which otherwise raises the typed error."""
+        """Yield the deltas of a call. If the stream breaks, another one resumes it after a pause, as far as `state`
+        allows; otherwise `state` raises the typed error."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:
@@ -122,12 +122,12 @@ class AsyncClient:
         raise state.client_closed()
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait so long, or until the client is closed."""
+        """Wait for this time, or until the client is closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), pause_s)
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs."""
+    """Whether the running task has been cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,7 @@
-"""Beam search over one-token requests, as vLLM's: each step asks for the likeliest tokens after every beam.
+"""Beam search by requests for one token each, as in vLLM. Each step asks for the likeliest tokens after every beam.
 
-The beams' common beginnings are cached pages, so that a step computes little. Knows nothing of channels: it is given a
-way to ask.
+The common beginnings of beams are cached pages, so a step computes little. This module knows nothing of channels: it
+gets a function that sends requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ask = Callable[[Sequence[Prompt], SamplingParams], Awaitable[list[RequestOutput]
 
 @dataclass
 class BeamSearchSequence:
-    """`tokens` are the prompt's and the answer's, as in vLLM; `text` is the answer's alone."""
+    """`tokens` are the tokens of prompt and answer, as in vLLM; `text` is only the answer's."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """The best sequences, best first."""
+    """The best sequences, the best one first."""
 
     sequences: list[BeamSearchSequence]
 
@@ -74,7 +74,7 @@ async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int],
 
 
 def _extensions(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
-    """Return the beam lengthened by each token that the output names as a candidate."""
+    """Return the beam extended by each token that the output names as a candidate."""
     (candidates,) = output.outputs[0].logprobs or [{}]
     return [
         BeamSearchSequence(
@@ -94,8 +94,8 @@ def _end(beam: BeamSearchSequence, params: BeamSearchParams) -> None:
 
 
 def _score(beam: BeamSearchSequence, prompt_length: int, params: BeamSearchParams, eos: Collection[int]) -> float:
-    """Return vLLM's score: the summed logprob over the length to the power of the penalty. An end of sequence does not
-    count as length."""
+    """Return vLLM's score: the sum of logprobs divided by the length to the power of the penalty. An end-of-sequence
+    token does not count in the length."""
     length = len(beam.tokens)
     if beam.tokens[-1] in eos and length > prompt_length:
         length -= 1

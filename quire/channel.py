@@ -1,4 +1,4 @@
-"""Channels from a client to a Quire: options, TLS and the credential, the same for threads and for asyncio."""
+"""gRPC channels from a client to a Quire: options, TLS and the credential, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 def options(address: str, tls_server_name: str | None = None) -> list[tuple[str, int | str]]:
-    """Channel arguments for an address. `tls_server_name`: the name to look for in the server's certificate."""
+    """Return the channel arguments for an address. `tls_server_name`: the name to check in the server's certificate."""
     named = [("grpc.ssl_target_name_override", tls_server_name)] if tls_server_name else []
     direct = [("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else []
     return [*OPTIONS, *named, *direct]
 
 
 def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
-    """Return TLS credentials if an authority's PEM file is named, else None. Raises NotFound for a file that cannot be
-    read."""
+    """Return TLS credentials if a certificate authority's PEM file is named, else None. Raises NotFound for a file that
+    cannot be read."""
     if tls_ca is None:
         return None
     try:
@@ -52,10 +52,10 @@ def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
 
 
 def has_begun(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether the router has begun a call that has ended, by the initial metadata that came of it."""
+    """Whether the router had begun a call that has ended, judging by the initial metadata that arrived."""
     return any(key == _BEGUN_KEY for key, _ in initial_metadata or ())
 
 
 def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """The credential of a call."""
+    """Return the metadata with the credential of a call."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()

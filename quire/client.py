@@ -1,4 +1,4 @@
-"""Client: a Quire by its gRPC address, for threads. AsyncClient is the same for asyncio."""
+"""Client: the client of a Quire at a gRPC address, for threads. AsyncClient is the client for asyncio."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from quire.v1 import inference_pb2, inference_pb2_grpc
 
 
 class Client:
-    """Thread-safe. Every failure is a `quire.QuireError` (code, message, fix, request id). Closes as a context.
+    """A thread-safe client. Every failure is a `quire.QuireError` (code, message, fix, request id). A `with` block
+    closes the client.
 
-    A stream that breaks in its middle goes on over a new connection, for as long as `reconnect_s` without news.
-    `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on. `tls_server_name`
-    is the name in that certificate, where it is not the host of the address.
+    If a stream breaks in the middle, it continues over a new connection; the client tries for `reconnect_s` without
+    progress. `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on.
+    `tls_server_name` is the name in that certificate, if it is not the host of the address.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Client:
     def generate(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
-        """Stream a continuation. A caller that stops iterating (or closes the iterator) ends the request."""
+        """Stream a continuation. If the caller stops iterating, or closes the iterator, the request ends."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(
@@ -81,7 +82,7 @@ class Client:
         return [wire.read_model(model) for model in answer.models]
 
     def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
-        """Whether the router serves (grpc.health.v1). Raises Unavailable where nothing answers."""
+        """Whether the router serves, by grpc.health.v1. Raises Unavailable if nothing answers."""
         try:
             answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -89,7 +90,7 @@ class Client:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        """End the calls that still run, also those that wait to be sent again: they raise `Aborted`."""
+        """End the calls that still run, also those that wait to be sent again. They raise `Aborted`."""
         self._closed.set()
         self._channel.close()
 
@@ -102,8 +103,8 @@ class Client:
         self.close()
 
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
-        """Yield the deltas of a call. A stream that breaks is resumed by another after a pause, as far as `state`
-        allows, which otherwise raises the typed error."""
+        """Yield the deltas of a call. If the stream breaks, another one resumes it after a pause, as far as `state`
+        allows; otherwise `state` raises the typed error."""
         while True:
             try:
                 call = self._inference.Generate(state.request, metadata=self._metadata)

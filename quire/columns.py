@@ -1,4 +1,5 @@
-"""The contracts' packed columns: little-endian int32 `bytes`, to and from plain lists. A client needs no numpy."""
+"""Packs and unpacks the columns of the contracts: little-endian int32 `bytes`, and plain lists. So a client needs no
+numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _WIDTH = 4
 
 
 def pack_i32(values: Sequence[int], param: str) -> bytes:
-    """Pack integers as little-endian int32. Raises InvalidArgument, naming `param`, for what is no int32."""
+    """Pack integers as little-endian int32. Raises InvalidArgument, naming `param`, for a value that is not an
+    int32."""
     try:
         return struct.pack(f"<{len(values)}i", *values)
     except (struct.error, TypeError) as error:
@@ -21,5 +23,5 @@ def pack_i32(values: Sequence[int], param: str) -> bytes:
 
 
 def unpack_i32(column: bytes) -> list[int]:
-    """The inverse of `pack_i32`."""
+    """Unpack the bytes of `pack_i32`."""
     return list(struct.unpack(f"<{len(column) // _WIDTH}i", column))

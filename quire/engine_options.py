@@ -1,7 +1,7 @@
-"""The options of an engine, by vLLM's names and some of its own: which service takes each.
+"""The options of an engine, with vLLM's names and some of Quire's own, and the services that take each option.
 
-One table for `quire serve`, `quire up` and `LLM(...)`. Values are checked by the service that takes them.
-`quire.vllm_options` has the names of vLLM that no service takes as they are.
+`quire serve`, `quire up` and `LLM(...)` use the same table. The service that takes an option checks its value.
+`quire.vllm_options` has the options of vLLM that no service takes under the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from quire.local.spec import SERVICES
 
 @dataclass(frozen=True)
 class EngineOption:
-    """`takers` are (service, the service's own option). A switch has no value: it is on or off."""
+    """An option. `takers` are pairs of a service and the service's own option. A switch has no value: it is on or
+    off."""
 
     name: str
     takers: tuple[tuple[str, str], ...]
@@ -268,8 +269,8 @@ def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
 
 
 def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> InvalidArgument:
-    """Return the error for an option that neither Quire nor vLLM has, with the closest name that there is. `spelled`:
-    as the user wrote it."""
+    """Return the error for an option that neither Quire nor vLLM has, with the closest name that exists. `spelled` is
+    the user's spelling."""
     close = difflib.get_close_matches(name, [*OPTION_NAMES, *extra], n=1)
     suggestion = f"--{close[0]}" if close and spelled.startswith("-") else "".join(close).replace("-", "_")
     fix = f"Did you mean {suggestion}?" if close else "See `quire serve --help`."
@@ -277,7 +278,7 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
 
 
 def _spell(option: EngineOption, value: Any) -> str | bool:
-    """Return the value as the service's flag takes it: text, or True or False for a switch. Raises InvalidArgument."""
+    """Return the value for the service's flag: text, or True or False for a switch. Raises InvalidArgument."""
     if option.switch:
         if not isinstance(value, bool):
             raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)

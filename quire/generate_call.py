@@ -1,8 +1,9 @@
-"""One generate request over however many connections it takes: what to send next, and what came so far.
+"""GenerateCall: one generate request, over one or more connections. It knows the next message to send, and the answer
+so far.
 
-Both clients drive it; it opens no channel and waits for nothing. A stream that breaks after its first response is taken
-up where it ended, choice by choice, with the tokens that came: the seed is fixed before the first send, so that the
-answer is that of an unbroken stream. Answers that come all at once, of searches and the best of several, are not.
+Both clients use it. It opens no channel and waits for nothing. If a stream breaks after its first response, each choice
+is resumed with the tokens that have arrived. The seed is chosen before the first send, so the answer is the same as
+that of an unbroken stream. Answers that arrive all at once (searches and the best of several) are not resumed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ Params = SamplingParams | BeamSearchParams
 
 
 class GenerateOptions(TypedDict, total=False):
-    """`request_id` is chosen where it is absent; `timeout_s` is from the arrival at the router. Cached pages are shared
-    only with requests of an equal `cache_salt`; a prompt may say its own."""
+    """`request_id` is chosen if it is absent. `timeout_s` counts from the arrival at the router. Cached pages are
+    shared only with requests of an equal `cache_salt`; a prompt may have its own."""
 
     model: str
     request_id: str
@@ -53,7 +54,7 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass
 class _Progress:
-    """What came of one choice."""
+    """The state of one choice."""
 
     ids: list[int]
     characters: int = 0
@@ -61,7 +62,8 @@ class _Progress:
 
 
 class GenerateCall:
-    """`request` is what to send now. After its responses ask `more`, after a failure `wait_s`."""
+    """The state of one call. `request` is the message to send now. After its responses, call `more`; after a failure,
+    call `wait_s`."""
 
     def __init__(
         self,
@@ -100,8 +102,8 @@ class GenerateCall:
         self._failures, self._last_news_s = 0, monotonic()
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
-        """Take in one response, and return it as the caller is to see it. Raises the typed error that it may carry
-        instead."""
+        """Record one response, and return it in the form for the caller. Raises the typed error if the response carries
+        one."""
         delta = wire.read_response(response, self.request_id)
         if self._current is not None:
             delta = replace(delta, index=self._current)
@@ -121,17 +123,21 @@ class GenerateCall:
         )
 
     def more(self) -> bool:
-        """The stream has ended well: return whether another choice is to be resumed, by sending `request`."""
+        """Note that the stream has ended without an error. Returns whether another choice must be resumed, by sending
+        `request`."""
         if self._current is None or not self._left:
             return False
         self._take_up(self._left.popleft())
         return True
 
     def wait_s(self, error: grpc.RpcError | errors.QuireError, *, begun: bool, closed: bool = False) -> float:
-        """The stream broke: make `request` resume the first choice that has not ended, and return how long to wait
-        before sending it. Before the first response, a call is sent again unchanged if a draining router refused it, or
-        if gRPC cancelled it and the router has not `begun` it. Raises the typed error for any other code, if all has
-        come, or after `reconnect_s`; `client_closed` where only the client's end, `closed`, forbids to send again."""
+        """After a broken stream, make `request` resume the first choice that has not ended. Returns the seconds to wait
+        before it is sent. Before the first response, a call is sent again unchanged if a draining router refused it, or
+        if gRPC cancelled it and the router has not `begun` it.
+
+        Raises the typed error for any other code, if the answer is complete, or after `reconnect_s`. Raises
+        `client_closed` if the call could be resumed but the client is `closed`.
+        """
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         if closed and typed.code in _BROKEN:
             raise self.client_closed() from error
@@ -152,7 +158,7 @@ class GenerateCall:
         return self._pause_s()
 
     def client_closed(self) -> errors.Aborted:
-        """Return the error of a call that its client's `close` has ended."""
+        """Return the error of a call that ended because its client was closed."""
         return errors.Aborted(
             "CLIENT_CLOSED",
             f"The client of {self._address} was closed before the answer was complete.",
@@ -161,12 +167,12 @@ class GenerateCall:
         )
 
     def _pause_s(self) -> float:
-        """Count a failure; return how long to wait, longer from failure to failure."""
+        """Count a failure. Returns the seconds to wait, which grow from failure to failure."""
         self._failures += 1
         return float(min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures - 1, 8)))
 
     def _take_up(self, index: int) -> None:
-        """Make `request` the one that resumes this choice, with the tokens that have come of it."""
+        """Make `request` resume this choice, with the tokens that have arrived."""
         progress = self._choices[index]
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self._first)
@@ -177,8 +183,8 @@ class GenerateCall:
         self._current, self.request = index, request
 
     def _usage(self, usage: Usage | None) -> Usage | None:
-        """Return the usage to pass on. Where choices are resumed one by one, it is None until the last has ended, and
-        then that of all together."""
+        """Return the usage to pass on. If choices are resumed one by one, it is None until the last choice has ended,
+        and then the usage of all choices together."""
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage

@@ -1,7 +1,8 @@
-"""LLM: offline inference in vLLM's shape. Drives a local stack of five processes, or a Quire at an address.
+"""LLM: offline inference with vLLM's interface. It starts a local stack of five processes, or uses a Quire at an
+address.
 
-A batch of prompts is served concurrently: a private thread runs an event loop with one AsyncClient, so that LLM works
-in scripts, threads and notebooks alike.
+A batch of prompts is served concurrently. A private thread runs an event loop with one AsyncClient, so LLM works in
+scripts, threads and notebooks.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _numbers = count()
 
 
 class LLM:
-    """`LLM(model)` starts a stack and ends it with `close`, a `with` block or the process.
+    """`LLM(model)` starts a stack. The stack ends with `close`, with a `with` block, or with the process.
 
-    `LLM(address=...)` calls one that runs. `options` are those of `quire serve`, spelled in Python (`max_num_seqs=64`).
+    `LLM(address=...)` uses a stack that runs already. `options` are those of `quire serve`, spelled in Python
+    (`max_num_seqs=64`).
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Return continuations of every prompt, in the prompts' order. Without `sampling_params` the model's own
-        defaults count. The first failure ends the call and is raised."""
+        """Return continuations of every prompt, in the order of the prompts. Without `sampling_params`, the model's own
+        defaults apply. The first failure ends the call and is raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
         params = _spread(sampling_params, SamplingParams, default, len(batch), "sampling_params")
@@ -108,8 +110,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return answers to one conversation, or to each of several. They are rendered by the model's chat template, or
-        by `chat_template` where the tokenizers allow that."""
+        """Return answers to one conversation, or to each of several. The model's chat template renders them, or
+        `chat_template` if the tokenizers allow it."""
         single = all(isinstance(message, Mapping) for message in messages)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [
@@ -133,15 +135,15 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest continuations of every prompt, as far as a beam finds them. Asks for 2 x beam_width
-        logprobs: the router gives 20 at most, unless `--max-logprobs` says otherwise."""
+        """Return the likeliest continuations of every prompt that a beam search finds. It asks for 2 x beam_width
+        logprobs, and the router allows at most 20, unless `--max-logprobs` changes that."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that are used where a call gives none: the model's own, as its
-        generation_config.json, --generation-config and --override-generation-config say."""
+        """Return the sampling parameters of calls that set none. They are the model's own, from its
+        generation_config.json, --generation-config and --override-generation-config."""
         if self._defaults is None:
             card = self._run(self._client.models())[0]
             self._defaults = SamplingParams(**card.sampling_defaults)  # type: ignore[arg-type]  # numbers by name
@@ -175,8 +177,8 @@ class LLM:
         priorities: Sequence[int],
         bar: Bar | None = None,
     ) -> list[RequestOutput]:
-        """Complete all prompts, some of them at a time, and return the outputs in their order. The bar moves with
-        each."""
+        """Complete all prompts, a limited number at a time, and return the outputs in the order of the prompts. Each
+        completed prompt advances the bar."""
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
@@ -197,7 +199,7 @@ class LLM:
     async def _search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
     ) -> list[BeamSearchOutput]:
-        """Run a beam search for every prompt, `limit` of them at a time. The bar moves with each."""
+        """Run a beam search for every prompt, `limit` of them at a time. Each completed prompt advances the bar."""
         eos = frozenset((await self._client.models())[0].eos_token_ids)
         gate = asyncio.Semaphore(limit)
 
@@ -218,8 +220,8 @@ class LLM:
                 bar.close()
 
     async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run the coroutines, and return their results in order. The first failure ends them all, and is raised as it
-        is."""
+        """Run the coroutines, and return their results in order. The first failure ends all of them, and is raised
+        unchanged."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work) for work in works]
@@ -231,7 +233,7 @@ class LLM:
         return [task.result() for task in tasks]
 
     async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
-        """Complete one prompt. While a queue is full, wait and ask again: the caller wants the whole batch."""
+        """Complete one prompt. While a queue is full, wait and try again, because the caller wants the whole batch."""
         while True:
             try:
                 return await self._client.complete(prompt, params, priority=priority)
@@ -239,8 +241,8 @@ class LLM:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
     def _explained(self, error: QuireError) -> QuireError:
-        """Return the error or, if a service of this object's stack has died, one that names that service as the
-        cause."""
+        """Return the error. If a service of this object's stack has died, return an error that names this service as
+        the cause."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
             death = self._stack.deaths[-1]
             return Unavailable(
@@ -250,13 +252,13 @@ class LLM:
 
 
 async def _make_client(address: str, api_key: str | None) -> AsyncClient:
-    """Make the client in the loop that it will belong to."""
+    """Make the client in the event loop to which it will belong."""
     return AsyncClient(address, api_key=api_key)
 
 
 def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
-    """Return `length` values: the default, one value for all, or one for each. Raises InvalidArgument where their
-    number differs."""
+    """Return `length` values, from None (the default for each), one value for all, or a list of values. Raises
+    InvalidArgument if their number differs."""
     if value is None:
         return [default] * length
     if isinstance(value, kind):
@@ -271,7 +273,7 @@ def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> l
 def _close(
     loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient, stack: LocalStack | None
 ) -> None:
-    """Close the client, end the loop and its thread, then the stack if there is one."""
+    """Close the client, end the event loop and its thread, then the stack if there is one."""
     asyncio.run_coroutine_threadsafe(client.close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

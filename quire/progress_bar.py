@@ -1,4 +1,5 @@
-"""Bars for `LLM` (prompts done, per second, tokens in and out; tqdm's own if the caller brings it) and for files."""
+"""Progress bars for `LLM` (prompts done, per second, tokens in and out) and for files. `LLM` uses tqdm instead if the
+caller passes it."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ _LEAST_GAP_S = 0.1
 
 
 class Bar(Protocol):
-    """What of tqdm is used."""
+    """The part of tqdm's interface that is used."""
 
     def update(self, n: int) -> Any:
-        """So many more are done."""
+        """Count `n` more items as done."""
 
     def close(self) -> None:
-        """No more will be."""
+        """Close the bar."""
 
 
 class TerminalBar:
-    """On a terminal's standard error; nothing elsewhere."""
+    """Shows its bar if standard error is a terminal, and nothing otherwise."""
 
     def __init__(self, total: int, desc: str) -> None:
         self._total, self._desc = total, desc
@@ -34,7 +35,7 @@ class TerminalBar:
         self._shown = sys.stderr.isatty() and total > 0
 
     def count(self, output: RequestOutput) -> None:
-        """Tokens of one that is done."""
+        """Count the tokens of a prompt that is done."""
         self._input += len(output.prompt_token_ids)
         self._output += sum(len(choice.token_ids) for choice in output.outputs)
 
@@ -51,7 +52,7 @@ class TerminalBar:
             print(file=sys.stderr)
 
     def line(self, seconds: float) -> str:
-        """Return the bar as vLLM's users know it: share, count, and rates over `seconds`."""
+        """Return the bar in the form that users of vLLM know: share, count, and rates over `seconds`."""
         seconds = max(seconds, 1e-9)
         full = self._done * _WIDTH // max(self._total, 1)
         return (
@@ -62,7 +63,8 @@ class TerminalBar:
 
 
 class ByteBar:
-    """How far a file is, on a terminal's standard error; elsewhere one line that says what is being done."""
+    """Shows the progress of a file if standard error is a terminal; otherwise prints one line that says what is
+    done."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -71,14 +73,14 @@ class ByteBar:
             print(what, file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes are there."""
+        """Show that `done` of `total` bytes have arrived."""
         if self._shown:
             full = done * _WIDTH // max(total, 1)
             bar = f"{'█' * full}{' ' * (_WIDTH - full)}"
             print(f"\r{self._what}: |{bar}| {done / 1e6:.0f}/{total / 1e6:.0f} MB", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """Close the bar."""
         if self._shown:
             print(file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""What can be asked: text, token ids or a conversation, in the forms that vLLM's users write them."""
+"""The kinds of prompts: text, token ids or a conversation, in the forms that users of vLLM write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation: OpenAI's messages, rendered by the model's own template."""
+    """A conversation: OpenAI's messages, which the model's own template renders."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -66,8 +66,7 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
 
 
 def cache_salt_of(prompt: Prompt) -> str:
-    """Return the salt that keeps the prompt's cached pages apart from those of other salts; empty where it says
-    none."""
+    """Return the salt that separates the prompt's cached pages from those of other salts; empty if it has none."""
     salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
     if not isinstance(salt, str | None):
         raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is not a text.", "Give a string.", param=_SALT)
@@ -75,12 +74,12 @@ def cache_salt_of(prompt: Prompt) -> str:
 
 
 def salted(tokens: list[int], salt: str) -> Prompt:
-    """Token ids under a salt, or under none."""
+    """Return token ids with a salt, or without one."""
     return {"prompt_token_ids": tokens, _SALT: salt} if salt else tokens
 
 
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether a call's argument is many prompts: a list of integers is one prompt, as in vLLM."""
+    """Whether a call's argument is a list of prompts. A list of integers is one prompt, as in vLLM."""
     if isinstance(prompts, str | ChatPrompt | Mapping):
         return False
     return not (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))

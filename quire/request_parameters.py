@@ -24,7 +24,8 @@ MAX_FLOAT32 = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Bounds are of one value; `high` is the most characters of each string where these are several."""
+    """One parameter. The bounds apply to one value; if there are several strings, `high` is the greatest number of
+    characters of each."""
 
     name: str
     group: Group
@@ -61,12 +62,12 @@ class Parameter:
 
     @property
     def is_number(self) -> bool:
-        """Whether requests carry one number of it, to which engines apply the table's bounds."""
+        """Whether the parameter is a single number, to which engines apply the table's bounds."""
         return self.group in ("temperature", "limit", "penalty")
 
     @property
     def engine_low(self) -> float:
-        """The least value that an engine takes. A negative integer of a limit asks for no limit, and does not reach an
+        """Return the least value that an engine accepts. A negative integer means no limit, and is not sent to an
         engine."""
         if self.least is not None:
             return self.least

@@ -1,5 +1,5 @@
-"""SamplingParams: how to continue a prompt. vLLM's names, meanings and defaults; a bad value is a typed error at
-once."""
+"""SamplingParams: the parameters of a continuation, with vLLM's names, meanings and defaults. A bad value raises a
+typed error at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 @dataclass(frozen=True)
 class RepetitionDetectionParams:
-    """An answer ends when its last tokens are `min_count` times one pattern of min to max tokens."""
+    """An answer ends when its last tokens repeat a pattern of `min_pattern_size` to `max_pattern_size` tokens
+    `min_count` times."""
 
     max_pattern_size: int
     min_pattern_size: int = 0
@@ -33,7 +34,7 @@ class RepetitionDetectionParams:
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """How `LLM.beam_search` looks for likely continuations; vLLM's names and defaults."""
+    """The parameters of `LLM.beam_search`, with vLLM's names and defaults."""
 
     beam_width: int
     max_tokens: int
@@ -49,7 +50,7 @@ class BeamSearchParams:
         _number("length_penalty", self.length_penalty, 0, math.inf)
 
     def sampling(self) -> SamplingParams:
-        """Return what else a router is told of a search, beside the length penalty."""
+        """Return the parameters of a search that a router gets in addition to the length penalty."""
         return SamplingParams(
             n=self.beam_width,
             temperature=0,
@@ -96,7 +97,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """The contract's name of what is asked for."""
+        """Return the contract's name of the kind of structure."""
         (name,) = (name for name in _STRUCTURES if getattr(self, name) not in (None, False))
         return "json_schema" if name == "json" else name
 
@@ -195,18 +196,18 @@ class SamplingParams:
 
     @property
     def told_at_once(self) -> bool:
-        """Whether nothing is known of an answer before all are there."""
+        """Whether an answer arrives as a whole, and not as a stream."""
         return self.best_of is not None and self.best_of > self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whatever form it was given in."""
+        """Return `stop` as a tuple, in whatever form it was given."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A copy, with changes if any; they are checked like the first time."""
+        """Return a copy with these changes, which are checked as in a new object."""
         return replace(self, **changes)
 
 
@@ -224,7 +225,7 @@ def _bad(name: str, value: object, wanted: str) -> InvalidArgument:
 
 
 def _check_number(parameter: Parameter, value: object) -> None:
-    """Raise InvalidArgument for a value of another type, or outside the parameter's bounds."""
+    """Raise InvalidArgument for a value of a wrong type, or outside the parameter's bounds."""
     name, low, high = parameter.name, parameter.low, parameter.high if parameter.client_checks_high else math.inf
     if parameter.kind == "int":
         _integer(name, value, int(low), int(high))

@@ -1,6 +1,8 @@
-"""vLLM's engine options that Quire does not have under the same name: accepted, translated, or refused with a reason.
+"""The engine options of vLLM that Quire does not have under the same name. Each is accepted, translated, or refused
+with a reason.
 
-`quire.engine_options` has those that a service takes as they are. docs/vllm-options.md is written from both tables.
+`quire.engine_options` has the options that a service takes under the same name. docs/vllm-options.md is made from both
+tables.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from quire.errors import InvalidArgument, Unsupported
 
 @dataclass(frozen=True)
 class VllmOption:
-    """`neutral` are the values that ask for what Quire does anyway. `translate` makes Quire's options of a value;
-    without one, any other value is refused with `reason`, and `nearest` is what to do instead."""
+    """One option. `neutral` are the values that ask for Quire's normal behaviour. `translate` converts a value to
+    Quire's options. Without it, any other value is refused with `reason`, and `nearest` is the advice."""
 
     name: str
     reason: str
@@ -39,7 +41,7 @@ class VllmOption:
 
 
 def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
-    """Return Quire's options for the value of an option of vLLM; none where the value asks for what Quire does anyway.
+    """Return Quire's options for the value of an option of vLLM; none if the value asks for Quire's normal behaviour.
     Raises InvalidArgument, or Unsupported with the reason."""
     if option.switch and _plain(value) not in ("true", "false"):
         raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
@@ -55,7 +57,7 @@ def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any
 
 
 def _plain(value: Any) -> str:
-    """Return a value of Python, of YAML or of a command line in one spelling."""
+    """Return a value of Python, of YAML or of a command line in one common spelling."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, separators=(",", ":"), default=str)
     text = str(value).strip().lower()
@@ -63,8 +65,8 @@ def _plain(value: Any) -> str:
 
 
 def _swap_space(value: Any) -> Mapping[str, Any]:
-    """Translate swap-space to the kvstore's memory; 0 is nothing. Raises InvalidArgument for what is no number of
-    GiB."""
+    """Translate swap-space to the kvstore's memory; 0 becomes nothing. Raises InvalidArgument for a value that is not a
+    number of GiB."""
     try:
         size = float(value)
     except (TypeError, ValueError):
@@ -97,8 +99,8 @@ _NO_GRAPHS = ("none", "0")
 
 
 def _compilation(value: Any) -> Mapping[str, Any]:
-    """Translate compilation-config: --enforce-eager where it asks for no CUDA graphs, or for level 0. Fields that
-    change no answer are ignored. Raises Unsupported for others, InvalidArgument for what is no config."""
+    """Translate compilation-config to --enforce-eager if it asks for no CUDA graphs, or for level 0. Fields that change
+    no answer are ignored. Raises Unsupported for other fields, and InvalidArgument for a value that is not a config."""
     fields = value
     if isinstance(value, str):
         try:
@@ -140,7 +142,7 @@ def _neutral(name: str, values: str, reason: str, nearest: str = "", *aliases: s
 
 
 def _switch(name: str, only: str, reason: str, nearest: str = "") -> VllmOption:
-    """A switch whose value `only` is what Quire does anyway."""
+    """Make a switch whose value `only` is Quire's normal behaviour."""
     return VllmOption(name, reason, nearest, (only,), switch=True)
 
 

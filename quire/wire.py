@@ -1,6 +1,7 @@
-"""Between Python's side and the contract quire.v1.Inference: requests built, responses and failures decoded.
+"""Converts between Python objects and the contract quire.v1.Inference: builds requests, and decodes responses and
+errors.
 
-The only module of the client that knows protobuf. Opens no channel.
+This is the only module of the client that knows protobuf. It opens no channel.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def build_request(
     return_timings: bool = False,
     beams: BeamSearchParams | None = None,
 ) -> inference_pb2.GenerateRequest:
-    """Build the contract's form of a request. Raises InvalidArgument for a prompt that is none. `beams`: a search, of
-    which `params` are the rest."""
+    """Build the protobuf request. Raises InvalidArgument for an invalid prompt. `beams`: the request is a beam search,
+    and `params` are its other parameters."""
     asked = normalise(prompt)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
@@ -112,7 +113,7 @@ def build_request(
 
 
 def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> Delta:
-    """Decode one step. Raises the typed error that a response may carry instead."""
+    """Decode one step. Raises the typed error if the response carries one."""
     if response.HasField("error"):
         raise _from_message(response.error, response.request_id or request_id)
     stopped_by = response.WhichOneof("stopped_by")
@@ -149,8 +150,8 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
-    """Return the typed form of a failed call: google.rpc.Status if the service sent one, else what the status code
-    says."""
+    """Return the typed error of a failed call: from google.rpc.Status if the service sent one, else from the status
+    code."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -185,7 +186,7 @@ def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireErro
 
 
 def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.QuireError:
-    """Decode an error that came inside a response."""
+    """Decode an error that a response carries."""
     cls = _BY_STATUS.get(message.grpc_code, errors.Internal)
     return cls(
         message.code,
@@ -215,7 +216,7 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def _constraint(asked: StructuredOutputsParams) -> common_pb2.Constraint:
-    """Encode what the answer must match."""
+    """Encode the constraint of an answer."""
     return common_pb2.Constraint(
         kind=asked.kind,
         text=asked.text,
@@ -227,7 +228,7 @@ def _constraint(asked: StructuredOutputsParams) -> common_pb2.Constraint:
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:
-    """Return the numbers by name. What routers need not be told is left out, and a negative top_k means none."""
+    """Return the numbers by name. Values that routers need not get are left out; a negative top_k means none."""
     asked = ((each, getattr(params, each.name)) for each in NUMBERS)
     told = ((each, value) for each, value in asked if each.always_sent or value != each.default)
     return {each.name: max(value, 0) if each.kind == "int" else value for each, value in told}
@@ -248,7 +249,7 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
 
 
 def _json(value: object, param: str) -> str:
-    """Encode a value as JSON. Raises InvalidArgument, naming `param`, for what is none."""
+    """Encode a value as JSON. Raises InvalidArgument, naming `param`, for a value that cannot be encoded."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -265,5 +266,6 @@ def _logprobs(entry: inference_pb2.TokenLogprob) -> TokenLogprobs:
 
 
 def _text(token: bytes) -> str:
-    """A token may be part of a character; what is none shows as the replacement character."""
+    """Decode the bytes of a token. A token may be a part of a character; an invalid byte becomes the replacement
+    character."""
     return token.decode("utf-8", "replace")

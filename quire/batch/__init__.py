@@ -1,1 +1,1 @@
-"""OpenAI's batch files: requests in, answers out, by custom_id."""
+"""OpenAI's batch files: a file of requests, and a file of answers with the same custom_ids."""

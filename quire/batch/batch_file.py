@@ -1,8 +1,9 @@
-"""The two files of a batch. The output is the state: a request with a good answer there is never asked again.
+"""BatchFile: the two files of a batch, requests and answers. The file of answers is the state of the batch: a request
+with a good answer in it is not sent again.
 
-Answers are appended one line at a time, so that a run which is cut short loses what was in flight and nothing else;
-a line that was cut in its middle is dropped. Lines end at line feeds alone: JSON's texts may have other separators in
-them as they are. Knows nothing of servers.
+Answers are appended one line at a time. A run that is interrupted only loses the requests that were in flight; an
+incomplete last line is dropped. Lines end only at line feeds, because texts in JSON may contain other line separators.
+This module knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENDPOINTS = (
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line."""
+    """One line of the file of requests."""
 
     custom_id: str
     url: str
@@ -36,7 +37,7 @@ class BatchRequest:
 
 
 class BatchFile:
-    """Thread-safe in `append`."""
+    """The files of one batch. `append` is thread-safe."""
 
     def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
         self.requests = _read_requests(Path(input_file))
@@ -52,7 +53,7 @@ class BatchFile:
         self._rewrite()
 
     def todo(self) -> list[BatchRequest]:
-        """Requests without a good answer, in the order of the file."""
+        """Return the requests without a good answer, in the order of the file."""
         return [request for request in self.requests if request.custom_id not in self._answers]
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
@@ -64,7 +65,7 @@ class BatchFile:
                 file.write(line + "\n")
 
     def finish(self) -> None:
-        """Bring the answers into the order of the requests."""
+        """Sort the answers in the order of the requests."""
         self._rewrite()
 
     def _rewrite(self) -> None:
@@ -75,8 +76,8 @@ class BatchFile:
 
 
 def _read_requests(path: Path) -> list[BatchRequest]:
-    """Read and check the requests. Raises NotFound where the file cannot be read, InvalidArgument for a line that is no
-    request or repeats a custom_id."""
+    """Read and check the requests. Raises NotFound if the file cannot be read, and InvalidArgument for a line that is
+    not a request or repeats a custom_id."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,8 +102,8 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 
 
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
-    """Return the lines of good answers to known requests, by custom_id. What failed is left out, so that it is asked
-    again."""
+    """Return the lines of good answers to known requests, by custom_id. Failed requests are left out, so that they are
+    sent again."""
     answers = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

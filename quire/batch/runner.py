@@ -1,7 +1,7 @@
-"""Sends a batch's requests from some threads, each with a connection of its own, and keeps the answers.
+"""Sends the requests of a batch from several threads, each with its own connection, and stores the answers.
 
-What a server asks to have again later (429, 503, 529 where it speaks as Anthropic does, a connection that broke) is
-sent again after the time that it names.
+If a server asks to retry later (429, 503, or 529 in Anthropic's API), or if the connection breaks, the request is sent
+again after the time that the server names.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _AGAIN = frozenset({429, 503, 529})
 def run_batch(
     files: BatchFile, todo: Sequence[BatchRequest], base_url: str, api_key: str | None, concurrency: int, retries: int
 ) -> int:
-    """Send every request of `todo` by some threads, and append the answers to the file. Returns how many failed for
-    good. An interruption keeps what has been answered."""
+    """Send every request of `todo` from several threads, and append the answers to the file. Returns the number of
+    requests that failed finally. If the run is interrupted, the answers so far are kept."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
     def one(request: BatchRequest) -> bool:
-        """What failed is said in the file too, as OpenAI does; the next run asks it again."""
+        """Send one request. A failure is written to the file too, as OpenAI does; the next run sends this request
+        again."""
         answer = sender.send(request)
         files.append(request.custom_id, answer)
         return bool(answer["response"]["status_code"] == 200)
@@ -52,7 +53,7 @@ def run_batch(
 
 
 class _Sender:
-    """One connection per thread."""
+    """Sends requests over one connection. Each thread has its own sender."""
 
     def __init__(self, base_url: str, api_key: str | None, retries: int) -> None:
         parts = urlsplit(base_url)
@@ -65,7 +66,7 @@ class _Sender:
         self._here = local()
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
-        """Send the request, again where that may help, and return its line of the output."""
+        """Send the request, several times if that may help, and return its line of the output."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
@@ -83,8 +84,7 @@ class _Sender:
         }
 
     def _try(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
-        """Send the request once. Returns the status (0: no answer), the body, and the seconds after which to come
-        back."""
+        """Send the request once. Returns the status (0: no answer), the body, and the seconds after which to retry."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection

@@ -1,1 +1,2 @@
-"""Load and its measurement, by vLLM's names: what `quire bench` runs. Needs no library; takes uvloop where it is."""
+"""The load generator and the measurements of `quire bench`, with vLLM's names. It needs no library, and uses uvloop if
+that is installed."""

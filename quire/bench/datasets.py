@@ -1,7 +1,8 @@
-"""What is asked: random prompts, a trace of a real service, or a file. Arrivals come along where the set has them.
+"""Data sets of requests: random prompts, a trace of a real service, or a file. The trace and files may also have
+arrival times.
 
-Prompts of random and trace are token ids, so that their length is exact and no tokenizer is needed; for a chat they are
-words, and their length is only about right (what was counted is in the report).
+Prompts of random data and of the trace are token ids, so that their length is exact and no tokenizer is needed. For a
+chat they are words, and their length is only approximate; the report has the counted tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WORDS = ("time", "person", "year", "way", "day", "thing", "man", "world", "life
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """`arrival_s` after the start, where the data set says so."""
+    """One request. `arrival_s` is seconds after the start, if the data set has arrival times."""
 
     prompt: str | Sequence[int]
     output_len: int
@@ -31,7 +32,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class RandomLengths:
-    """Lengths are drawn evenly from `mean * (1 - ratio)` to `mean * (1 + ratio)`, as in vLLM."""
+    """Random lengths, uniform from `mean * (1 - ratio)` to `mean * (1 + ratio)`, as in vLLM."""
 
     input_len: int = 1024
     output_len: int = 128
@@ -42,8 +43,8 @@ class RandomLengths:
 def random_requests(
     count: int, lengths: RandomLengths, vocabulary: int, seed: int, *, words: bool = False
 ) -> list[BenchRequest]:
-    """Make requests of random token ids, or words, the same for the same seed. The first `prefix_len` tokens are common
-    to all prompts."""
+    """Make requests of random token ids, or words, the same for the same seed. The first `prefix_len` tokens are the
+    same in all prompts."""
     numbers = random.Random(seed)
     prefix = _tokens(numbers, lengths.prefix_len, vocabulary)
     requests = []
@@ -67,9 +68,9 @@ def trace_requests(
     most_input: int = 0,
     most_output: int = 0,
 ) -> list[BenchRequest]:
-    """Read requests from Mooncake's lines (timestamp in ms, input_length, output_length, hash_ids): equal hash ids give
-    equal tokens. `speed` 2 replays twice as fast; `most_input` and `most_output` cut lengths for models with a shorter
-    context."""
+    """Read requests from lines of the Mooncake trace (timestamp in ms, input_length, output_length, hash_ids). Equal
+    hash ids give equal tokens. `speed` 2 replays twice as fast; `most_input` and `most_output` limit lengths, for
+    models with a shorter context."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):
@@ -89,8 +90,8 @@ def trace_requests(
 
 
 def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
-    """Read requests from JSON lines with `prompt` and, where they have it, `output_tokens`; repeated until there are
-    `count`."""
+    """Read requests from JSON lines with `prompt` and optionally `output_tokens`. The lines are repeated until there
+    are `count` requests."""
     found = []
     for number, line in _lines(path):
         prompt = line.get("prompt")
@@ -103,8 +104,8 @@ def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest
 
 
 def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the object of each JSON line. Raises NotFound where the file cannot be read, InvalidArgument
-    for other lines."""
+    """Yield the number and the object of each JSON line. Raises NotFound if the file cannot be read, and
+    InvalidArgument for a line that is not an object."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

@@ -1,8 +1,10 @@
-"""Decoding by itself: time per token while as many requests decode as ever do, and nobody waits for a first token.
+"""Measures decoding alone: the time per token while the greatest number of requests decode and none waits for its first
+token.
 
-TPOT is about what a user sees: it also counts steps in which others' prompts are computed, and those of a load's end,
-when few are left. What an engine does per step is seen only in between. An event may carry several tokens, and so it
-takes a server that says how many (`return_token_ids`), or one that sends an event a token; others are not guessed.
+TPOT is close to what a user sees: it also counts steps that compute prompts of other requests, and the end of a load,
+when few requests are left. The time of an engine's step can only be seen between those. An event may carry several
+tokens. So the measurement needs a server that reports their number (`return_token_ids`), or one that sends an event per
+token. For other servers there is no result.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow:
-    """`concurrency` requests decode in it, for `seconds` in all; `per_token_s`: of each request whose tokens per event
-    are known, over all of its time in the window."""
+    """The window. `concurrency` requests decode in it, for `seconds` in all. `per_token_s` has the seconds per token of
+    each request whose tokens per event are known, over all of its time in the window."""
 
     concurrency: int
     seconds: float
@@ -30,15 +32,15 @@ class DecodeWindow:
 
 
 def decode_window(done: Sequence[Outcome]) -> DecodeWindow:
-    """Find the window in which most requests decode; `done` are requests that have an answer."""
+    """Find the window in which the most requests decode; `done` are the requests that have an answer."""
     concurrency, spans = _fullest(done)
     found = (_per_token_s(outcome, spans) for outcome in done)
     return DecodeWindow(concurrency, sum(end - begin for begin, end in spans), [each for each in found if each])
 
 
 def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
-    """Return how many requests decode at once at most while none waits for its first token, and the spans of time in
-    which so many do, in order."""
+    """Return the greatest number of requests that decode at once while none waits for its first token, and the spans of
+    time in which this number decodes, in order."""
     waiting: defaultdict[float, int] = defaultdict(int)
     decoding: defaultdict[float, int] = defaultdict(int)
     for outcome in done:
@@ -58,8 +60,8 @@ def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
 
 
 def _per_token_s(outcome: Outcome, spans: Sequence[tuple[float, float]]) -> float:
-    """Return the request's seconds per token in the spans, from its first to its last event of each. 0.0 where tokens
-    per event are not known, or no span has two of its events."""
+    """Return the request's seconds per token in the spans, from its first to its last event of each span. 0.0 if its
+    tokens per event are not known, or if no span has two of its events."""
     counts = outcome.event_tokens
     if counts is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""Sends a list of requests on time, over kept-alive connections, and says what became of each.
+"""Sends a list of requests on time over kept-alive connections, and records the outcome of each.
 
-One process's part; `load_processes` runs several of them. Arrivals are an open loop: a slow server does not slow them
-down, unless `max_concurrency` says so.
+This is the part of one process; `load_processes` runs several processes. Arrivals form an open loop: a slow server does
+not delay them, unless `max_concurrency` limits them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.bench.target import Target
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """`at_s` after the start of all."""
+    """A request and its time, `at_s` seconds after the common start."""
 
     index: int
     at_s: float
@@ -39,9 +39,9 @@ class PlannedRequest:
 
 
 def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Return when each request is sent, in seconds after the start: gamma-distributed gaps (burstiness 1: Poisson),
-    `rate` inf: all at once. As in vLLM the last one arrives when the rate says so, so that the rate is kept, and not
-    just expected."""
+    """Return the time of each request, in seconds after the start. The gaps have a gamma distribution (burstiness 1:
+    Poisson); with `rate` inf, all requests start at once. As in vLLM, the gaps are scaled so that the last request
+    arrives when the rate says. So the actual rate is exact."""
     if rate == float("inf"):
         return [0.0] * count
     numbers, at, times = random.Random(seed), 0.0, []
@@ -52,7 +52,7 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[floa
 
 
 class Load:
-    """One event loop's requests."""
+    """Sends the requests of one event loop."""
 
     def __init__(self, target: Target, max_concurrency: int = 0) -> None:
         self._target = target
@@ -60,8 +60,8 @@ class Load:
         self._idle: list[StreamConnection] = []
 
     async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
-        """Send each request at its time, and return the outcomes. `begin_s` is the moment of `perf_counter` at which
-        times of the plan begin. Garbage collection is off meanwhile."""
+        """Send each request at its time, and return the outcomes. `begin_s` is the start of the plan, by
+        `perf_counter`. Garbage collection is off meanwhile."""
         tasks: list[asyncio.Task[Outcome]] = []
         gc.collect()
         gc.disable()
@@ -80,7 +80,7 @@ class Load:
                 connection.close()
 
     async def _one(self, request: PlannedRequest) -> Outcome:
-        """Send one request, over an idle connection or a new one, and return its outcome. A failed connection is an
+        """Send one request over an idle connection or a new one, and return its outcome. A failed connection is an
         outcome too."""
         outcome = Outcome(index=request.index, sent_s=perf_counter())
         try:

@@ -29,8 +29,8 @@ _HEAD_START_S = 0.2
 def run_load(
     target: Target, plan: Sequence[PlannedRequest], *, max_concurrency: int = 0, processes: int = 1
 ) -> tuple[float, list[Outcome]]:
-    """Send the plan's requests from this process or from several. Returns the moment at which that began, and all
-    outcomes in the order of the plan. Raises Internal where a process fails."""
+    """Send the plan's requests from this process or from several. Returns the time at which that began, and all
+    outcomes in the order of the plan. Raises Internal if a process fails."""
     if processes <= 1:
         begin_s = perf_counter()
         return begin_s, sorted(_run_here(target, plan, max_concurrency, begin_s), key=lambda outcome: outcome.index)
@@ -75,8 +75,8 @@ def _run_here(target: Target, plan: Sequence[PlannedRequest], max_concurrency: i
 def _drive(
     children: Sequence[subprocess.Popen[str]], target: Target, plan: Sequence[PlannedRequest], max_concurrency: int
 ) -> tuple[float, list[Outcome]]:
-    """Share the plan out among the children, have them begin at one moment, and collect their outcomes. Raises Internal
-    where a child ends early or loses requests."""
+    """Divide the plan among the children, make them begin at the same time, and collect their outcomes. Raises Internal
+    if a child ends early or loses requests."""
     count = len(children)
     for number, child in enumerate(children):
         stdin = _pipe(child.stdin)
@@ -110,7 +110,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def claim_stdout() -> int:
-    """Return standard output as a new descriptor, which blocks; what is printed from now on goes to stderr."""
+    """Return standard output as a new, blocking descriptor. From now on, printed text goes to stderr."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)
@@ -119,15 +119,15 @@ def claim_stdout() -> int:
 
 
 def say(descriptor: int, line: str) -> None:
-    """Write all of it, past every buffer."""
+    """Write all of it to the descriptor, without buffering."""
     data = memoryview(f"{line}\n".encode())
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _child() -> int:
-    """Read the target and the plan from stdin, say `ready`, begin at the moment that comes next, and write the
-    outcomes. The body of a child process."""
+    """The main function of a child process. It reads the target and the plan from stdin, writes `ready`, begins at the
+    time that comes next, and writes the outcomes."""
     own = claim_stdout()
     target = Target.from_json(sys.stdin.readline())
     max_concurrency = json.loads(sys.stdin.readline())["max_concurrency"]

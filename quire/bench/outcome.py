@@ -1,4 +1,4 @@
-"""What became of one request: moments on the monotonic clock, which all processes of a machine share."""
+"""Outcome: the result of one request, with times on the monotonic clock, which all processes of a machine share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Outcome:
-    """Times in seconds. `ended_s` is when the answer, or the refusal, was complete. `frames` counts the events that
-    carried a choice; a server may join several tokens in one."""
+    """Times are in seconds. `ended_s` is the time at which the answer, or the refusal, was complete. `frames` counts
+    the events that carried a choice; a server may put several tokens into one event."""
 
     index: int = 0
     sent_s: float = 0.0
@@ -26,11 +26,11 @@ class Outcome:
     ended_s: float = 0.0
 
     def fail(self, error: str) -> None:
-        """Record that the request has no whole answer."""
+        """Record that the request has no complete answer."""
         self.error = error
 
     def add_event(self, now_s: float) -> None:
-        """Record that an event with a choice has come at this moment."""
+        """Record that an event with a choice has arrived at this time."""
         if self.frames:
             self.gaps_s.append(now_s - self.last_s)
         else:
@@ -39,7 +39,7 @@ class Outcome:
         self.last_s = now_s
 
     def set_ended(self, now_s: float) -> None:
-        """Record the moment at which the answer, or the refusal, was complete."""
+        """Record the time at which the answer, or the refusal, was complete."""
         self.ended_s = now_s
 
     def set_usage(self, prompt_tokens: int, output_tokens: int) -> None:
@@ -47,8 +47,8 @@ class Outcome:
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:
-        """Record that the answer is complete. Where the server has told no usage, tokens are counted by events; none is
-        a failure."""
+        """Record that the answer is complete. If the server has sent no usage, each event counts as a token. An answer
+        without any token is a failure."""
         if not self.frames and not self.error:
             self.error = "the answer has no token"
         elif not self.output_tokens:
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it has an answer."""
+        """Whether the request has an answer."""
         return not self.error
 
     @property
@@ -71,11 +71,12 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float:
-        """Time per output token after the first; 0 where there is no second."""
+        """Time per output token after the first; 0 if there is no second token."""
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
     def event_tokens(self) -> list[int] | None:
-        """Tokens of each event: as told, or one each where there are as many events; None: not known."""
+        """Return the tokens of each event: as the server reported them, or one each if there are as many events as
+        tokens; None: not known."""
         counts = self.told_tokens or [1] * self.frames
         return counts if len(counts) == self.frames and sum(counts) == self.output_tokens else None

@@ -1,4 +1,4 @@
-"""A page of small charts as SVG: what a serving benchmark's latencies and throughput looked like. Needs no library."""
+"""Draws a page of small charts as SVG: the latencies and the throughput of a serving benchmark. It needs no library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> s
 
 
 def _distribution(values: Sequence[float]) -> Points:
-    """The share of values that are at most x."""
+    """Return points of the cumulative distribution: for each x, the share of values that are at most x."""
     ordered = sorted(values)
     step = max(1, len(ordered) // _POINTS)
     return [(ordered[i], (i + 1) / len(ordered)) for i in [*range(0, len(ordered), step), len(ordered) - 1] if ordered]
@@ -64,7 +64,7 @@ def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
 
 
 def _chart(title: str, x_name: str, y_name: str, points: Points) -> str:
-    """Draw one line chart. Returns SVG for a place of `_WIDTH` by `_HEIGHT`."""
+    """Draw one line chart. Returns SVG of the size `_WIDTH` by `_HEIGHT`."""
     most_x, most_y = (max((point[axis] for point in points), default=0.0) or 1.0 for axis in (0, 1))
     plot_width, plot_height = _WIDTH - _LEFT - 20, _HEIGHT - _BOTTOM - _TOP
 

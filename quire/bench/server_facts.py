@@ -1,4 +1,5 @@
-"""What a server says of itself before it is measured: its model, its vocabulary, and whether it answers."""
+"""The facts that a benchmark asks a server for before it measures: the model, the size of the vocabulary, and whether
+it answers."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """`vocabulary` is 0 where nobody says."""
+    """`vocabulary` is 0 if its size is not known."""
 
     model: str
     vocabulary: int
 
 
 def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
-    """Return the first model that the server lists, and its vocabulary's size. Asks again for `timeout_s` while the
-    server is not there. Raises Unavailable."""
+    """Return the first model that the server lists, and the size of its vocabulary. While the server does not answer,
+    ask again for `timeout_s`. Raises Unavailable."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -65,8 +66,8 @@ def vocabulary_of(folder: str) -> int:
 
 
 def wait_ready(target: Target, request: BenchRequest, timeout_s: float) -> None:
-    """Send one request, as those of the measurement will be, until it is answered; again only while the server is not
-    there, for `timeout_s`. Raises Unavailable."""
+    """Send one request like those of the measurement until it is answered. It is repeated only while the server does
+    not answer, for `timeout_s`. Raises Unavailable."""
     deadline = time.monotonic() + timeout_s
     body = target.request(request.prompt, request.output_len, "bench-ready")
     while True:

@@ -1,4 +1,4 @@
-"""The report of a serving benchmark: vLLM's names and units, so that results of both can be laid side by side."""
+"""The report of a serving benchmark, with vLLM's names and units, so that results of both can be compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDTH = 50
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """`goodput` are bounds in milliseconds by metric: a request is good that keeps them all."""
+    """`goodput` has limits in milliseconds by metric. A request is good if it keeps all limits."""
 
     metrics: Sequence[str] = ("ttft", "tpot", "itl")
     percents: Sequence[float] = (99.0,)
@@ -36,8 +36,8 @@ class ReportOptions:
 
 
 def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
-    """Compute the report by vLLM's names: throughputs over the time from the first request to the last token, latencies
-    in milliseconds, and the most frequent failures."""
+    """Compute the report with vLLM's names: throughputs over the time from the first request to the last token,
+    latencies in milliseconds, and the most frequent failures."""
     done = [outcome for outcome in outcomes if outcome.ok]
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
@@ -127,7 +127,7 @@ def _good(outcome: Outcome, bounds: Mapping[str, float]) -> bool:
 
 
 def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
-    """Return the output tokens of the fullest second."""
+    """Return the greatest number of output tokens in one second."""
     seconds: Counter[int] = Counter()
     for outcome in done:
         # Events are stamped; where one carried several tokens, they are counted evenly over the events.
@@ -141,7 +141,7 @@ def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
 
 
 def _peak_concurrency(done: Sequence[Outcome]) -> int:
-    """Return how many requests were under way at once at most."""
+    """Return the greatest number of requests that were under way at once."""
     running: list[float] = []
     peak = 0
     for outcome in sorted(done, key=lambda o: o.sent_s):

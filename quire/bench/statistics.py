@@ -1,4 +1,4 @@
-"""Means and percentiles of a list, as numpy would give them, without numpy."""
+"""Means and percentiles of a list, with the results of numpy, but without numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the percentile of sorted values, by linear interpolation; 0 of none."""
+    """Return the percentile of sorted values, by linear interpolation; 0 if there are none."""
     if not ordered:
         return 0.0
     place = (len(ordered) - 1) * percent / 100
@@ -17,7 +17,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summary(values: Sequence[float], percents: Sequence[float]) -> dict[str, float]:
-    """Return mean, median, std, and p<percent> for each percentile; all 0 of no values."""
+    """Return mean, median, std, and p<percent> for each percentile; all are 0 if there are no values."""
     ordered = sorted(values)
     mean = math.fsum(ordered) / len(ordered) if ordered else 0.0
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)) if ordered else 0.0

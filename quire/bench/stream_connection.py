@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection that streams: heads, chunks and server-sent events are taken apart by hand.
+"""StreamConnection: one HTTP/1.1 connection for streams, with its own parser of heads, chunks and server-sent events.
 
-A load generator must cost less than what it measures. So the connection finds the events of a stream by their bytes,
-and notes when each arrived. It reads only the event with the usage as JSON. A connection has one request at a time, and
-stays open for the next one.
+A load generator must cost less than the server that it measures. So the connection finds the events of a stream by
+their bytes, and notes when each arrived. It parses only the event with the usage as JSON. A connection has one request
+at a time, and stays open for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKEN_IDS = re.compile(rb'"token_ids": ?\[([^\]]*)\]')
 
 
 class StreamConnection(asyncio.Protocol):
-    """`send` a request, await its future; `reusable` says whether another may follow."""
+    """`send` sends a request and returns its future. `reusable` says whether another request may follow."""
 
     def __init__(self, *, keep_events: bool) -> None:
         self.reusable = False
@@ -37,8 +37,8 @@ class StreamConnection(asyncio.Protocol):
         self._body = b""
 
     def send(self, request: bytes, outcome: Outcome) -> asyncio.Future[None]:
-        """Send a request. The future is done when the answer is complete or can no longer be, and `outcome` is filled
-        by then. Raises RuntimeError while another request is under way."""
+        """Send a request. The future is done when the answer is complete or has failed; by then, `outcome` is filled.
+        Raises RuntimeError while another request is under way."""
         if self._transport is None or (self._done is not None and not self._done.done()):
             raise RuntimeError("the connection is not free")
         self.reusable = False
@@ -48,16 +48,16 @@ class StreamConnection(asyncio.Protocol):
         return self._done
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready for a request."""
+        """Note that the connection is ready for a request."""
         self._transport = transport  # type: ignore[assignment]  # what create_connection makes is a Transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Complete an answer that ends with the connection; fail any other that is not complete."""
+        """Complete an answer that ends with the connection; fail any other incomplete answer."""
         self.reusable = False
         if self._done is not None and not self._done.done():
             if self._left == -2 and not self._in_head:
@@ -68,8 +68,8 @@ class StreamConnection(asyncio.Protocol):
             self._done.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Take the data apart; all that arrives at one moment has one time. What is no HTTP fails the request and
-        closes the connection."""
+        """Parse the data. All events that arrive together get the same time. Data that is not HTTP fails the request
+        and closes the connection."""
         now_s = perf_counter()
         try:
             if self._in_head:
@@ -85,7 +85,7 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def _head(self, data: bytes) -> bytes:
-        """Read the answer's head, once all of it has come. Returns the bytes after it."""
+        """Read the answer's head, once it is complete. Returns the bytes after it."""
         data = self._rest + data
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -103,7 +103,7 @@ class StreamConnection(asyncio.Protocol):
         return data[end + 4 :]
 
     def _chunks(self, data: bytes, now_s: float) -> None:
-        """Take whole chunks out of the data; what is left waits for more. The last chunk ends the answer."""
+        """Take complete chunks from the data; the rest waits for more. The last chunk ends the answer."""
         if self._rest:
             data = self._rest + data
         position, length = 0, len(data)
@@ -123,7 +123,7 @@ class StreamConnection(asyncio.Protocol):
         self._rest = data[position:]
 
     def _plain(self, data: bytes, now_s: float) -> None:
-        """Take a body that comes without chunks; it ends at its length, if that was said."""
+        """Take a body without chunks. It ends at its length, if the head has one."""
         if data:
             self._payload(data, now_s)
         if self._left >= 0:
@@ -132,7 +132,7 @@ class StreamConnection(asyncio.Protocol):
                 self._end()
 
     def _payload(self, payload: bytes, now_s: float) -> None:
-        """Take server-sent events out of the body, and record each: a choice, usage or an error. The body of an answer
+        """Take server-sent events from the body, and record each: a choice, usage or an error. The body of an answer
         other than 200 is kept for its error."""
         if self._status != 200:
             self._body = (self._body + payload)[:_MAX_ERROR_BYTES]

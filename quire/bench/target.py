@@ -1,4 +1,5 @@
-"""Where load goes, and how a request is written for it: OpenAI's completions or chat, streaming, with usage."""
+"""Target: the server that receives the load, and the requests for it: streams of OpenAI's completions or chat, with
+usage."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ALIASES = {"vllm": "openai", "quire": "openai"}
 
 @dataclass(frozen=True)
 class Target:
-    """`body` are fields of every request; `headers` are sent with each."""
+    """`body` are fields of every request; `headers` are sent with each request."""
 
     base_url: str
     endpoint: str
@@ -42,7 +43,7 @@ class Target:
 
     @property
     def place(self) -> tuple[str, int, bool]:
-        """Host, port, and whether TLS is spoken. Raises InvalidArgument for a base URL that is none."""
+        """Return the host, the port, and whether TLS is used. Raises InvalidArgument for a malformed base URL."""
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidArgument("BAD_URL", f"{self.base_url!r} is not a URL.", "Write http://127.0.0.1:8000.")
@@ -64,7 +65,7 @@ class Target:
         return connection
 
     def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
-        """Build one HTTP request, head and body, ready for the wire."""
+        """Build one HTTP request as bytes, head and body."""
         fields: dict[str, Any] = {
             "model": self.model,
             "stream": True,

@@ -84,7 +84,8 @@ def plan(gpu: Gpu, model: ModelSizes, load: Load) -> Plan:
 
 
 def _most_requests_per_s(speed: SpeedModel, load: Load, batch: int) -> float:
-    """The highest rate of one replica within the limits, with at most `batch` sequences at a time; 0: no rate is."""
+    """Return the highest rate of one replica within the limits, with at most `batch` sequences at a time; 0: no rate
+    keeps the limits."""
     capacity = speed.requests_per_s(load.prompt_tokens, load.output_tokens, batch)
     for step in range(round(_BUSIEST / _STEP)):
         busy = _BUSIEST - step * _STEP

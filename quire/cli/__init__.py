@@ -1,1 +1,1 @@
-"""The command line: `quire COMMAND`. One file per command; `registry` lists them."""
+"""The command line `quire COMMAND`. Each command has a file, and `registry` lists them."""

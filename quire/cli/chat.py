@@ -20,7 +20,7 @@ Message = dict[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: how to sample, and what to say first."""
+    """Add the arguments: the sampling parameters, and the first prompt."""
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="what the model is told before all")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone, print the answer and leave")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the rest of the context)")
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line until the input ends or says /exit; with --quick, answer one prompt. A failed answer is said,
-    and the conversation goes on without it."""
+    """Answer each line until the input ends or is /exit. With --quick, answer one prompt. If an answer fails, print the
+    error and continue the conversation without it."""
     from quire.errors import QuireError
     from quire.sampling_params import SamplingParams
 
@@ -72,8 +72,8 @@ def _read() -> str | None:
 
 
 def _answer(client: Client, messages: list[Message], params: SamplingParams) -> str:
-    """Print the answer as it comes, then how fast it came, and return it. Ctrl-C ends it early, and what there is
-    counts as said."""
+    """Print the answer as it comes, then its speed, and return it. Ctrl-C ends it early, and the text so far counts as
+    the answer."""
     from quire.prompts import ChatPrompt
 
     parts, tokens, began = list[str](), 0, time.perf_counter()

@@ -12,7 +12,7 @@ HELP = "continue a prompt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the prompt, and how to sample."""
+    """Add the arguments: the prompt, and the sampling parameters."""
     parser.add_argument("prompt", help="text; - reads it from standard input")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the continuation to standard output and, with --timings, where the time went to standard error."""
+    """Print the continuation to standard output and, with --timings, the time of each phase to standard error."""
     from quire.cli.output.timings import timing_table
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

@@ -1,6 +1,6 @@
-"""`quire config`: every option of every service as it would run here, and where its value came from.
+"""`quire config`: the value of every option of every service, as it would run here, and the origin of each value.
 
-Takes what `quire serve` takes. The services themselves are asked, so that what is shown is what would be.
+The command has the flags of `quire serve`. It asks the services themselves, so it shows the values that they would use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIMIT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: what to show, and the flags of `quire serve`."""
+    """Add the arguments: the output's format, and the flags of `quire serve`."""
     parser.add_argument("service", nargs="?", help="one service alone (default: all)")
     parser.add_argument("--model", help="folder of the model (default: as `quire serve`)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="(default: %(default)s)")

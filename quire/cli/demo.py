@@ -1,4 +1,5 @@
-"""`quire demo`: five processes start, questions are answered, a picture shows where the time went, everything stops."""
+"""`quire demo`: starts five processes, answers questions, shows a picture of where the time went, and stops
+everything."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a stack, answer prompts and show where the time went, then stop it. Leaves no process, no port and no
-    file."""
+    """Start a stack, answer prompts and show where the time went, then stop the stack. No process, port or file is
+    left."""
     from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.spec import StackSpec

@@ -1,5 +1,5 @@
-"""`quire demo-pd`: prefill and decode replicas start, each member in a network namespace of its own; long prompts are
-answered, tables show how their pages went, everything stops, and nothing is left."""
+"""`quire demo-pd`: starts prefill and decode replicas, with each member in its own network namespace. It answers long
+prompts, shows in tables how their pages moved, and stops everything; nothing is left."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start prefill and decode replicas, answer long prompts, show how their pages went, and stop. Exit code 1 if a
-    process, a namespace or an interface is left."""
+    """Start prefill and decode replicas, answer long prompts, show how their pages moved, and stop. Returns the exit
+    code: 1 if a process, a namespace or an interface is left."""
     from quire.cli.output.page_flow import flow_matrix, flow_table
     from quire.cli.output.page_watch import PageWatch
     from quire.cli.output.progress import ProgressLines
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _spec(args: argparse.Namespace) -> StackSpec:
-    """Describe the stack: prompts go to the prefill side, whether or not that is quicker."""
+    """Describe the stack. Prompts go to the prefill side even if that is slower."""
     from quire.local.spec import StackSpec
     from quire.models import find_model
 
@@ -103,8 +103,8 @@ def _spec(args: argparse.Namespace) -> StackSpec:
 
 
 def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
-    """Return the spec with a metrics address for each worker, where it says what pages it moved. With a network, each
-    member runs in its own namespace."""
+    """Return the spec with a metrics address for each worker, which reports there the pages that it moved. With a
+    network, each member runs in its own namespace."""
     from dataclasses import replace
 
     from quire.local.ports import free_ports
@@ -121,7 +121,7 @@ def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
 
 
 def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
-    """Print how long the start took, and where each member is."""
+    """Print how long the start took, and the address of each member."""
     print(f"\nUp after {stack.ready.seconds:.1f} s", end="")
     if network is None:
         print(", on ports of 127.0.0.1.\n", flush=True)
@@ -132,7 +132,7 @@ def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
 
 
 def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> PageFlow:
-    """Print the streamed answer to a long prompt, and return how its pages went."""
+    """Print the streamed answer to a long prompt, and return the flow of its pages."""
     from quire.outputs import HopTiming
     from quire.sampling_params import SamplingParams
 
@@ -153,7 +153,7 @@ def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> Page
 
 
 def _left(state: StackState | None, network: PrivateNetwork | None) -> str:
-    """Return a text that names what should be gone and is not; empty where all is gone."""
+    """Return a text that names everything that should be gone and is not; empty if all is gone."""
     from quire.local.pids import marked
 
     found = [f"process {process.pid}" for process in marked(state.stack_id)] if state is not None else []

@@ -1,6 +1,6 @@
-"""`quire doctor`: whether this machine has what Quire needs: ports, Redis, GPU and driver, disk, memory, clock.
+"""`quire doctor`: checks whether this machine has what Quire needs: ports, Redis, GPU and driver, disk, memory, clock.
 
-Each check says what it found and, where that is not well, what to do. Changes nothing.
+Each check reports what it found and, if there is a problem, how to solve it. The command changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: what to look at beside the machine."""
+    """Add the arguments: things to check in addition to the machine."""
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="of HTTP (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
     parser.add_argument("--redis", metavar="URL", help="a Redis that the services are to use; or host:port")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings. Exit code 1 if anything failed; a warning is no failure."""
+    """Print the findings. Returns the exit code: 1 if anything failed; a warning is not a failure."""
     from quire.doctor.checks import check_all
 
     findings = check_all(args.host, args.port, args.redis, args.model, args.device)

@@ -1,4 +1,4 @@
-"""`quire down`: ends a stack, and proves that nothing of it is left."""
+"""`quire down`: stops a stack, and checks that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ HELP = "stop the services"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: which stack, and how patiently to stop it."""
+    """Add the arguments: the stack, and the time limit of the stop."""
     stack_arguments.add_name(parser)
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="time to drain (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the stack, and say what that took. Exit code 0 also where nothing ran; 1 where the kernel still holds a
-    process."""
+    """Stop the stack, and print how long that took. Exit code 0 also if nothing ran; 1 if the kernel still has a
+    process of the stack."""
     from quire.local.state import StateDirectory
     from quire.local.stop import stop_stack
 

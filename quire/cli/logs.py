@@ -1,4 +1,4 @@
-"""`quire logs`: what the services wrote, as lines that people can read, merged by time."""
+"""`quire logs`: prints the logs of the services for people, merged by time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: whose logs, how many lines, for how long."""
+    """Add the arguments: the services, the number of lines, and whether to follow."""
     parser.add_argument("service", nargs="?", help="a service, one of several (worker-2), or supervisor (default: all)")
     stack_arguments.add_name(parser)
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="last lines (default: %(default)s)")
@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Tail:
-    """A file that grows, and begins anew when its service does."""
+    """A log file that grows, and begins again when its service is restarted."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
         self._offset, self._file_id = 0, 0
 
     def read(self) -> Iterator[tuple[str, str]]:
-        """Yield the service's name and each whole line that was written since the last call. A new file of that name is
-        read from its beginning."""
+        """Yield the service's name and each complete line that was written since the last call. A new file of the same
+        name is read from its beginning."""
         try:
             with self._path.open("rb") as file:
                 file_id = os.fstat(file.fileno()).st_ino
@@ -88,7 +88,7 @@ def _record(line: str) -> dict[str, object]:
 
 
 def _time_of(line: str) -> float:
-    """Return a line's time in seconds since the epoch; 0.0 for lines without one, which so stay at the front."""
+    """Return a line's time in seconds since the epoch; 0.0 for lines without a time, which therefore stay in front."""
     stamp = next((v for k, v in _record(line).items() if k in ("ts", "time", "timestamp")), None)
     if isinstance(stamp, int | float):
         return float(stamp)
@@ -99,7 +99,8 @@ def _time_of(line: str) -> float:
 
 
 def _show(name: str, line: str, *, raw: bool) -> str:
-    """Format a line for people: service, clock, level, message, fields. As it is with `raw`, or where it is no JSON."""
+    """Format a line for people: service, clock, level, message, fields. With `raw`, or if the line is not JSON, return
+    it unchanged."""
     record = _record(line)
     prefix = paint(f"{name:<11}", "cyan")
     if raw or not record:

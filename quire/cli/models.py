@@ -1,4 +1,4 @@
-"""`quire models`: the models that can be named without a path, and where those are that were fetched."""
+"""`quire models`: lists the models that can be named without a path, and where the fetched ones are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ HELP = "list the models that have a name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No flags."""
+    """Add no arguments, because the command has none."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of models that have a name; nothing is fetched."""
+    """Print the table of models that have a name. Fetches nothing."""
     from quire.model_catalog import CATALOG, fetched
 
     rows = [

@@ -1,6 +1,7 @@
-"""`quire profile`: where the time of a step goes on this machine, kernel by kernel, against what the hardware allows.
+"""`quire profile`: shows where the time of a step goes on this machine, kernel by kernel, compared with what the
+hardware allows.
 
-The worker does it, in a process of its own: this package knows nothing of kernels.
+The worker's profiler runs in its own process, because this package knows nothing of kernels.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _FLAGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The step, and the worker's options that change what it costs. Values are checked by the worker."""
+    """Add the arguments: the step, and the worker's options that change its cost. The worker checks the values."""
     parser.add_argument("model", nargs="?", help="folder of the model (default: the demo model of the source)")
     for name, metavar, text in _FLAGS:
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the worker's profiler in a process of its own, and return its exit code."""
+    """Run the worker's profiler in its own process, and return its exit code."""
     command = [sys.executable, "-m", "quire_worker.profile", "--model", str(find_model(args.model))]
     for name, _, _ in _FLAGS:
         value = getattr(args, name.replace("-", "_"))

@@ -1,4 +1,4 @@
-"""`quire pull NAME`: fetch a model of the catalogue or of the Hugging Face hub, with a bar."""
+"""`quire pull NAME`: downloads a model of the catalogue or of the Hugging Face hub, with a progress bar."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ HELP = "fetch a model of `quire models`, or of the Hugging Face hub"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which one."""
+    """Add the argument: the name of the model."""
     parser.add_argument("name", help="name of `quire models`, or org/name of the hub")
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub (default: main)")
     parser.add_argument("--download-dir", default="", metavar="FOLDER", help="cache of the hub (default: of HF_HOME)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the named model unless it is there, and print where it is."""
+    """Fetch the named model unless it is there, and print its path."""
     from quire.hub.cache import parse_hub_name
     from quire.models import hub_model_with_bar, named_model, pull_with_bar
 

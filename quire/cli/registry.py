@@ -1,4 +1,5 @@
-"""The commands, in the order of `quire --help`. A command is a module of this package with the names of Command."""
+"""The commands, in the order of `quire --help`. A command is a module of this package with the attributes of
+Command."""
 
 from __future__ import annotations
 
@@ -34,18 +35,18 @@ _FOLDERS = {"key": "credentials", "certs": "credentials"}
 
 
 class Command(Protocol):
-    """`run` gets the parsed arguments and returns the exit code."""
+    """A command. `run` gets the parsed arguments and returns the exit code."""
 
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare flags."""
+        """Add the command's arguments to its parser."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it. A QuireError becomes the headline and exit code 1."""
+        """Run the command and return the exit code. A QuireError is printed, and the exit code is then 1."""
 
 
 def load(name: str) -> Command:
-    """Modules import what is heavy inside `run`, so that `--help` is instant."""
+    """Import the module of a command. Modules import large packages inside `run`, so that `--help` is fast."""
     folder = f"{_FOLDERS[name]}." if name in _FOLDERS else ""
     return cast(Command, importlib.import_module(f"quire.cli.{folder}{name.replace('-', '_')}"))

@@ -1,4 +1,4 @@
-"""`quire restart`: services are restarted in turn, while the others go on."""
+"""`quire restart`: restarts services in turn, while the others go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HELP = "restart services, one after the other"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: which services, and how patiently."""
+    """Add the arguments: the services, and the time limits."""
     parser.add_argument("service", nargs="*", help="a service (all of its kind, in turn), or one of several (worker-2)")
     parser.add_argument(
         "--rolling", action="store_true", help="every replica and tokenizer, and the kvstore, in turn; not the router"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart the services in turn. Exit code 0 when everything asked for serves again; raises typed errors."""
+    """Restart the services in turn. Exit code 0 when all services that were named serve again. Raises typed errors."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.rolling import Rolling, rolling_turns, turns_of
     from quire.local.spec import service_of

@@ -1,4 +1,4 @@
-"""`quire role`: what the replicas of a stack are for, and another role for one of them while everything runs."""
+"""`quire role`: shows the roles of a stack's replicas, and changes the role of one of them while the stack runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: whose role, and which."""
+    """Add the arguments: the replica, and its new role."""
     parser.add_argument("scheduler", nargs="?", help="whose role changes (scheduler-prefill-1); none: show all")
     parser.add_argument("role", nargs="?", choices=ROLES, help="its new role, until it is restarted")
     stack_arguments.add_name(parser)
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all replicas' roles, or give one of them another; exit code 0 once it has that."""
+    """Print the roles of all replicas, or change the role of one. Exit code 0 when the replica has the new role."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.state import StateDirectory
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler_pb2.SetRoleResponse:
-    """Ask a scheduler to take a role, giving its requests `timeout_s` to end, and return its answer. Raises the typed
+    """Ask a scheduler to take a role, and return its answer. Its requests have `timeout_s` to end. Raises the typed
     error."""
     import grpc
 
@@ -79,7 +79,7 @@ def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler
 
 
 def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
-    """Return a scheduler's present load; None where it does not answer."""
+    """Return a scheduler's present load; None if it does not answer."""
     import grpc
 
     from quire.local.service_tls import sync_channel

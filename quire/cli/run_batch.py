@@ -1,4 +1,5 @@
-"""`quire run-batch`: a file of OpenAI's batch API, answered line by line. Run again, it goes on where it ended."""
+"""`quire run-batch`: answers a file of OpenAI's batch API, line by line. If it is run again, it continues where it
+ended."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the requests that have no answer yet, to a server or to a stack of its own. Exit code 0 if every request has
+    """Send the requests without an answer, to a server or to the command's own stack. Exit code 0 if every request has
     its answer, else 1."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _base_url(args: argparse.Namespace) -> str:
-    """Return the server's URL: --base-url, or that of the running stack called --name. Raises FailedPrecondition where
+    """Return the server's URL: --base-url, or the URL of the running stack called --name. Raises FailedPrecondition if
     no such stack runs."""
     from quire.errors import FailedPrecondition
     from quire.local.state import StateDirectory

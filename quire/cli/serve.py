@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 def serve(spec: StackSpec) -> int:
     """Start the stack, serve until a signal, drain and stop; a second signal ends the draining. A service that dies is
-    started again; where that cannot be done, the cause is printed and the exit code is 1."""
+    started again. If that fails, the cause is printed and the exit code is 1."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.terminal import print_error
     from quire.cli.output.welcome import print_welcome
@@ -68,7 +68,7 @@ def serve(spec: StackSpec) -> int:
 
 
 def _stop(stack: LocalStack) -> int:
-    """End the stack and wait until it has ended; Ctrl-C meanwhile ends the draining. Returns the exit code 0."""
+    """Stop the stack and wait for its end; Ctrl-C meanwhile ends the draining. Returns the exit code 0."""
     stack.terminate()
     while not stack.ended.is_set():
         try:

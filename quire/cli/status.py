@@ -1,4 +1,4 @@
-"""`quire status`: what of a stack runs, where, and what it uses."""
+"""`quire status`: shows which parts of a stack run, where, and which resources they use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("phase", "pid", "grpc_port", "resident_mb", "restarts", "detail")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: for people or for programs, once or again and again."""
+    """Add the arguments: output for people or for programs, once or repeatedly."""
     stack_arguments.add_name(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -85,7 +85,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _resident_mb(pid: int) -> float:
-    """Return the process's resident memory in MB; 0.0 where /proc does not tell."""
+    """Return the process's resident memory in MB; 0.0 if /proc does not have it."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

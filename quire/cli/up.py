@@ -1,4 +1,4 @@
-"""`quire up`: a stack in the background."""
+"""`quire up`: starts a stack in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HELP = "start the services in the background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the stack's flags; it runs in the background unless told otherwise."""
+    """Add the flags of a stack, and the flag for the foreground."""
     parser.add_argument(
         "--model", help="folder, GGUF file, name of the Hugging Face hub or of `quire models` (default: smollm2)"
     )
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the stack, show progress, and print where it is. With --no-detach, serve in the foreground instead."""
+    """Start the stack, show progress, and print its addresses. With --no-detach, serve in the foreground instead."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.welcome import print_welcome
     from quire.cli.serve import serve

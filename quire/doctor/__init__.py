@@ -1,1 +1,1 @@
-"""Checks of the machine that Quire is to run on."""
+"""Checks of a machine on which Quire is to run."""

@@ -1,4 +1,5 @@
-"""The checks, in the order in which they are shown. None raises, changes anything, or takes more than seconds."""
+"""All checks, in the order in which they are shown. No check raises an error, changes anything, or takes more than a
+few seconds."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from quire.doctor.software import check_gpu, check_grammars, check_model, check_
 
 
 def check_all(host: str, port: int, redis: str | None, model: str | None, device: str) -> list[Finding]:
-    """Every finding."""
+    """Return the findings of all checks."""
     return list(_all(host, port, redis, model, device))
 
 
 def _all(host: str, port: int, redis: str | None, model: str | None, device: str) -> Iterator[Finding]:
-    """Run the checks one by one; those of Redis and of a model only where one is named."""
+    """Run the checks one by one. The checks of Redis and of a model run only if one is named."""
     yield check_python()
     yield check_services()
     yield check_grammars()

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Finding: the result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """`state`: ok, warning (it will run, but), failed (it will not). `fix` is empty where all is well."""
+    """`state`: ok, warning (Quire runs, with a restriction), failed (Quire does not run). `fix` is empty if all is
+    well."""
 
     name: str
     state: str
@@ -16,15 +17,15 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(name, "ok", found)
 
 
 def warning(name: str, found: str, fix: str) -> Finding:
-    """It will run, but."""
+    """Return a finding with which Quire runs, but with a restriction."""
     return Finding(name, "warning", found, fix)
 
 
 def failed(name: str, found: str, fix: str) -> Finding:
-    """It will not run."""
+    """Return a finding with which Quire does not run."""
     return Finding(name, "failed", found, fix)

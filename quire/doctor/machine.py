@@ -1,4 +1,5 @@
-"""Cores, memory, disk, files and clock of this machine (Linux; elsewhere most are unknown, and say so)."""
+"""Checks of this machine's cores, memory, disk, files and clock. On systems other than Linux most findings say that
+they are unknown."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def check_cores() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Tell how much memory is available now, and warn of too little."""
+    """Report how much memory is available now, and warn if it is too little."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         facts = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
@@ -54,8 +55,8 @@ def check_shared_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """Warn of a disk that is nearly full or cannot be written: where stacks keep their logs, and the kvstore its pages
-    unless told otherwise."""
+    """Warn of a disk that is nearly full or cannot be written. Stacks keep their logs on it, and by default the
+    kvstore's pages."""
     place = base_directory()
     while not place.exists():
         place = place.parent
@@ -77,7 +78,7 @@ def check_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Warn of a clock that jumps, or that nobody keeps in step: deadlines travel as wall-clock times between
+    """Warn of a clock that jumps, or that is not synchronized, since deadlines travel as wall-clock times between
     machines."""
     before_s = time.time() - time.monotonic()
     time.sleep(0.05)
@@ -93,7 +94,7 @@ def check_clock() -> Finding:
 
 
 def _synchronised() -> bool | None:
-    """Whether the kernel says that the clock is kept in step; None where it cannot be asked."""
+    """Whether the kernel reports a synchronized clock; None if it cannot be asked."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         timex = (ctypes.c_long * 64)()

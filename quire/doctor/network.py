@@ -1,4 +1,4 @@
-"""Ports that are to be listened on, and a Redis that is to be used."""
+"""Checks of the ports on which Quire would listen, and of a Redis that it would use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
-    """Whether the port is free; a warning where it is taken."""
+    """Check that the port is free; a port that is taken is a warning."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,8 +33,8 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_redis(address: str) -> Finding:
-    """Check that a Redis answers, soon, lets us in, and is not too old. `address`: host:port or a URL, whose password
-    is not shown."""
+    """Check that a Redis answers soon, accepts the credential, and is not too old. `address`: host:port, or a URL,
+    whose password is not shown."""
     url = urlsplit(address if "://" in address else f"redis://{address}")
     try:
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT
@@ -62,7 +62,7 @@ def check_redis(address: str) -> Finding:
 
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
-    """Log in if the URL has a password, and return what Redis says of itself, or its error. Raises OSError."""
+    """Log in if the URL has a password, and return Redis' information about itself, or its error. Raises OSError."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)

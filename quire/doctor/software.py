@@ -1,4 +1,4 @@
-"""Python, the installed services, the GPU's driver, and a model's folder."""
+"""Checks of Python, the installed services, the GPU's driver, and a model's folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_python() -> Finding:
 
 
 def check_services() -> Finding:
-    """Check that all five services are installed, and that gRPC's packages are of one version."""
+    """Check that all five services are installed, and that gRPC's packages have the same version."""
     missing = []
     for service in SERVICES:
         try:
@@ -50,7 +50,8 @@ def check_services() -> Finding:
 
 
 def check_grammars() -> Finding:
-    """Check that the library of structured output is there, in the version that tokenizer and worker are built for."""
+    """Check that the library of structured output is installed, in the version for which tokenizer and worker are
+    built."""
     wanted = {
         pin[1]
         for service in ("tokenizer", "worker")
@@ -75,7 +76,7 @@ def _requirements(package: str) -> list[str]:
 
 
 def check_gpu(*, needed: bool) -> Finding:
-    """Check the GPU and its driver by nvidia-smi; no GPU is well where none is needed."""
+    """Check the GPU and its driver with nvidia-smi. A machine without a GPU is fine if none is needed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if needed:

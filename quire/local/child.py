@@ -1,9 +1,9 @@
 """Starts a service in this process, which the kernel kills when the supervisor dies for any reason.
 
-Run by path (`python -I -S child.py SUPERVISOR_PID NICENESS COMMAND...`), so it imports nothing beyond the standard
-library. The kernel's PR_SET_PDEATHSIG survives exec, needs no cooperation of the service and reaches a hung one, which
-no pipe that the service would have to watch does. It fires when the *thread* that forked ends: the supervisor forks in
-its main thread.
+The supervisor runs this file by path (`python -I -S child.py SUPERVISOR_PID NICENESS COMMAND...`), so it imports only
+the standard library. It uses the kernel's PR_SET_PDEATHSIG, which survives exec, needs no cooperation of the service,
+and kills even a service that hangs. (A pipe that the service must watch would not.) The signal comes when the *thread*
+that forked ends, so the supervisor forks in its main thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXIT_ORPHANED = 3
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Replace this process by the command, which is killed when the supervisor dies. Exits where the supervisor is gone
-    already."""
+    """Replace this process by the command, which is killed when the supervisor dies. If the supervisor is dead already,
+    exit."""
     supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
     os.nice(niceness)
     if sys.platform == "linux":

@@ -76,12 +76,12 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def encode(event: Event) -> str:
-    """One line, without its end."""
+    """Encode an event as one line, without its line feed."""
     return json.dumps({"event": type(event).__name__.lower(), **asdict(event)})
 
 
 def decode(line: str) -> Event | None:
-    """Decode a line that `encode` made; None for a line that is no event."""
+    """Decode a line of `encode`; None for a line that is not an event."""
     try:
         values = json.loads(line)
         cls = _KINDS[values.pop("event")]

@@ -1,7 +1,8 @@
-"""Identifies processes by pid and start time, or by a mark in their environment, so that a process that reuses a pid is
+"""Identifies processes by pid and start time, or by a mark in their environment. So a process that reuses a pid is
 never taken for one of the stack.
 
-Linux reads /proc. Elsewhere there is no start time to be had, and a pid is trusted for as long as its process lives.
+Linux has both in /proc. On other systems, the start time is not known, and a pid is trusted as long as its process
+lives.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def marked(stack_id: str) -> list[ProcessId]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the command's name; empty where there is no such process."""
+    """Return the fields of /proc/<pid>/stat after the command's name; empty if there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

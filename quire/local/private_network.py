@@ -40,7 +40,8 @@ _numbers = itertools.count()
 
 
 class PrivateNetwork:
-    """A context manager. Raises FailedPrecondition NO_NAMESPACES where this system or this user may not."""
+    """A context manager. Raises FailedPrecondition NO_NAMESPACES if this system or this user may not make
+    namespaces."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(names) > _MOST_NAMES:
@@ -69,23 +70,25 @@ class PrivateNetwork:
         self.close()
 
     def prefix(self, name: str) -> tuple[str, ...]:
-        """Words before a command that is to run at a name's address. It becomes that command, with the same pid."""
+        """Return the words to put before a command that is to run at a member's address. They replace themselves by
+        that command, with the same pid."""
         return (self._tools["nsenter"], f"--net={self._path(self._descriptors[name])}", "--")
 
     def interface(self, name: str) -> str:
-        """The switch's end of a name's cable: what to cut or slow down there."""
+        """Return the name of the switch's end of a member's cable. Tests cut or slow down the cable there."""
         return f"q{list(self.hosts).index(name)}"
 
     def at_switch(self, *command: str, text: str = "") -> str:
-        """Run a command in the switch's namespace, through which all passes; returns what it says."""
+        """Run a command in the namespace of the switch, through which all traffic passes. Returns its output."""
         return self._run(self._tools["nsenter"], f"--net={self._path(self._switch)}", "--", *command, text=text)
 
     def is_there(self) -> bool:
-        """Whether anything of it can be seen in the system."""
+        """Whether anything of the network is visible in the system."""
         return Path(f"/sys/class/net/{self._uplink}").exists()
 
     def close(self) -> None:
-        """Remove the way in, and let go of the namespaces. Processes inside keep theirs until they end. Idempotent."""
+        """Remove the interface to this machine, and release the namespaces. Processes inside keep theirs until they
+        end. Idempotent."""
         if self._switch >= 0:
             subprocess.run([self._tools["ip"], "link", "delete", self._uplink], capture_output=True, check=False)
             for descriptor in (self._switch, *self._descriptors.values()):
@@ -110,7 +113,7 @@ class PrivateNetwork:
 
     def _free_subnet(self) -> str:
         """Return a subnet, as its first three numbers, in which this machine has no address. Raises FailedPrecondition
-        where all are taken."""
+        if all are taken."""
         taken = self._run(self._tools["ip"], "-4", "-oneline", "address")
         for offset in range(_SUBNETS):
             subnet = f"{_NETWORK}.{(os.getpid() + offset) % _SUBNETS + 1}"
@@ -122,7 +125,7 @@ class PrivateNetwork:
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def _run(self, *command: str, text: str = "") -> str:
-        """Run a command, with `text` as its input, and return its output. Raises FailedPrecondition where it fails."""
+        """Run a command, with `text` as its input, and return its output. Raises FailedPrecondition if it fails."""
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         except OSError as error:
@@ -141,8 +144,8 @@ def _find(tool: str) -> str:
 
 
 def _new_namespace() -> int:
-    """Make an empty network namespace, and return its descriptor. A thread of its own makes it, since namespaces are
-    each thread's. Raises FailedPrecondition."""
+    """Make an empty network namespace, and return its descriptor. A separate thread makes it, since each thread has its
+    own namespaces. Raises FailedPrecondition."""
     made: list[int] = []
     thread = threading.Thread(target=_unshare, args=(made,), name="namespace")
     thread.start()

@@ -1,7 +1,7 @@
 """ChildProcess: one service as a child of this process, from its start to the end of the last process of its group.
 
-All methods run in the main thread: signals are sent by the thread that reaps, so a pid is never signalled after it was
-given back. Knows nothing of what the child serves.
+All methods run in the main thread. The thread that sends signals also reaps, so a pid is never signalled after the
+kernel could have reused it. This module knows nothing of the service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BOOTSTRAP = Path(__file__).with_name("child.py")
 
 
 class ChildProcess:
-    """A child process with a session and process group of its own. The kernel kills it when its parent ends."""
+    """A child process with its own session and process group. The kernel kills it when its parent ends."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code: None while the process runs, and negative if a signal ended it."""
+        """Return the exit code: None while the process runs, and negative if a signal ended it."""
         return self._popen.returncode
 
     def terminate(self) -> None:
@@ -78,7 +78,8 @@ class ChildProcess:
                 os.kill(self._popen.pid, number)
 
     def _wait(self) -> None:
-        """In a thread: notice the end without reaping, so that pid and group stay taken until `_reap`."""
+        """Notice the end of the process in a thread, without reaping it, so that pid and group stay taken until
+        `_reap`."""
         os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         with suppress(RuntimeError):  # the loop is closed: this process ends, and nobody is left to tell
             self._loop.call_soon_threadsafe(self._reap)

@@ -1,4 +1,4 @@
-"""Whether services are ready, asked over their contracts: health, the worker's load, the router's /readyz."""
+"""Waits until services are ready, by asking their interfaces: gRPC health, the worker's load, the router's /readyz."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Report = Callable[[str, float, str], None]
 
 
 async def wait_serving(address: str, service: str, tls_folder: str = "") -> None:
-    """Return when the service at the address says SERVING; wait for the port too. `tls_folder`: certificates of the
-    stack."""
+    """Return when the service at the address reports SERVING. Also waits for the port to open. `tls_folder`:
+    certificates of the stack."""
     async with aio_channel(address, service, tls_folder, _OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
@@ -67,7 +67,7 @@ async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
 def http_get(
     host: str, port: int, path: str, *, tls: bool, headers: Mapping[str, str] = MappingProxyType({})
 ) -> bytes | None:
-    """Return the body of a GET of a router on this host; None where it answers no 200. The certificate is not
+    """Return the body of a GET request to a router on this host; None if the answer is not 200. The certificate is not
     checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.

@@ -53,7 +53,7 @@ def _killed(number: signal.Signals) -> RootCause:
 
 
 def _tail(log: Path, start: int) -> list[str]:
-    """Return the log's last lines, not those before byte `start`; empty where it cannot be read."""
+    """Return the last lines of the log, but none before byte `start`; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)

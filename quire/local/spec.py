@@ -1,9 +1,9 @@
-"""The description of a local stack: the model, the number of processes of each service, the addresses, and the flags of
-each service.
+"""StackSpec: the description of a local stack: the model, the number of processes of each service, the addresses, and
+the flags of each service.
 
-Knows the services by name and flags alone, never by import. A *member* is one process: `worker`, or `worker-1`,
-`worker-2`, ... where there are several, or `worker-prefill-1`, `worker-decode-1`, ... where replicas have roles.
-Scheduler and worker of one name are a replica.
+This module knows the services only by name and flags, and imports none. A *member* is one process: `worker`, or
+`worker-1`, `worker-2`, ... if there are several, or `worker-prefill-1`, `worker-decode-1`, ... if replicas have roles.
+A scheduler and a worker with the same suffix are a replica.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}, "router": {"red
 
 @dataclass(frozen=True)
 class StackSpec:
-    """`flags` are further options by service or member, spelled as the service spells them, without the dashes.
+    """The description of a stack. `flags` are further options by service or member, spelled as the service spells them,
+    without the dashes.
 
     A flag without a value is True, or False for its `--no-` form.
     """
@@ -110,7 +111,7 @@ class StackSpec:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Every process by name, dependencies first."""
+        """Return every process by name, dependencies first."""
         return tuple(name for service in SERVICES for name in self.members_of(service))
 
     def members_of(self, service: str) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ class StackSpec:
 
     @property
     def with_roles(self) -> bool:
-        """Whether some replicas compute prompts for others."""
+        """Whether some replicas prefill prompts for others."""
         return bool(self.prefill or self.decode)
 
     def in_network(self, network: PrivateNetwork) -> StackSpec:
@@ -133,19 +134,19 @@ class StackSpec:
         return replace(self, hosts=network.hosts, commands=inside)
 
     def host_of(self, member: str) -> str:
-        """Where the member listens; `http` is the router's."""
+        """Return the address on which the member listens; `http` is the router's HTTP port."""
         if member in ("router", "http"):
             return self.hosts.get("router", self.host)
         return self.hosts.get(member, LOOPBACK)
 
     def reached_at(self, member: str) -> str:
-        """Where this machine reaches the member."""
+        """Return the address at which this machine reaches the member."""
         host = self.host_of(member)
         return LOOPBACK if host in _ANY_HOST else host
 
     def serves_without(self, lost: Collection[str]) -> bool:
-        """Whether requests can be answered with these members gone: that takes the router, a tokenizer and a whole
-        replica. The kvstore is a convenience."""
+        """Whether requests can be answered without these members. That takes the router, a tokenizer and a complete
+        replica; the kvstore is not needed."""
         pairs = [set(replica_of(name)) for name in self.members_of("scheduler")]
         return (
             "router" not in lost
@@ -161,7 +162,8 @@ class StackSpec:
         return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
 
     def environment(self, member: str) -> dict[str, str]:
-        """Return the member's environment. Keys travel here, since anyone may read command lines."""
+        """Return the member's environment. Keys are in the environment, since every user of the machine may read
+        command lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
@@ -178,8 +180,8 @@ class StackSpec:
         return self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
 
     def _flags_of(self, member: str) -> dict[str, str | bool]:
-        """Return the user's flags for the member: its service's, and its own, which win. Each scheduler gets ports of
-        its own for KV events."""
+        """Return the user's flags for the member: the flags of its service, and its own, which take precedence. Each
+        scheduler gets its own ports for KV events."""
         service, own = service_of(member), self.flags.get(member, {})
         flags = {**self.flags.get(service, {}), **own}
         events = flags.get(_KV_EVENTS)
@@ -227,7 +229,8 @@ class StackSpec:
         return {**common, **own}
 
     def _peers(self, service: str, at: Mapping[str, str]) -> str:
-        """Static discovery's list; several are told by their names."""
+        """Return the addresses of a service's members, as the flag of static discovery has them. If there are several
+        members, each address has its name."""
         names = self.members_of(service)
         return at[service] if len(names) == 1 else ",".join(f"{name}={at[name]}" for name in names)
 
@@ -243,35 +246,36 @@ def _flag(name: str, value: str | bool) -> str:
 
 
 def service_of(member: str) -> str:
-    """`worker` of `worker-2`."""
+    """Return the service of a member: `worker` for `worker-2`."""
     return member.partition("-")[0]
 
 
 def role_of(member: str) -> str:
-    """`prefill` of `worker-prefill-2`; empty where there is none."""
+    """Return the role of a member: `prefill` for `worker-prefill-2`; empty if it has none."""
     return next((role for role in ROLES if f"-{role}-" in member), "")
 
 
 def replica_of(member: str) -> tuple[str, str]:
-    """Scheduler and worker of the replica that a scheduler or worker belongs to."""
+    """Return scheduler and worker of the replica to which a scheduler or worker belongs."""
     _, dash, number = member.partition("-")
     return f"scheduler{dash}{number}", f"worker{dash}{number}"
 
 
 def _worker_threads(replicas: int) -> int:
-    """Half of the cores, shared: other services need some too, and torch's threads spin while they wait for a core."""
+    """Return the number of threads for each worker: half of the cores in all. Other services need cores too, and
+    torch's threads spin while they wait for a core."""
     return max(1, len(os.sched_getaffinity(0)) // 2 // replicas)
 
 
 def join(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def kv_events_of(text: str, replica: int) -> str:
-    """Return --kv-events-config as replica number `replica`, from 0 on, is to have it. As in vLLM, ports are the first
-    replica's and grow by one with each that follows, but not of an endpoint that a consumer binds. Text that is not
-    understood is left as it is: the scheduler says what is wrong with it."""
+    """Return --kv-events-config for replica number `replica`, counted from 0. As in vLLM, the ports are those of the
+    first replica, plus one for each further replica. An endpoint that a consumer binds keeps its port. Text that cannot
+    be parsed is returned unchanged, and the scheduler reports its error."""
     try:
         config = json.loads(text)
     except ValueError:

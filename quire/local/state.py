@@ -1,6 +1,6 @@
-"""A stack's directory: its logs, its state file, and the lock that its supervisor holds.
+"""StateDirectory: the directory of a stack, with its logs, its state file, and the lock that its supervisor holds.
 
-Readers need nothing but the files: `status`, `logs` and `down` work without the supervisor's help.
+Readers need only the files, so `status`, `logs` and `down` work without the supervisor's help.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StateDirectory:
 
     @property
     def state_file(self) -> Path:
-        """JSON of StackState."""
+        """Return the path of the JSON file of StackState."""
         return self.path / "state.json"
 
     def log(self, service: str) -> Path:
@@ -142,8 +142,8 @@ class StateDirectory:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Context in which the supervisor holds its lock. Raises FailedPrecondition where another supervisor holds
-        it."""
+        """Return the context in which the supervisor holds its lock. Raises FailedPrecondition if another supervisor
+        holds it."""
         self.create()
         with (self.path / "lock").open("w") as lock:
             try:
@@ -158,5 +158,5 @@ class StateDirectory:
 
 
 def list_names(base: Path | None = None) -> list[str]:
-    """Names of all stacks that have a state file."""
+    """Return the names of all stacks that have a state file."""
     return sorted(path.parent.name for path in (base or base_directory()).glob("*/state.json"))

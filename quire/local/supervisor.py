@@ -1,8 +1,8 @@
 """Supervisor: starts a stack's services, reports their progress, keeps them alive, and stops them.
 
-The body of `python -m quire.local`: runs in the main thread of a process of its own, on one event loop. Talks to its
-owner in events; decides nothing about how they are shown. A service that dies before all were ready ends the stack with
-the cause; one that dies later is started again (see keeper.py).
+It is the main part of `python -m quire.local`: it runs in the main thread of its own process, on one event loop. It
+sends events to its owner, and does not decide how they are shown. If a service dies before all services were ready, the
+stack ends with the cause. A service that dies later is started again (see keeper.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Supervisor:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
 
     def request_stop(self) -> None:
-        """Drain and stop; the second time, without draining."""
+        """Drain and stop. The second call stops without draining."""
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def retry(self) -> None:
@@ -47,7 +47,7 @@ class Supervisor:
             keeper.retry()
 
     async def run(self) -> bool:
-        """Run the stack until it is stopped. Returns False if it never got ready, or lost a service for good."""
+        """Run the stack until it is stopped. Returns False if it never became ready, or lost a service for good."""
         try:
             return await self._live()
         finally:

@@ -1,1 +1,1 @@
-"""Flags that several commands have: how to reach a running stack, and what a stack of their own is made of."""
+"""Flags that several commands share: the address of a running stack, and the description of a new stack."""

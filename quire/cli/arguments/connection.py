@@ -1,4 +1,4 @@
-"""Which Quire a command talks to: an address, or the stack that runs here."""
+"""Flags that select the Quire a command talks to: an address, or a stack that runs on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.errors import FailedPrecondition
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--address` or `--name`, and the credential."""
+    """Add `--address` or `--name`, and the credential."""
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
     stack_arguments.add_name(parser)
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
@@ -23,21 +23,20 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(args: argparse.Namespace) -> Client:
-    """Open a client of the Quire that is meant. Raises FailedPrecondition where nothing runs here and no address was
-    given."""
+    """Open a client of the selected Quire. Raises FailedPrecondition if no stack runs here and no address was given."""
     address, tls_ca, name = find_server(args)
     return Client(address, api_key=api_key(args), tls_ca=tls_ca, tls_server_name=name)
 
 
 def api_key(args: argparse.Namespace) -> str | None:
-    """The credential, if there is one."""
+    """Return the credential, if there is one."""
     return args.api_key or os.environ.get("QUIRE_API_KEY")
 
 
 def find_server(args: argparse.Namespace) -> tuple[str, str | None, str | None]:
-    """Return the gRPC address of the Quire that is meant, the authority of its certificate (None: no TLS) and the name
-    in that: of --address, or of the running stack called --name. Raises FailedPrecondition where no such stack runs, or
-    nothing says how to verify it."""
+    """Return the gRPC address of the selected Quire, the authority of its certificate (None: no TLS) and the name in
+    the certificate. The Quire is the one at --address, or the running stack called --name. Raises FailedPrecondition if
+    no such stack runs, or if no option says how to verify the certificate."""
     from quire.local.service_tls import PUBLIC_CA, PUBLIC_NAME
     from quire.local.state import StateDirectory
 

@@ -1,4 +1,4 @@
-"""Flags that describe a stack, shared by `up` and `serve`, and the StackSpec that they make."""
+"""Flags that describe a stack, shared by `up` and `serve`, and the StackSpec that they result in."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEFAULT_PORT = 8000
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """`--name`, for every command about a stack."""
+    """Add `--name`, for every command about a stack."""
     parser.add_argument("--name", default=DEFAULT_NAME, help="name of the stack (default: %(default)s)")
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all flags of a stack but the model and the port, which differ between commands."""
+    """Add all flags of a stack except the model and the port, which differ between commands."""
     add_name(parser)
     parser.add_argument("--host", default=LOOPBACK, help="address of the HTTP and gRPC servers (default: %(default)s)")
     parser.add_argument("--grpc-port", type=int, default=0, metavar="N", help="port of gRPC (default: a free one)")
@@ -63,7 +63,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
-    """Add a flag for each engine option: Quire's own, and vLLM's, which --help does not list."""
+    """Add a flag for each engine option. Options of vLLM that --help does not list are added too."""
     for option in ENGINE_OPTIONS:
         if option.switch:
             group.add_argument(f"--{option.name}", action=argparse.BooleanOptionalAction, help=option.help)
@@ -79,15 +79,15 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine options that were given, by name."""
+    """Return the engine options that were given, by name."""
     options = {name: getattr(args, name.replace("-", "_")) for name in OPTION_NAMES}
     return {name: value for name, value in options.items() if value is not None}
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
-    """Make the spec of the stack that the flags describe. Raises typed errors for bad flags, for a model that is not
-    there, and for credentials that would open the door to everybody. Without a model the default one is fetched, unless
-    `fetch` is false."""
+    """Make the spec of the stack that the flags describe. Raises typed errors for bad flags, for a missing model, and
+    for credentials that would admit everybody. Without a model, the default model is fetched, unless `fetch` is
+    false."""
     for key in args.api_key:
         _check_api_key(key)
     if args.tls_folder:
@@ -119,8 +119,8 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
 
 
 def _check_api_key(key: str) -> None:
-    """Raise InvalidArgument for a key that is empty, or has a comma or spaces around it. An empty one is what a shell
-    makes of a variable that is not set: without keys, everybody may enter."""
+    """Raise InvalidArgument for a key that is empty, or has a comma or spaces around it. A shell makes an empty key of
+    a variable that is not set, and without keys every caller is admitted."""
     if not key.strip():
         raise InvalidArgument(
             "BAD_API_KEY", "An API key is empty.", "Give a key, or leave out --api-key to let everybody in."

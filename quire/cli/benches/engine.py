@@ -1,4 +1,5 @@
-"""What the benchmarks share that drive an engine through LLM: a stack of their own, or one at an address."""
+"""The common part of benchmarks that drive an engine through LLM. They start their own stack, or use one at an
+address."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: which model or which address, the credential, and the options of a stack of its own."""
+    """Add the arguments: the model or the address, the credential, and the options of the benchmark's own stack."""
     parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address; default: a stack of its own")
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
@@ -26,7 +27,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
-    """Start a stack of its own, or call the Quire at --address. Raises the typed errors of a start."""
+    """Start a stack, or connect to the Quire at --address. Raises the typed errors of a start."""
     from quire.llm import LLM
 
     return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **given_options(args))
@@ -46,7 +47,7 @@ def random_prompt(numbers: random.Random, length: int, vocabulary: int) -> list[
 
 
 def at_least_one(args: argparse.Namespace, *names: str) -> None:
-    """Raise InvalidArgument for a flag of these names whose value is less than 1."""
+    """Raise InvalidArgument if one of these flags is less than 1."""
     for name in names:
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")

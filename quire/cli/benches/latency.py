@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure how long one batch takes, over and over, and print one JSON object. Every iteration has prompts of its
-    own, so that no cache helps."""
+    """Measure the time of one batch, many times, and print one JSON object. Every iteration has other prompts, so that
+    no cache helps."""
     from quire.bench.statistics import percentile
     from quire.sampling_params import SamplingParams
 

@@ -1,4 +1,4 @@
-"""Where a benchmark's result goes: JSON on standard output or in a file, by vLLM's flags."""
+"""Writes a benchmark's result as JSON to standard output or to a file, by vLLM's flags."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def add_file_argument(parser: argparse.ArgumentParser) -> None:
-    """`--output-json`, of the benchmarks that start an engine of their own."""
+    """Add `--output-json`, for benchmarks that start their own engine."""
     parser.add_argument("--output-json", metavar="FILE", help="write the result there too")
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Print the report, and write it where `--output-json` says too. Returns the exit code 0."""
+    """Print the report, and write it to the file that `--output-json` names. Returns the exit code 0."""
     text = json.dumps(report, indent=1)
     if args.output_json:
         Path(args.output_json).write_text(text + "\n", encoding="utf-8")
@@ -24,5 +24,5 @@ def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
 
 
 def stamp() -> str:
-    """Now, as vLLM writes it into results."""
+    """Return the present time in vLLM's format of results."""
     return datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")

@@ -19,7 +19,7 @@ _DEFAULT_VOCABULARY = 32000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, by vLLM's names; `--num-processes`, `--plot` and the trace's are ours."""
+    """Add the arguments, by vLLM's names. `--num-processes`, `--plot` and the flags of the trace are Quire's own."""
     where = parser.add_argument_group("server")
     where.add_argument("--backend", choices=["openai", "openai-chat", "vllm", "quire"], default="openai")
     where.add_argument("--base-url", metavar="URL", help="(default: http://HOST:PORT, or the stack that runs here)")
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait for the server, send the load, print the table, and write the result and the plot where that is asked.
+    """Wait for the server, send the load, print the table, and write the result and the plot if flags ask for them.
     Returns the exit code: 1 if no request succeeded."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Write the report to the file that the flags name, or append it; nothing where no flag asks for that."""
+    """Write the report to the file that the flags name, or append it. Does nothing if no flag names a file."""
     if not (args.save_result or args.append_result or args.result_filename):
         return
     model = str(report["model_id"]).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The flags of `quire bench serve`, checked and made into what the benchmark runs on."""
+"""Checks the flags of `quire bench serve`, and converts them to the options of the benchmark."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 
 
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
-    """Return where the load goes, and the server's facts: the server is asked for those that the flags do not give.
-    Raises typed errors for what cannot be reached."""
+    """Return the target of the load, and the server's facts. The server is asked for facts that the flags do not give.
+    Raises typed errors for a server that cannot be reached."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -99,8 +99,8 @@ def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> l
 
 
 def _default_url(args: argparse.Namespace) -> str:
-    """Return the URL that --host and --port give or, where neither is given, that of the running stack called --name.
-    Raises FailedPrecondition where no such stack runs."""
+    """Return the URL that --host and --port give. If neither is given, return the URL of the running stack called
+    --name. Raises FailedPrecondition if no such stack runs."""
     from quire.local.state import StateDirectory
 
     if args.host or args.port:

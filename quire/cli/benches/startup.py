@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start and end a stack several times, and print the times to ready and to the first token as JSON. The first start
-    reads files that later ones find in memory."""
+    """Start and end a stack several times, and print the times until it is ready and until the first token as JSON. The
+    first start reads files from disk that later starts find in memory."""
     from quire.errors import InvalidArgument
     from quire.sampling_params import SamplingParams
 

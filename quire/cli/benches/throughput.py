@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit all prompts at once, and print requests and tokens per second as JSON. One request goes ahead,
-    unmeasured."""
+    """Submit all prompts at once, and print requests and tokens per second as JSON. One request is sent before, and not
+    measured."""
     from quire.bench.datasets import RandomLengths, random_requests, trace_requests
     from quire.sampling_params import SamplingParams
 

@@ -1,6 +1,6 @@
-"""Authority: a certificate authority of its own, as PEM files of a folder, and the certificates that it signs.
+"""Authority: a certificate authority, as PEM files of a folder, and the certificates that it signs.
 
-For development and for stacks of one owner. Needs the package `cryptography`, the extra `quire[certs]`.
+It is for development and for stacks of one owner. It needs the package `cryptography`, the extra `quire[certs]`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _BEFORE = datetime.timedelta(hours=1)
 
 
 class Authority:
-    """Its key signs certificates of services (`issue_identity`) or of public ports (`issue_public`)."""
+    """A certificate authority. Its key signs certificates of services (`issue_identity`) or of public ports
+    (`issue_public`)."""
 
     def __init__(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._folder = folder
@@ -33,8 +34,8 @@ class Authority:
 
     @classmethod
     def in_folder(cls, folder: Path, name: str, days: int) -> Self:
-        """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. Where there are none, a new
-        authority is made and written. Raises InvalidArgument for files that are no authority."""
+        """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. If there are none, make and
+        write a new authority. Raises InvalidArgument for files that are not an authority."""
         pem, key_file = folder / f"{name}.pem", folder / f"{name}.key"
         if pem.exists() and key_file.exists():
             return cls(folder, *_load(pem, key_file))
@@ -48,8 +49,8 @@ class Authority:
         return cls(folder, certificate, key)
 
     def issue_identity(self, name: str, uri: str, dns: str, days: int) -> None:
-        """Write `NAME.pem` and `NAME.key` of a service, which is server and client: with the URI that is its identity,
-        and the DNS name that its clients expect."""
+        """Write `NAME.pem` and `NAME.key` of a service, which is a server and a client. The certificate has the URI
+        that is the service's identity, and the DNS name that its clients expect."""
         self._issue(name, [x509.UniformResourceIdentifier(uri), x509.DNSName(dns)], _BOTH, days)
 
     def issue_public(self, name: str, hosts: Sequence[str], days: int) -> None:
@@ -90,7 +91,7 @@ def _builder(
 
 
 def _load(pem: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Read an authority. Raises InvalidArgument."""
+    """Read an authority from its files. Raises InvalidArgument."""
     try:
         certificate = x509.load_pem_x509_certificate(pem.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -110,7 +111,7 @@ def _named(common_name: str) -> x509.Name:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """An IP address, else a DNS name. Raises InvalidArgument."""
+    """Return an IP address, or else a DNS name. Raises InvalidArgument."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -124,14 +125,14 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write a certificate and its key, each at once, so that a service that reads them anew sees no half of a file."""
+    """Write a certificate and its key. Each file is replaced at once, so that a service never reads half of a file."""
     form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
     _replace(folder / f"{name}.key", key.private_bytes(encoding, form, serialization.NoEncryption()), 0o600)
     _replace(folder / f"{name}.pem", certificate.public_bytes(encoding), 0o644)
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Put a file of these rights in the place of the one of this name."""
+    """Replace the file of this name by a new one with these permissions."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode, exist_ok=False)

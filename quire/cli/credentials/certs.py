@@ -18,7 +18,7 @@ _AUTHORITY_DAYS = 3650
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: where the files go, and what the public certificate says."""
+    """Add the arguments: the folder for the files, and the names in the public certificate."""
     parser.add_argument("folder", help="where the PEM files are written; an authority that is there is used again")
     parser.add_argument(
         "--host",
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the authority of the services (`ca.pem`), one certificate for each identity, and a public certificate with
-    an authority of its own (`public-ca.pem`); also a key of pages' MACs, unless there is one. Raises InvalidArgument,
-    FailedPrecondition."""
+    its own authority (`public-ca.pem`). Also write a key for the MACs of pages, unless there is one. Raises
+    InvalidArgument, FailedPrecondition."""
     from quire.errors import FailedPrecondition, InvalidArgument
 
     try:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_page_mac_key(path: Path) -> None:
-    """Write a new key, readable to this user alone; one that is there stays, since pages have MACs under it."""
+    """Write a new key that only this user can read. An existing key stays, since pages have MACs with it."""
     if path.exists():
         return
     path.touch(mode=0o600)

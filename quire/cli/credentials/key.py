@@ -1,4 +1,4 @@
-"""`quire key NAME`: a new API key, and the entry that lets it in. The key itself is shown once and kept nowhere."""
+"""`quire key NAME`: makes an API key, and the entry that admits it. The key itself is shown once and not stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCOPES = ("inference", "metrics", "admin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: who the key is for, and what it may do."""
+    """Add the arguments: the owner of the key, and its rights and limits."""
     parser.add_argument("name", help="whom it stands for; keys of one name share caches and limits")
     parser.add_argument("--header", action="store_true", help="print `keys:` before it, which begins a new file")
     parser.add_argument("--scope", action="append", choices=_SCOPES, help="may be repeated (default: inference)")
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make a key; it goes to standard error, and its entry to standard output. `quire key --header alice > keys.yaml`
-    makes the file, and `quire key bob >> keys.yaml` adds to it."""
+    """Make a key. The key goes to standard error, and its entry to standard output. `quire key --header alice >
+    keys.yaml` makes the file, and `quire key bob >> keys.yaml` adds to it."""
     key = f"quire-{secrets.token_urlsafe(32)}"
     entry = [
         *(("keys:",) if args.header else ()),

@@ -1,1 +1,1 @@
-"""What commands print: tables, progress, times, the flow of pages."""
+"""The output of commands: tables, progress, times, the flow of pages."""

@@ -1,5 +1,5 @@
-"""PageWatch: what the services of a stack say of the pages that a request moved: its timings, the workers' metrics, the
-model's geometry. Requests are asked one at a time meanwhile."""
+"""PageWatch: computes which pages a request moved, from reports of the stack's services: the request's timings, the
+workers' metrics and the model's page geometry. The stack must serve only one request at a time meanwhile."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def _page_bytes(scheduler: str) -> int:
 
 
 def _short(instance: str) -> str:
-    """`prefill-1` of `scheduler-prefill-1`."""
+    """Return the short name of a member: `prefill-1` for `scheduler-prefill-1`."""
     return instance.removeprefix("scheduler-")

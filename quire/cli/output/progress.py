@@ -1,4 +1,5 @@
-"""One line per member while a stack starts: redrawn in place on a terminal, one line at each arrival elsewhere."""
+"""One line per member while a stack starts. On a terminal the lines are updated in place; elsewhere a line is printed
+when a member arrives at a phase."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class ProgressLines:
         self._drawn = False
 
     def __call__(self, event: events.Event) -> None:
-        """Show what an event says."""
+        """Show an event."""
         if isinstance(event, events.Ready):
             self._up = True
         elif isinstance(event, events.Restarted):

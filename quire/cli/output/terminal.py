@@ -1,4 +1,4 @@
-"""Text for people: colours where the terminal has them, tables, bars, errors. Knows nothing of what is shown."""
+"""Text for people: colours if the terminal has them, tables, bars, errors. It knows nothing of the content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paint(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def bar(share: float, width: int = 24) -> str:
-    """A bar of eighths of a character; any share above 0 shows."""
+    """Return a bar made of eighths of a character. Any share above 0 is visible."""
     eighths = max(round(min(max(share, 0.0), 1.0) * width * 8), 1 if share > 0 else 0)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width)
@@ -40,7 +40,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def print_error(error: QuireError) -> None:
-    """Print the error to standard error: the cause as the headline, then code, fix and where to read on."""
+    """Print the error to standard error: the cause as the headline, then code, fix and where to read more."""
     where = f"the {error.service} did not start: " if isinstance(error, StartFailed) and error.service else ""
     print(f"{paint('error:', 'red', sys.stderr)} {where}{error.message}", file=sys.stderr)
     lines = {"fix": error.fix, "code": error.code, "request": error.request_id}
@@ -52,8 +52,8 @@ def print_error(error: QuireError) -> None:
 
 
 def refuse_rest(rest: Sequence[str], known: Iterable[str]) -> None:
-    """Raise the error for arguments that the parser did not know; it says what may have been meant. Nothing without
-    any."""
+    """Raise the error for arguments that the parser did not know, with a guess at what was meant. Does nothing if there
+    are none."""
     if rest:
         from quire.engine_options import unknown_option
 

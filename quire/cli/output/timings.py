@@ -16,7 +16,7 @@ _ORDER = (
 
 
 def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:
-    """Return the table of a request's phases. Shares are of the request's whole time as its client saw it; phases of
+    """Return the table of a request's phases. Shares are of the request's whole time as its client saw it. Phases of
     different services may overlap."""
     rank = {service: i for i, service in enumerate(_ORDER)}
     rows, last = [], ""

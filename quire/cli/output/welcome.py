@@ -1,4 +1,4 @@
-"""What a stack that is up says of itself: where it is, and a line that works when pasted."""
+"""The message of a stack that is ready: its addresses, and a command line to try."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.models import is_conversational
 
 
 def print_welcome(spec: StackSpec, ready: Ready) -> None:
-    """Ask the stack for its model, and print where the stack is, and a command that asks it something."""
+    """Ask the stack for its model. Then print the addresses of the stack, and a command that sends it a request."""
     http = ready.http
     key = spec.api_keys[0] if spec.api_keys else None
     name = _served_name(http, key) or spec.model
@@ -32,7 +32,7 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
 
 
 def _served_name(http: str, key: str | None) -> str:
-    """Return the name of the first model that the router lists; empty where it lists none."""
+    """Return the name of the first model that the router lists; empty if it lists none."""
     url = urllib.parse.urlsplit(http)
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     body = http_get(url.hostname or "", url.port or 0, "/v1/models", tls=url.scheme == "https", headers=headers)
@@ -41,7 +41,7 @@ def _served_name(http: str, key: str | None) -> str:
 
 
 def _example(model: str) -> tuple[str, dict[str, Any]]:
-    """A path and a body that suit the model."""
+    """Return a path and a body of a request that suit the model."""
     if is_conversational(model):
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     return "/v1/completions", {"prompt": "ROMEO:\nBut soft,"}

@@ -1,7 +1,8 @@
-"""The files of a model folder that concern text, read and checked: who they say is bos, eos, and the chat templates.
+"""Reads and checks the files of a model folder that concern text: special tokens, end-of-sequence (eos) tokens and chat
+templates.
 
-Knows JSON and where Hugging Face keeps things; knows nothing of how a tokenizer works. Every fault is a ConfigError
-that names the file.
+This module knows JSON and the names of Hugging Face's files. It knows nothing of how a tokenizer works. Every fault is
+a ConfigError that names the file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The contents of the files. `eos` holds ids and token texts as found; the vocabulary resolves them."""
+    """The contents of the files. `eos` holds ids and token texts as the files have them; the vocabulary resolves
+    them."""
 
     name: str
     tokenizer_json: bytes = field(repr=False)
@@ -42,10 +44,11 @@ class ModelFolder:
 def read_model_folder(
     model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
 ) -> ModelFolder:
-    """Read a model's folder, and the folder of its tokenizer if that is another one. Raises ConfigError.
+    """Read a model's folder, and the folder of its tokenizer if that is another folder. Raises ConfigError.
 
-    The name is the model's. Eos tokens are the union of both folders'. `chat_template` is a file that replaces the
-    tokenizer's own templates. `overrides` are fields that replace those of the model's config.json.
+    The name is the name of the model's folder. Eos tokens are the union of both folders' tokens. `chat_template` is a
+    file that replaces the tokenizer's own templates. `overrides` are fields that replace those of the model's
+    config.json.
     """
     if not model and not tokenizer:
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
@@ -70,7 +73,7 @@ def read_model_folder(
 
 def eos_ids_of_folder(folder: Path, overrides: Mapping[str, Any] | None = None) -> list[int]:
     """Return the eos ids of generation_config.json, and of config.json with these overrides. Raises ConfigError, also
-    where there is no such folder."""
+    if there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",
@@ -89,7 +92,7 @@ def overridden_eos_ids(overrides: Mapping[str, Any]) -> list[int]:
 
 
 def read_template(path: str) -> str:
-    """A chat template of its own file. Raises ConfigError."""
+    """Read a chat template from its own file. Raises ConfigError."""
     return _read_text(Path(path))
 
 
@@ -107,7 +110,7 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the file's object; empty where there is no such file. Raises ConfigError."""
+    """Return the file's JSON object; empty if there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
     try:
@@ -141,14 +144,14 @@ def _token_variables(settings: Mapping[str, Any], special_map: Mapping[str, Any]
 
 
 def _token_text(value: object) -> str:
-    """Tokens are written as their text, or as an object with `content`."""
+    """Return the text of a token. Files have a token as its text, or as an object with `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
 
 
 def _eos_ids(path: Path) -> list[int]:
-    """Return the file's ids of `eos_token_id`; of a multimodal config.json without them, those of its language model.
-    Raises ConfigError."""
+    """Return the ids of the file's `eos_token_id`. A multimodal config.json without them has those of its language
+    model. Raises ConfigError."""
     fields = _read_json(path)
     text = fields.get("text_config")
     if fields.get(EOS_FIELD) is None and isinstance(text, dict):
@@ -157,7 +160,8 @@ def _eos_ids(path: Path) -> list[int]:
 
 
 def _token_ids(value: object, source: str, fix: str) -> list[int]:
-    """Return the token ids of a field that is one or a list. Raises ConfigError for a number that is no int32."""
+    """Return the token ids of a field that has one id or a list of ids. Raises ConfigError for a number that is not an
+    int32."""
     values = value if isinstance(value, list) else [value]
     ids = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
     for wrong in (v for v in ids if abs(v) > MAX_I32):
@@ -170,8 +174,8 @@ def _token_ids(value: object, source: str, fix: str) -> list[int]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name. The file chat_template.jinja wins over the same template within the JSON
-    files."""
+    """Return the chat templates by name. The file chat_template.jinja takes precedence over the same template within
+    the JSON files."""
     found = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(found, str):

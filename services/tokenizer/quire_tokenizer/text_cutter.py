@@ -1,8 +1,8 @@
-"""Where a long text may be cut so that the tokens of its pieces are those of the whole.
+"""Cuts a long text into pieces whose tokens are exactly the tokens of the whole text.
 
-Between a letter or a digit and a space or a full stop, the patterns of GPT-2, Llama 3 and Qwen begin a new word,
-whatever comes before and after, and no token is of two words. Other tokenizers make no such promise: their texts stay
-whole.
+The patterns of GPT-2, Llama 3 and Qwen begin a new word between a letter or a digit and a space or a full stop,
+whatever comes before and after. No token contains parts of two words. Other tokenizers do not promise this, so their
+texts are not cut.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CUT = re.compile(f'[{_LETTERS}][ \t\r\n,.;:!?)"/+=\u3001\u3002\uff0c]')
 def may_cut(
     pre_tokenizers: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], added: Iterable[AddedToken]
 ) -> bool:
-    """Whether texts may be cut, by the steps of this tokenizer: words as GPT-2, Llama 3 or Qwen cut them, no normalizer
-    but NFC, and no added token that reaches over a cut."""
+    """Whether texts of this tokenizer may be cut, judging by its steps. It must find words as GPT-2, Llama 3 or Qwen
+    do, have no normalizer but NFC, and no added token that could extend over a cut."""
     if any(step["type"] != "NFC" for step in normalizers):
         return False
     # Such a token may reach over a cut, or looks at its neighbours.
@@ -47,8 +47,8 @@ def may_cut(
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each piece: PIECE_CHARS characters, and as many more as there are until the next place to
-    cut. Raises TEXT_TOO_LARGE where that is too far away."""
+    """Yield begin and end of each piece: PIECE_CHARS characters, and then as many as there are until the next possible
+    cut. Raises TEXT_TOO_LARGE if that is too far away."""
     start = 0
     while start < len(text):
         cut = _CUT.search(text, start + PIECE_CHARS)
@@ -65,7 +65,7 @@ def _is_known(step: dict[str, Any]) -> bool:
 
 
 def _no_words(chars: int) -> TooLarge:
-    """Return the error of a text that has no place to cut for too long."""
+    """Return the error for a text without a possible cut over too many characters."""
     return TooLarge(
         "TEXT_TOO_LARGE",
         f"The text has {chars} characters without the end of a word; at most {_MOST_CHARS} are accepted.",

@@ -1,7 +1,8 @@
-"""What the process holds: the vocabulary and the tools around it, and the count of streams.
+"""TextService: the state of the tokenizer process. It has the vocabulary, the tools that use it, and the number of
+streams.
 
-It is made empty, so that the port can open at once, and becomes ready when the model's files are read. Knows nothing of
-gRPC.
+It is made empty, so that the port can open at once, and becomes ready when the model's files have been read. It knows
+nothing of gRPC.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class TextTools:
-    """What is there once the model is loaded."""
+    """The tools that exist once the model is loaded."""
 
     vocabulary: Vocabulary
     encoder: Encoder
@@ -46,7 +47,7 @@ class TextTools:
 
 
 class TextService:
-    """Used from one event loop."""
+    """The state of the process. Only one event loop may use it."""
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
@@ -74,12 +75,12 @@ class TextService:
         return self._tools
 
     async def load(self) -> None:
-        """Read the model's files, off the loop. Raises ConfigError."""
+        """Read the model's files in a thread. Raises ConfigError."""
         self._tools = await self._work.run(self._load)
 
     @contextlib.contextmanager
     def detokenizing(self) -> Iterator[Detokenizer]:
-        """A context that yields the state of a Detokenize stream and counts the stream while it is open. Raises
+        """Return a context that yields the state of a Detokenize stream, and counts the stream while it is open. Raises
         Overloaded if too many streams are open."""
         vocabulary = self.tools.vocabulary
         if len(self._streams) >= self._config.max_streams:
@@ -107,7 +108,7 @@ class TextService:
 
     @property
     def open_requests(self) -> int:
-        """Requests on all streams that have not ended."""
+        """Return the number of requests on all streams that have not ended."""
         return sum(map(len, self._streams))
 
     async def close(self) -> None:

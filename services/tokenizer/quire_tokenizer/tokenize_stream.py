@@ -1,6 +1,6 @@
-"""A router's standing stream of texts to encode, conversations to render and grammars to compile. Each is answered when
-it is ready: a short one does not wait for a long one before it. Knows nothing of the work itself.
-"""
+"""TokenizeStream: a router's permanent stream of texts to encode, conversations to render and grammars to compile. Each
+request is answered when its result is ready, so a short request does not wait for an earlier long one. This module
+knows nothing of the work itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ log = get_logger(__name__)
 
 
 class TokenizeStream:
-    """One stream. `work` makes an answer but for its id, or raises the QuireError of this request alone."""
+    """One stream. `work` returns the answer to a request, without the request's id, or raises a QuireError that
+    concerns only this request."""
 
     def __init__(self, work: Work, write: Write) -> None:
         self._work = work
@@ -31,8 +32,9 @@ class TokenizeStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self, requests: AsyncIterator[pb.TokenizeRequest]) -> None:
-        """Start a task for each request, which answers it, and cancel those that the peer cancels. Returns when the
-        peer has closed its side and has all answers; when the peer is gone, all tasks are cancelled."""
+        """Start a task for each request, which answers it, and cancel the tasks of requests that the peer cancels.
+        Returns when the peer has closed its side and has all answers. If the connection breaks, all tasks are
+        cancelled."""
         try:
             await self._write(pb.TokenizeResponse())
             async for request in requests:
@@ -52,7 +54,7 @@ class TokenizeStream:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, request: pb.TokenizeRequest) -> None:
-        """Do the request's work and write its answer, or its error, to the stream."""
+        """Do the work of a request, and write its answer or its error to the stream."""
         context = getattr(request, request.WhichOneof("work") or "encode").context
         with tracing.continued(context):
             try:

@@ -1,6 +1,7 @@
-"""The model's tokenizer and everything known of it from the start: ids, special tokens, pieces, digest.
+"""Vocabulary: the model's tokenizer and all facts about it that are known from the start: ids, special tokens, pieces,
+digest.
 
-Loaded once, immutable, shared by threads. Knows nothing of requests.
+It is loaded once, never changes, and is shared by threads. It knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ _NFC_SHRINKS = 3
 
 
 class Vocabulary:
-    """What the services may ask of a model's tokens."""
+    """All that the services may ask about a model's tokens."""
 
     def __init__(
         self, folder: ModelFolder, reasoning_config: str = "", tool_parser: str = "", reasoning_parser: str = ""
     ) -> None:
-        """`tool_parser`, `reasoning_parser`: names; "": as the chat template shows. Raises ConfigError."""
+        """`tool_parser` and `reasoning_parser` are names of parsers; "" means the parser that the chat template
+        indicates. Raises ConfigError."""
         self.model = folder.name
         self.tokenizer = _load(folder)
         self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -89,8 +91,8 @@ class Vocabulary:
         spaces_between_special_tokens: bool,
         parsing: ParseOptions | None = None,
     ) -> TextDecoder:
-        """Return a new decoder for one sequence: by the table of pieces if there is one, else by the library. It is a
-        ParsedDecoder where reasoning or tool calls are to be taken out of an answer and there is a parser for them."""
+        """Return a new decoder for one sequence. It uses the table of pieces if there is one, else the library. It is a
+        ParsedDecoder if the answer's reasoning or tool calls are wanted and there is a parser for them."""
         parsed = parsing if parsing is not None and self.parsers.wanted(parsing) else None
         markers = self.parsers.token_markers(parsed).keys() if parsed is not None else _NO_TOKENS
         skip = self._special_ids - markers if skip_special_tokens else _NO_TOKENS
@@ -102,7 +104,7 @@ class Vocabulary:
         return decoder if parsed is None else self.parsers.wrap(decoder, parsed)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that this token adds to a text that goes on; none for ids beyond the vocabulary."""
+        """Return the bytes that this token adds in the middle of a text; no bytes for ids beyond the vocabulary."""
         if not 0 <= token_id < self.size:
             return b""
         if self._table is None:
@@ -130,8 +132,8 @@ def _load(folder: ModelFolder) -> Tokenizer:
 
 
 def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:
-    """Return how many UTF-8 bytes of a text one token can stand for, or 0 where there may be no bound. There is one for
-    byte-level tokenizers that drop nothing: all bytes known, no text removed before the model sees it."""
+    """Return how many UTF-8 bytes of a text one token can stand for, or 0 if there may be no bound. There is a bound
+    for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it."""
     texts = {*tokens.values()}
     cutters = _flat(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
@@ -158,8 +160,8 @@ def _flat(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
 
 
 def _digest(folder: ModelFolder) -> bytes:
-    """Return a hash of tokenizer.json and the chat templates. All are length-framed, so that no two sets of files look
-    alike."""
+    """Return a hash of tokenizer.json and the chat templates. Each file is hashed with its length, so that no two sets
+    of files give the same input."""
     digest = hashlib.sha256()
     for part in (folder.tokenizer_json, *(p.encode() for item in sorted(folder.templates.items()) for p in item)):
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -1,6 +1,6 @@
-"""Threads for work that would hold up the event loop, with a bounded queue before them.
+"""WorkPool: threads for work that would block the event loop, with a bounded queue.
 
-The tokenizers library lets go of the interpreter lock while it works, so threads do help.
+The tokenizers library releases the GIL while it works, so threads run in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class WorkPool:
-    """Runs functions off the loop; refuses when `max_waiting` are under way. Used from one event loop."""
+    """Runs functions in threads. It refuses a function when `max_waiting` are under way. Only one event loop may use
+    it."""
 
     def __init__(self, threads: int, max_waiting: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="work")
@@ -26,8 +27,8 @@ class WorkPool:
         self._under_way = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run the function in a thread, and return its result or raise its exception. Raises Overloaded where too many
-        wait. A caller that leaves does not stop the function."""
+        """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if too many
+        functions wait. If the caller is cancelled, the function still runs to its end."""
         if self._under_way >= self._max_waiting:
             raise Overloaded(
                 "TOKENIZER_OVERLOADED",
@@ -41,7 +42,7 @@ class WorkPool:
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """Do not wait for what runs."""
+        """Close the pool without waiting for running functions."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: asyncio.Future[T]) -> None:

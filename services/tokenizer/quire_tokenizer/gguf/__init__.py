@@ -1,1 +1,1 @@
-"""A GGUF file's tokenizer and chat templates, in the form that a model folder would have them."""
+"""Reads the tokenizer and the chat templates of a GGUF file, in the form of a model folder."""

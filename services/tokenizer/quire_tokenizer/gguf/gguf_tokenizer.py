@@ -1,4 +1,5 @@
-"""A GGUF file's tokenizer as a ModelFolder: tokenizer.json, special tokens, eos tokens, chat templates."""
+"""Reads a GGUF file's tokenizer as a ModelFolder: tokenizer.json, special tokens, end-of-sequence tokens, chat
+templates."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _mapped_bytes() -> int:
 
 
 def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
-    """Return the error for a message of llguidance."""
+    """Return the error that stands for a message of llguidance."""
     said = error_line(message)
     if found := re.search(r"Unimplemented keys: (\[.*?\])", message):
         first, *more = json.loads(found[1])

@@ -80,11 +80,11 @@ class _Compiling:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it was cancelled because no request waits for it."""
+        """Whether the compilation was cancelled because no request waits for it."""
         return self.task.cancelling() > 0
 
     async def wait(self) -> CompiledGrammar:
-        """Return the grammar. If all requests that wait are cancelled, so is the compilation."""
+        """Return the grammar. If all waiting requests are cancelled, the compilation is cancelled too."""
         self._waiters += 1
         try:
             await asyncio.wait({self.task})
@@ -137,14 +137,14 @@ class GrammarCompiler:
         return await compiling.wait()
 
     async def close(self) -> None:
-        """End what runs, and the idle processes."""
+        """End running compilations, and the idle processes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._children.close()
 
     def _ended(self, digest: bytes, task: asyncio.Task[CompiledGrammar]) -> None:
-        """Forget a task that is done. Its error is read, since all that waited may have left."""
+        """Forget a task that is done. Its error is read here, since all requests that waited may have left."""
         self._tasks.discard(task)
         compiling = self._running.get(digest)
         if compiling is not None and compiling.task is task:
@@ -250,7 +250,7 @@ def _cache_time_s(error: GrammarRefused) -> float:
 
 
 def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
-    """Return the size of an outcome in bytes, roughly."""
+    """Return the approximate size of an outcome in bytes."""
     texts = (
         (outcome.message, outcome.fix)
         if isinstance(outcome, GrammarRefused)
@@ -260,7 +260,7 @@ def _size_of(outcome: CompiledGrammar | GrammarRefused) -> int:
 
 
 def _copy_of(refusal: GrammarRefused) -> GrammarRefused:
-    """Return a copy of a cached refusal: an exception that is raised twice would collect tracebacks."""
+    """Return a copy of a cached refusal. An exception that is raised twice would collect tracebacks."""
     return GrammarRefused(refusal.code, refusal.message, refusal.fix, param=refusal.param, reason=refusal.reason)
 
 

@@ -1,4 +1,5 @@
-"""GrammarSource: what an answer must match, as a request says it. GrammarRefused: the error for a bad source."""
+"""GrammarSource: the structure that an answer must match, as a request describes it. GrammarRefused: the error for a
+bad source."""
 
 from __future__ import annotations
 

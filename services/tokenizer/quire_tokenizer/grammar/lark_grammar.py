@@ -23,10 +23,11 @@ _TOP = "answer"
 
 
 class LarkGrammar:
-    """`added`: the ids of the tokens that were added to the vocabulary, by their text. In llguidance, such a token
-    never matches text, so that literals name it by its id.
+    """A grammar under construction. `added`: the ids of the tokens that were added to the vocabulary, by their text.
+    llguidance never matches such a token against text, so literals name it by its id.
 
-    An *expression* is the right-hand side of a rule, or a part of it."""
+    An *expression* is the right-hand side of a rule, or a part of it.
+    """
 
     def __init__(self, added: Mapping[str, int]) -> None:
         self._added = added
