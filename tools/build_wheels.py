@@ -49,8 +49,8 @@ def build_wheels(root: Path, out: Path) -> list[Path]:
 
 
 def commit_time(root: Path) -> str:
-    """The seconds of the last commit, which all files in the wheels carry as their time; without git, those of 1980,
-    where the times of zip files begin."""
+    """Return the time of the last commit in seconds. All files in the wheels have this time. Without git, it is the
+    earliest time of zip files, in 1980."""
     command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True)

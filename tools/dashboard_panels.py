@@ -11,8 +11,8 @@ _QUANTILES = ("0.5", "0.95", "0.99")
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`queries` are pairs of an expression and a legend. `everywhere`: the panel has data in every stack; False: only
-    where there is what its text names."""
+    """A panel. `queries` are pairs of an expression and a legend. `everywhere` True: the panel has data in every stack;
+    False: only in stacks with the part that its text names."""
 
     title: str
     unit: str
@@ -30,7 +30,7 @@ class Dashboard:
 
 
 def _quantiles(metric: str, selector: str = _M, by: str = "") -> tuple[tuple[str, str], ...]:
-    """Quantiles of a histogram; `by` is a further label, as in `medium, `."""
+    """Return queries for quantiles of a histogram. `by` is a further label, as in `medium, `."""
     legend = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(",") if label.strip())
     return tuple(
         (
@@ -47,7 +47,7 @@ def _p95(metric: str, by: str, selector: str = "") -> tuple[tuple[str, str], ...
 
 
 def _rate(metric: str, by: str = "", selector: str = "", *, rare: bool = False) -> tuple[tuple[str, str], ...]:
-    """The rate of a counter by labels. `rare`: a counter that may have no series yet counts as 0."""
+    """Return the rate of a counter by labels. `rare`: a counter that may have no series yet counts as 0."""
     rate = f"rate({metric}{{{selector}}}{_R})"
     query = f"sum by ({by}) ({rate})" if by else f"sum({rate})"
     legend = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(",")) if by else metric

@@ -1,4 +1,4 @@
-"""Texts of the demo models' cards, from what a training run measured."""
+"""The texts of the demo models' cards, with the figures that a training run measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from demo_training import Agreement
 
 
 def figure_table(figures: dict[str, float]) -> str:
-    """Markdown rows; perplexity only where the figure is a loss per token."""
+    """Return Markdown rows. A figure has a perplexity only if it is a loss per token."""
     lines = ["| measured on | loss (nats per token) | perplexity |", "| --- | --- | --- |"]
     for name, value in figures.items():
         if name != "bits per byte":
@@ -27,7 +27,7 @@ def model_card(
     size: int,
     args: argparse.Namespace,
 ) -> str:
-    """The card of the model itself."""
+    """Return the card of the model itself."""
     shape = net.shape
     told = "\n\n".join(f"**{kind}**, `{prompt!r}`\n\n```text\n{answer}\n```" for kind, prompt, answer in shown)
     teachers = (
@@ -88,7 +88,7 @@ Not selected: the first that the tool drew.
 def draft_card(
     net: Llama, figures: dict[str, float], size: int, found: dict[str, Agreement], args: argparse.Namespace
 ) -> str:
-    """The card of the draft: what matters is how often it foretells the model."""
+    """Return the card of the draft model. Its main figure is how often the draft predicts the model's token."""
     rows = "\n".join(f"| {name} | {value.rate:.1%} | {value.accepted_of_4:.2f} |" for name, value in found.items())
     return f"""
 # Quire demo draft

@@ -1,7 +1,8 @@
 """The demo model's training data: the plays as a stream of tokens, and as conversations in the chat format.
 
-The corpus is text in which every speech is `NAME:` and its lines, then a blank line. The first 90 % are for training,
-the next 5 % choose the checkpoint, the last 5 % are only reported. Rows made here are int32 arrays; no torch in here.
+In the corpus, every speech is `NAME:` and its lines, followed by a blank line. The first 90 % are for training, the
+next 5 % choose the checkpoint, and the last 5 % are only reported. Rows are int32 arrays. This module does not use
+torch.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ SMALL_TALK = (
 
 @dataclass(frozen=True)
 class Speech:
-    """One block of the corpus; a block without a name (or a name without lines) keeps its text as it stands."""
+    """One block of the corpus. A block without a name (or a name without lines) keeps its text unchanged."""
 
     name: str
     lines: str
@@ -157,7 +158,8 @@ class Stream:
 
 
 def make_stream(speeches: list[Speech], segmenter: Segmenter, noisy: bool) -> Stream:
-    """Tokens of all speeches; cutting by speech changes nothing, since no token spans a blank line's end."""
+    """Return the tokens of all speeches. Tokenizing speech by speech gives the same tokens as the whole text, since no
+    token spans the end of a blank line."""
     ids: list[int] = []
     starts: list[int] = []
     for speech in speeches:
@@ -167,9 +169,9 @@ def make_stream(speeches: list[Speech], segmenter: Segmenter, noisy: bool) -> St
 
 
 class PlainRows:
-    """Rows of running text: stretches of the plays, each behind a beginning-of-text token.
+    """Rows of running text: pieces of the plays, each after a beginning-of-text token.
 
-    Half of them start where a speech does, as a prompt would; a tenth of the short ones stop at the end of a speech.
+    Half of them start where a speech starts, as a prompt would. A tenth of the short ones end at the end of a speech.
     """
 
     def __init__(self, streams: list[Stream], tokenizer: Tokenizer, rng: np.random.Generator) -> None:
@@ -200,8 +202,8 @@ class PlainRows:
 class ChatMaker:
     """Conversations in the chat format, made of speeches.
 
-    Many are a dialogue of the plays, its speeches taken in turn by user and assistant. The others are requests of the
-    kinds that people type (a topic, a speaker, a scene, a text to continue), answered with a speech that fits.
+    Many are a dialogue of the plays, whose speeches user and assistant take in turn. The others are requests that
+    people type (a topic, a speaker, a scene, a text to continue), answered with a suitable speech.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class ChatMaker:
         self._topics |= COMMON_TOPICS
 
     def row(self, length: int, noisy: bool) -> np.ndarray:
-        """One padded row: a conversation that fits in `length` (long rows get long conversations)."""
+        """Return one padded row: a conversation that fits into `length`. Long rows get long conversations."""
         ids = [self._id[BOS]]
         if self._rng.random() < 0.3:
             ids += self._turn("system", self._pick(SYSTEM_PROMPTS), noisy)
@@ -240,7 +242,7 @@ class ChatMaker:
             role, at = 1 - role, at + 1
 
     def _requests(self, ids: list[int], length: int, noisy: bool) -> None:
-        """Short exchanges until the row is full: a conversation may change its subject."""
+        """Return short exchanges until the row is full. A conversation may change its subject."""
         while len(ids) < length:
             prompt, answer = self._exchange()
             ids += self._turn("user", prompt, noisy) + self._turn("assistant", answer, noisy)

@@ -1,6 +1,6 @@
-"""Writes a demo model as a Hugging Face folder, and its model card from what was measured.
+"""Writes a demo model as a Hugging Face folder, and its model card from measurements.
 
-Weights leave as bf16 safetensors and nothing else: no pickle, no code.
+Weights are written only as bf16 safetensors, without pickle and code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 
 def write_folder(folder: Path, net: Llama, tokenizer: Tokenizer) -> None:
-    """Everything but the card; files that exist are replaced."""
+    """Write everything except the card. Existing files are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in net.named_parameters()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
@@ -53,20 +53,20 @@ def write_folder(folder: Path, net: Llama, tokenizer: Tokenizer) -> None:
 
 
 def read_weights(folder: Path, shape: NetShape, device: torch.device) -> Llama:
-    """The network as the written file has it, so that what is measured is what is shipped."""
+    """Read the network from the written file, so that the measurements are of the shipped weights."""
     net = Llama(shape)
     net.load_state_dict({name: tensor.float() for name, tensor in load_file(str(folder / "model.safetensors")).items()})
     return net.to(device).eval()
 
 
 def write_card(folder: Path, body: str) -> None:
-    """README.md with the front matter that model hubs read."""
+    """Write README.md with the front matter that model hubs read."""
     front = "---\nlicense: apache-2.0\nlanguage: en\npipeline_tag: text-generation\n---\n\n"
     (folder / "README.md").write_text(front + _reflow(body.strip()) + "\n", encoding="utf-8")
 
 
 def _reflow(markdown: str) -> str:
-    """Paragraphs filled anew, since numbers put into them moved their line ends; what is fenced stays as it is."""
+    """Fill paragraphs again, since the numbers in them moved the line ends. Fenced text stays unchanged."""
     pieces = markdown.split("```")
     for at in range(0, len(pieces), 2):
         blocks = pieces[at].split("\n\n")

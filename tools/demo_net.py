@@ -1,7 +1,7 @@
-"""The demo model's network: a small Llama in plain torch, with parameter names as Hugging Face checkpoints have them.
+"""The demo model's network: a small Llama in plain torch, with the parameter names of Hugging Face checkpoints.
 
-It knows shapes, attention and sampling; it knows nothing of text, tokenizers, files or training. It is apart from the
-serving worker's model code on purpose: weights from elsewhere are what that code can be tested against.
+This module knows shapes, attention and sampling, and nothing of text, tokenizers, files or training. It does not share
+code with the serving worker, so its weights can test the worker's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NetShape:
-    """All sizes of one Llama; the tie of input and output embeddings is not an option here."""
+    """All sizes of one Llama. Input and output embeddings are always tied."""
 
     vocab_size: int
     hidden_size: int
@@ -39,7 +39,7 @@ class NetShape:
 
 
 class KvCache:
-    """Keys and values of one batch, for generation; every row has the same length."""
+    """Keys and values of one batch, for generation. All rows have the same length."""
 
     def __init__(self, shape: NetShape, rows: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         size = (shape.layers, rows, shape.kv_heads, capacity, shape.head_dim)
@@ -56,7 +56,7 @@ class KvCache:
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square normalisation with a learned gain."""
+    """Root-mean-square normalisation with learned weights."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention whose key and value heads are each shared by several query heads."""
+    """Causal attention. Several query heads share each key and value head."""
 
     def __init__(self, shape: NetShape, layer: int, dropout: float) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embedding, layers and final norm; it exists so that parameter names begin with `model.`."""
+    """Embedding, layers and final norm. This class exists so that parameter names begin with `model.`."""
 
     def __init__(self, shape: NetShape, dropout: float) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Trunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole network. Weights are float32 while training; autocast picks the arithmetic."""
+    """The whole network. Weights are float32 during training, and autocast chooses the arithmetic."""
 
     cos: Tensor
     sin: Tensor
@@ -164,7 +164,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if residual else 0.02)
 
     def forward(self, tokens: Tensor, cache: KvCache | None = None, last_only: bool = False) -> Tensor:
-        """Logits for int64 tokens [rows, length]; with a cache the tokens continue what it holds."""
+        """Compute logits for int64 tokens [rows, length]. With a cache, the tokens continue the tokens in the cache."""
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         x = self.drop(self.model.embed_tokens(tokens))
@@ -186,9 +186,10 @@ def generate(
     generator: torch.Generator,
     stop_ids: Sequence[int] = (),
 ) -> Tensor:
-    """Continue equally long prompts [rows, length], each row at its own temperature (0 is greedy).
+    """Continue equally long prompts [rows, length]. Each row has its own temperature (0 is greedy).
 
-    With stop_ids it ends early once every row has stopped; a row that stopped goes on filling with its stop token.
+    With stop_ids, generation ends early when every row has stopped. A row that has stopped is filled with its stop
+    token.
     """
     device = prompts.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

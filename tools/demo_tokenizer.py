@@ -1,7 +1,7 @@
 """The demo model's tokenizer: a byte-level BPE of 4096 entries, its special tokens and its chat template.
 
-It also holds `Segmenter`, which cuts text in the tokenizer's own way or, for training, in random finer ways (BPE
-dropout). The tokenizers library can drop merges too, but not from a seed, and a training run must repeat.
+The module also has `Segmenter`, which cuts text as the tokenizer does or, for training, at random into smaller pieces
+(BPE dropout). The tokenizers library also has dropout, but not from a seed, and training runs must be repeatable.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 class Segmenter:
-    """Text to token ids, with an optional random refinement of words.
+    """Converts text to token ids, optionally with a random, finer segmentation of words.
 
-    A word is cut once in the tokenizer's own way and `variants` times with merges left out at random; a noisy encoding
-    picks one of these for each occurrence. The model then sees a rare word's pieces in more contexts than one.
+    Each word is cut once as the tokenizer does, and `variants` times with random merges left out. A noisy encoding
+    picks one of these for each occurrence. So the model sees the pieces of a rare word in more contexts.
     """
 
     def __init__(self, tokenizer: Tokenizer, drop: float, variants: int, rng: np.random.Generator) -> None:
@@ -139,7 +139,7 @@ class Segmenter:
         self._words: dict[str, list[list[int]]] = {}
 
     def encode(self, text: str, noisy: bool) -> list[int]:
-        """Token ids of plain text; markup in it is text like any other."""
+        """Return the token ids of plain text. Markup in the text is ordinary text."""
         ids: list[int] = []
         for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text):
             cuts = self._words.get(word)
@@ -150,7 +150,7 @@ class Segmenter:
         return ids
 
     def _cut(self, word: str, drop: float) -> list[int]:
-        """Byte-pair merging, lowest rank first, where each candidate is passed over with probability `drop`."""
+        """Merge byte pairs, lowest rank first. Each candidate is skipped with probability `drop`."""
         pieces = list(word)
         while len(pieces) > 1:
             best: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
-"""Writes the table of docs/fault-tolerance.md: which faults were tried, and what clients noticed of them.
+"""Writes the table of docs/fault-tolerance.md: the faults that were tried, and their effects on clients.
 
-`make chaos` writes docs/fault-tolerance.json. `python -m tools.fault_tolerance` makes the table of it; a test fails
-where the table is out of date.
+`make chaos` writes docs/fault-tolerance.json. `python -m tools.fault_tolerance` makes the table from it. A test fails
+if the table is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEAD = (
 
 
 def table(record: dict[str, Any]) -> str:
-    """The facts of a run, and one row for each kind of fault, in groups."""
+    """Return the facts of a run, and one row for each kind of fault, in groups."""
     lines = [line for group in record["groups"].values() for line in group]
     names = ("faults", "answers", "errors", "wrong", "kept", "failed")
     total = {name: sum(line[name] for line in lines) for name in names}
@@ -30,9 +30,9 @@ def table(record: dict[str, Any]) -> str:
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. After {total['kept']} faults"
         f" something was kept. The test itself failed at {total['failed']} faults.\n\n"
-        "The services noticed 99% of the faults with *, or streams went on without notice,"
-        f" within {record['detection_p99_s']:.2f} s. Every stream went on within {record['pause_p99_s']:.2f} s"
-        " after 99% of all faults.\n"
+        f"For 99% of the faults with *, the services noticed the fault within {record['detection_p99_s']:.2f} s,"
+        f" or the streams went on without it. For 99% of all faults, every stream went on within"
+        f" {record['pause_p99_s']:.2f} s.\n"
     )
     for title, group in record["groups"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{_HEAD}" + "".join(map(_row, group))
@@ -40,7 +40,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def document(page: str, record: dict[str, Any]) -> str:
-    """The page with the table of this record."""
+    """Return the page with the table of this record."""
     before, _, rest = page.partition(_BEGIN)
     return before + _BEGIN + "\n" + table(record) + "\n" + _END + rest.partition(_END)[2]
 

@@ -43,7 +43,7 @@ def render(dashboard: Dashboard) -> str:
 
 
 def write() -> None:
-    """Write every dashboard, and remove those that are no more."""
+    """Write every dashboard, and remove files of dashboards that no longer exist."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     files = {FOLDER / f"{dashboard.name}.json": render(dashboard) for dashboard in DASHBOARDS}
     for file in set(FOLDER.glob("*.json")) - files.keys():

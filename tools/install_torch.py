@@ -1,8 +1,8 @@
-"""Installs torch into the Python that runs this, in the build that fits the machine. Needs nothing but the standard
-library and pip; knows no version: constraints.txt has it.
+"""Installs torch into the Python that runs this program, in the build for this machine. The program needs only the
+standard library and pip. It knows no version, because constraints.txt has it.
 
-PyPI's torch for Linux brings CUDA along, some 4 GB. A machine without an NVIDIA GPU gets the CPU build of PyTorch's own
-index, where that answers. TORCH_INDEX names another index; empty, it turns this off, as an image for GPUs needs it.
+PyPI's torch for Linux includes CUDA, some 4 GB. A machine without an NVIDIA GPU gets the CPU build from PyTorch's own
+index, if that answers. TORCH_INDEX names another index. An empty TORCH_INDEX turns this off; images for GPUs need that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Run = Callable[[Sequence[str]], int]
 
 
 def main() -> int:
-    """The exit code of the pip that decided."""
+    """Return the exit code of the last pip that ran."""
     return install(os.environ, sys.platform, Path("/"), answers, _run)
 
 
 def install(environment: Mapping[str, str], platform: str, root: Path, probe: Callable[[str], bool], run: Run) -> int:
-    """Run pip with the index that `chosen_index` names; where nobody asked for that one and it fails, without it."""
+    """Run pip with the index of `chosen_index`. If the user did not choose that index and pip fails, run it again
+    without the index."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     torch = ["--constraint", str(CONSTRAINTS), "torch"]
     index = chosen_index(environment, platform, root, probe)
@@ -46,7 +47,7 @@ def install(environment: Mapping[str, str], platform: str, root: Path, probe: Ca
 
 
 def chosen_index(environment: Mapping[str, str], platform: str, root: Path, probe: Callable[[str], bool]) -> str | None:
-    """The index to take torch from; None: the package index that pip is configured for."""
+    """Return the index from which to install torch; None: the package index that pip is configured for."""
     if "TORCH_INDEX" in environment:
         return environment["TORCH_INDEX"] or None
     # Elsewhere the package index has CPU builds.
@@ -56,7 +57,7 @@ def chosen_index(environment: Mapping[str, str], platform: str, root: Path, prob
 
 
 def has_nvidia_gpu(root: Path) -> bool:
-    """By the driver's files, or by its tool if that lists a device."""
+    """Whether the machine has an NVIDIA GPU: by the driver's files, or by its tool if that lists a device."""
     if any((root / name).exists() for name in DRIVER):
         return True
     tool = shutil.which("nvidia-smi")
@@ -70,7 +71,7 @@ def has_nvidia_gpu(root: Path) -> bool:
 
 
 def answers(index: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether the index has a page about torch. Proxies are those of the environment, as pip's are."""
+    """Whether the index has a page about torch. Proxies come from the environment, as for pip."""
     certificates = os.environ.get("PIP_CERT") or None
     try:
         context = ssl.create_default_context(cafile=certificates)

@@ -1,7 +1,7 @@
 """Writes docs/limits.md: every field that a client can send, its bound, and what its cost grows with.
 
-Bounds of HTTP fields come from the tables that requests are checked by. `python -m tools.limits_table` writes the file;
-a test fails where it is out of date, and where a field has no cost class.
+Bounds of HTTP fields come from the tables that check requests. `python -m tools.limits_table` writes the file. A test
+fails if the file is out of date, or if a field has no cost class.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCHEMA = f"{_SOURCE}; nested at most {MAX_DEPTH} deep"
 
 
 def bound_of(field: Field) -> str:
-    """The bound that a table of fields says."""
+    """Return the bound in a table of fields."""
     if field.kind == "bool":
         return "true or false"
     if field.kind in ("strings", "texts"):
@@ -229,7 +229,7 @@ _PRODUCTS = (
 
 
 def http_fields() -> dict[str, list[Field]]:
-    """Fields by name, of all tables."""
+    """Return the fields of all tables by name."""
     found: dict[str, list[Field]] = {}
     for table in vars(tables).values():
         if isinstance(table, Mapping):
@@ -240,7 +240,8 @@ def http_fields() -> dict[str, list[Field]]:
 
 
 def rpc_fields() -> dict[str, str]:
-    """`Message.field` of all that the public contract's requests may contain, with the field's own name."""
+    """Return `Message.field` of all fields that requests of the public contract may contain, with the field's own
+    name."""
     found: dict[str, str] = {}
 
     def walk(message: Descriptor) -> None:
@@ -257,7 +258,7 @@ def rpc_fields() -> dict[str, str]:
 
 
 def row(name: str) -> tuple[str, str, str]:
-    """Field, bound and cost class. Raises KeyError for a field without a class."""
+    """Return field, bound and cost class. Raises KeyError for a field without a class."""
     fields = [field for field in http_fields()[name] if field.supported]
     if not fields:
         return name, "not supported: refused unless the value has no effect", "none"
@@ -278,7 +279,7 @@ def rpc_row(key: str, name: str) -> tuple[str, str, str]:
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines()) + "\n"
 
 

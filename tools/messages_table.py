@@ -1,8 +1,8 @@
-"""Writes docs/messages.md: every message between services, its bound in bytes, and what enforces it.
+"""Writes docs/messages.md: every message between services, its bound in bytes, and what enforces the bound.
 
-Rows are found by walking the contracts' descriptors and the frames' kinds; bounds are the constants that the code
-checks by. `python -m tools.messages_table` writes the file; a test fails where it is out of date, and where a message
-has no row.
+The program finds the rows in the contracts' descriptors and the kinds of frames. The bounds are the constants of the
+code. `python -m tools.messages_table` writes the file. A test fails if the file is out of date, or if a message has no
+row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HASH, _ALTERNATIVE, _PUBLIC_ALTERNATIVE = 34, 8, 20
 
 
 def size(count: int) -> str:
-    """Bytes, as people say them."""
+    """Return a number of bytes in words."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"
@@ -275,13 +275,13 @@ REDIS = (
 
 
 def methods() -> dict[str, MethodDescriptor]:
-    """Every RPC of the contracts, by `Service.Method`."""
+    """Return every RPC of the contracts, by `Service.Method`."""
     services = [service for contract in CONTRACTS for service in contract.DESCRIPTOR.services_by_name.values()]
     return {f"{service.name}.{method.name}": method for service in services for method in service.methods}
 
 
 def document() -> str:
-    """The whole page. Raises KeyError for a message without a row."""
+    """Return the whole page. Raises KeyError for a message without a row."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Writes docs/models.md: the model families that have an entry in the worker's registry, how each is tested, and which
 models without an entry were tested in the Transformers backend.
 
-`python -m tools.models_table` writes the file; a test fails where it is out of date.
+`python -m tools.models_table` writes the file; a test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Quire reads a Hugging Face folder with safetensors of each architecture in this 
 model's folder. The column *GGUF* has the name of the architecture in GGUF files, where Quire reads those too. The next
 section describes how these files are tested.
 
-A test compares tiny random models of each architecture with transformers, on the CPU in float32: logits to within
-0.0001, and greedy tokens. The same test shows that a prompt in chunks, and a prompt with a cached prefix, have the
-same logits to the bit. The column *configurations* has the number of tiny models.
+A test runs tiny random models of each architecture with Quire and with transformers, on the CPU in float32. Greedy
+tokens must be equal, and logits may differ by 0.0001. The test also runs prompts in chunks, and prompts with a cached
+prefix. Their logits must be equal to the bit. The column *configurations* has the number of tiny models.
 """
 _MULTIMODAL = """## Multimodal models
 
@@ -50,8 +50,8 @@ weights of the other parts in the file. Requests with images are refused.
 {rows}
 
 A test compares tiny random models of each architecture with the multimodal class of transformers, for each layout of
-names that their checkpoints have. `--hf-overrides` replaces fields of the language model. A language model without an
-entry in the table above runs in the [Transformers backend](#other-architectures), for example `ministral3`, and
+names that their checkpoints have. `--hf-overrides` replaces fields of the language model. If the language model has no
+entry in the table above, it runs in the [Transformers backend](#other-architectures). Examples are `ministral3`, and
 `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
@@ -65,13 +65,13 @@ each family describes these differences. The column *GGUF test* says how the map
 | transformers | the same, and what transformers reads from the file |
 | real model | the same, and a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) is compared with transformers |
 
-All compare logits and greedy tokens. The tests convert a model as llama.cpp's converter does: the package `gguf` gives
-the names of tensors and keys. The order of rows is written down in the tests, after llama.cpp's scripts. So for
-*converted*, no other program confirms the order of rows.
+All these tests compare logits and greedy tokens. They convert a model as llama.cpp's converter does: the package `gguf`
+gives the names of tensors and keys. The tests themselves contain the order of rows, which follows llama.cpp's scripts.
+So for *converted*, no other program confirms the order of rows.
 
 Quire refuses a GGUF file of another architecture, a key of the architecture that it does not read, and a
-pre-tokenizer that it does not know. The error names it. If only the pre-tokenizer is unknown, name the folder of its
-tokenizer with `--tokenizer`. Quire knows these pre-tokenizers (`tokenizer.ggml.pre`) of byte-level vocabularies:
+pre-tokenizer that it does not know. The error names the cause. If only the pre-tokenizer is unknown, name the folder of
+its tokenizer with `--tokenizer`. Quire knows these pre-tokenizers (`tokenizer.ggml.pre`) of byte-level vocabularies:
 
 {pre_tokenizers}.
 
@@ -84,8 +84,8 @@ llama.cpp's converter changes some models:
   model's sliding window.
 - GGUF files of SmolLM3 do not say which layers have no rotary embedding. Quire leaves it out in every fourth layer,
   as llama.cpp does.
-- GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). Quire takes the size of a head; for
-  the 27B models, the hidden size divided by the number of heads, as llama.cpp does.
+- GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
+  of a head instead. For the 27B models it uses the hidden size divided by the number of heads.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
@@ -93,7 +93,7 @@ Models without an entry in the table run in the Transformers backend. The Python
 their layers operation by operation, and Quire's kernels compute attention over KV pages. Prefix caching, chunked
 prefill, KV transfer and sampling work as for other models.
 
-Steps take longer than in Quire's own code, mostly where they are small. On a CPU with one thread, a step of the demo
+Steps take longer than in Quire's own code, mostly if they are small. On a CPU with one thread, a step of the demo
 model took 8 ms instead of 1 ms for one sequence, and 34 ms instead of 23 ms for 64 ([log](../bench/LOG.md)).
 
 ```
@@ -109,10 +109,11 @@ The container images of workers have this package. `--model-impl` chooses the im
 | `quire` (alias: `vllm`) | Quire. Other architectures are an error |
 | `transformers` | the Transformers backend, also for architectures in the table, for example to compare the two |
 
-The worker reads the weights itself, from safetensors alone, and runs no code of the model's folder. Weights are float32
-on the CPU, bfloat16 on a GPU; `--dtype`, `--quantize` and GGUF files need an entry in the table.
+The worker reads the weights itself, only from safetensors, and runs no code of the model's folder. Weights are float32
+on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files need an entry in the table.
 
-In the Transformers backend, the last bits of logits may depend on the batch, so greedy tokens may too. The worker does
+In the Transformers backend, the last bits of logits may depend on the batch. So greedy tokens may depend on the batch
+too. The worker does
 not report the capability `batch_invariant`, and refuses `--batch-invariant`. The two implementations never share KV
 pages.
 
@@ -139,19 +140,19 @@ The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 - positions that do not start at 0, as those of RoBERTa
 
 Tests cover the following architectures; others may work too. A test compares a tiny random model of each with
-transformers alone, on the CPU in float32: logits to within 0.0001, and greedy tokens.
+transformers alone, on the CPU in float32. Greedy tokens must be equal, and logits may differ by 0.0001.
 """
 _OUTRO = """## GPUs
 
 The GPU's kernels compute the same features as the CPU's. Tests run the kernels on the CPU by Triton's interpreter,
 and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU. The Transformers backend was never run
-on a GPU: its steps are written for one, and are not captured in CUDA graphs. Heads must have a multiple of 16
-elements, at most 256; the worker refuses models with other heads, and its error names the size.
+on a GPU; its steps are not captured in CUDA graphs. The size of a head must be a multiple of 16, and at most 256. The
+worker refuses other models, and its error names the size.
 
 ## What is refused
 
-The worker refuses a model of the table before it reads the weights if it would compute something else than the
-model's authors meant. Each error names the field.
+Some configs change the computation in a way that the worker does not support. The worker refuses such a model of the
+table before it reads the weights. Each error names the field.
 
 | error | cause |
 |---|---|
@@ -163,17 +164,17 @@ model's authors meant. Each error names the field.
 | `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
 | `TIED_HEAD_DIFFERS` | the weights have an output head of their own, which the config denies |
 
-Refused on purpose: latent attention, recurrent layers, vision and audio inputs, OPT 350M
-(other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
+Quire does not support latent attention, recurrent layers, vision and audio inputs, OPT 350M (other norms),
+StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
 
-With a RoPE of type `longrope`, transformers chooses between the two lists of factors by the length at hand. The
-worker chooses by `--max-model-len`: the long factors if it is above `original_max_position_embeddings`. So a
-sequence keeps its cached pages as it grows.
+A RoPE of type `longrope` has two lists of factors, for short and for long sequences. transformers chooses a list by the
+present length of the sequence. The worker chooses by `--max-model-len`: it uses the long factors if this option is
+above `original_max_position_embeddings`. So a sequence keeps its cached pages as it grows.
 """
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines()).rstrip() + "\n"
 
 
@@ -205,7 +206,7 @@ def _multimodal_rows() -> Iterator[str]:
 
 
 def _gguf_test(family: Family) -> str:
-    """The way in which the family's map of GGUF files is tested."""
+    """Return the way in which the family's map of GGUF files is tested."""
     if not family.gguf:
         return ""
     if any(each.architecture in REAL_MODELS for each in family.gguf):

@@ -1,6 +1,6 @@
 """Writes docs/parameters.md: the parameters of a request, from the table that everything else derives from.
 
-`python -m tools.parameters_table` writes the file; a test fails where it is out of date.
+`python -m tools.parameters_table` writes the file. A test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "parameters.md"
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -65,7 +65,7 @@ def _lines() -> Iterator[str]:
 
 
 def _model_default(parameter: Parameter) -> str:
-    """Return a parameter's name, with the name in generation_config.json if that is another."""
+    """Return a parameter's name, followed by its name in generation_config.json if that differs."""
     other = parameter.generation_config
     return f"`{parameter.name}`" + (f" (there `{other}`)" if other != parameter.name else "")
 

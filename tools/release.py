@@ -1,7 +1,8 @@
 """`python -m tools.release 0.2.0` writes a version to every file that has one, and dates the changelog's entries.
 
-The file VERSION says which version this tree is. Packages, chart and `quire.__version__` repeat it, because their own
-tools read them; a test compares all of them. RELEASE names the commit of the last release, and is written after it.
+The file VERSION has the version of this tree. Packages, chart and `quire.__version__` repeat it, because their own
+tools read them; a test compares all of them. RELEASE names the commit of the last release, and is written after that
+commit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _UNRELEASED = "## Unreleased\n"
 
 
 def versions(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Every place that has the version, and what it has there. Raises LookupError where a place has none."""
+    """Return every place that has the version, and its present value. Raises LookupError if a place has none."""
     for name, patterns in PLACES.items():
         text = (root / name).read_text()
         for pattern in patterns:
@@ -46,7 +47,7 @@ def versions(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def set_version(version: str, root: Path = ROOT) -> None:
-    """Write the version to every place. Raises ValueError for what is none."""
+    """Write the version to every place. Raises ValueError for a malformed version."""
     if not _VERSION.fullmatch(version):
         raise ValueError(f"{version!r} is no version: write 1.2.3, or 1.2.3rc1 before a release")
     for name, patterns in PLACES.items():
@@ -58,7 +59,7 @@ def set_version(version: str, root: Path = ROOT) -> None:
 
 
 def date_changes(version: str, day: datetime.date, root: Path = ROOT) -> None:
-    """Give what is unreleased in the changelog its version and day. Raises LookupError where nothing is."""
+    """Give the unreleased entries of the changelog a version and a day. Raises LookupError if there are none."""
     path = root / CHANGELOG
     before, heading, after = path.read_text().partition(_UNRELEASED)
     if not heading or not after.strip() or after.lstrip().startswith("## "):

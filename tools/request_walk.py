@@ -1,15 +1,15 @@
-"""The files that a request passes, in order: `python -m tools.request_walk`.
+"""Lists the files that a request passes, in order: `python -m tools.request_walk`.
 
-A stack of the five services answers `POST /v1/completions` several times, each service under a profiler that notes
-calls of Quire's functions. The request is handed from one part of Quire to the next in the functions of HANDED_OUT
-and HANDED_BACK. A file is on the way if one of its functions is on the call stack in such a moment, in every run. The
-way out ends where the worker's step begins, and the way back begins where that step ends.
+A stack of the five services answers `POST /v1/completions` several times. Each service runs under a profiler that
+records calls of Quire's functions. The functions of HANDED_OUT and HANDED_BACK hand the request from one part of Quire
+to the next. A file is on the way if one of its functions is on the call stack at such a call, in every run. The way out
+ends where the worker's step begins, and the way back begins where that step ends.
 
-A reader who follows a prompt opens these files. Files that a function only consults (a check, a counter, a clock) are
-not on the way; `--all` lists them too.
+To follow a prompt, open these files. Files that a function only consults (a check, a counter, a clock) are not on the
+way; `--all` lists them too.
 
-`python tools/request_walk.py SERVICE FLAGS...` is `python -m quire_SERVICE FLAGS...` under that profiler; SIGUSR2
-makes it write what was called since the last one.
+`python tools/request_walk.py SERVICE FLAGS...` is `python -m quire_SERVICE FLAGS...` under that profiler. On SIGUSR2 it
+writes the calls since the last SIGUSR2.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Call:
-    """One call. `stack`: the files of the functions above it in its thread, the outermost first, and its own."""
+    """One call. `stack` has the files of the functions above it in its thread, the outermost first, and the function's
+    own file."""
 
     at_ns: int
     service: str
@@ -84,12 +85,12 @@ class Call:
 
     @property
     def file(self) -> str:
-        """The function's own."""
+        """Return the function's own file."""
         return self.stack[-1]
 
 
 class CallRecorder:
-    """A profile function for all threads of a process; keeps the calls of functions whose file is part of Quire."""
+    """A profile function for all threads of a process. It records calls of functions whose file is part of Quire."""
 
     def __init__(self, service: str, folder: Path) -> None:
         self._service, self._folder = service, folder
@@ -99,7 +100,7 @@ class CallRecorder:
         self._written = 0
 
     def install(self) -> None:
-        """For this thread and all that begin later; before the service is imported."""
+        """Install the recorder for this thread and all later threads. Call this before the service is imported."""
         signal.signal(signal.SIGUSR2, lambda *_: self.write())
         threading.setprofile(self._note)
         sys.setprofile(self._note)
@@ -114,7 +115,7 @@ class CallRecorder:
                 self._events.append((time.monotonic_ns(), threading.get_ident(), code, event == "return"))
 
     def write(self) -> None:
-        """What was called since the last time, as a file of JSON."""
+        """Write the calls since the last time to a JSON file."""
         events, self._events = self._events, []
         self._written += 1
         rows = [
@@ -127,7 +128,7 @@ class CallRecorder:
 
 
 def calls_of(rows: list[Any]) -> list[Call]:
-    """The calls of one process, with their stacks, from the rows that a recorder wrote."""
+    """Return the calls of one process, with their stacks, from the rows of a recorder."""
     open_calls: dict[int, list[tuple[int, str, str]]] = {}
     found = []
     for at, service, thread, file, function, returned in rows:
@@ -147,7 +148,8 @@ def calls_of(rows: list[Any]) -> list[Call]:
 
 
 def is_ours(file: str) -> bool:
-    """Whether a source file is one of Quire's that people write: stubs and telemetry of the process do not count."""
+    """Whether a source file is part of Quire's hand-written code. Stubs and the process's own telemetry do not
+    count."""
     path = Path(file)
     if not path.is_relative_to(ROOT) or not path.is_file():
         return False
@@ -156,8 +158,8 @@ def is_ours(file: str) -> bool:
 
 
 def out_and_back(calls: list[Call], began_ns: int, ended_ns: int) -> tuple[list[Call], list[Call]]:
-    """The calls before the step and those after it, of one request that took one step. Raises ValueError if no step
-    began or none ended within the request."""
+    """Return the calls before the step and the calls after it, for one request that took one step. Raises ValueError if
+    no step began or ended within the request."""
     during = sorted((c for c in calls if began_ns <= c.at_ns <= ended_ns), key=lambda c: c.at_ns)
     steps = [call for call in during if call.function == _STEP]
     if not steps:
@@ -167,8 +169,9 @@ def out_and_back(calls: list[Call], began_ns: int, ended_ns: int) -> tuple[list[
 
 
 def on_the_way(calls: list[Call], handed: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Service, file and function of each file that is on a stack where the request is handed on, in the order of the
-    hand-overs. Raises ValueError for a hand-over that was not made: the names above are out of date."""
+    """Return service, file and function of each file that is on a stack when the request is handed on, in the order of
+    the hand-overs. Raises ValueError for a hand-over that was not made, because the names above are then out of
+    date."""
     missing = [name for name in handed if all(call.function != name for call in calls)]
     if missing:
         raise ValueError(f"these functions were not called: {', '.join(missing)}")
@@ -182,13 +185,13 @@ def on_the_way(calls: list[Call], handed: Sequence[str]) -> list[tuple[str, str,
 
 
 def in_every_run(runs: list[list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
-    """The files that are in all of them, in the order of the last."""
+    """Return the files that all runs have, in the order of the last run."""
     everywhere = set.intersection(*({file for _, file, _ in run} for run in runs))
     return [row for row in runs[-1] if row[1] in everywhere]
 
 
 def walk(runs: list[tuple[list[Call], list[Call]]]) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
-    """The files on the way out and on the way back."""
+    """Return the files on the way out and on the way back."""
     return (
         in_every_run([on_the_way(out, HANDED_OUT) for out, _ in runs]),
         in_every_run([on_the_way(back, HANDED_BACK) for _, back in runs]),
@@ -196,7 +199,7 @@ def walk(runs: list[tuple[list[Call], list[Call]]]) -> tuple[list[tuple[str, str
 
 
 def touched(calls: list[Call]) -> list[tuple[str, str, str]]:
-    """Each file with its first call."""
+    """Return each file with its first call."""
     first: dict[str, tuple[str, str, str]] = {}
     for call in calls:
         first.setdefault(call.file, (call.service, call.file, call.function))
@@ -204,7 +207,7 @@ def touched(calls: list[Call]) -> list[tuple[str, str, str]]:
 
 
 def trace(runs: int = _RUNS) -> list[tuple[list[Call], list[Call]]]:
-    """Start a stack, ask it so often, and return the calls out and back of each run."""
+    """Start a stack, send this many requests, and return the calls of each run, out and back."""
     from quire.local.spec import StackSpec
     from quire.local.stack import LocalStack
     from quire.models import find_model
@@ -230,12 +233,13 @@ def trace(runs: int = _RUNS) -> list[tuple[list[Call], list[Call]]]:
 
 
 def service_pids(stack: Any) -> list[int]:
-    """Of the stack's services."""
+    """Return the pids of the stack's services."""
     return [service.process.pid for service in stack.directory.read().services.values()]
 
 
 def _ask(http: str) -> tuple[int, int]:
-    """One token, streamed. Returns when it was sent and when its first event came, on the clock of the calls."""
+    """Request one token as a stream. Returns when the request was sent and when its first event came, on the clock of
+    the calls."""
     import httpx
 
     body = {"prompt": f"To be {time.monotonic_ns()}", "max_tokens": 1, "stream": True, "ignore_eos": True}
@@ -262,7 +266,7 @@ def _collect(folder: Path, pids: list[int]) -> list[Call]:
 
 
 def show(title: str, files: Sequence[tuple[str, str, str]], passed: Sequence[tuple[str, str, str]] = ()) -> str:
-    """A Markdown table. `passed`: files of an earlier table; how many are new is told then."""
+    """Return a Markdown table. `passed` are files of an earlier table; the table says how many files are new."""
     rows = "\n".join(f"| {n} | {service} | `{file}` | `{at}` |" for n, (service, file, at) in enumerate(files, 1))
     new = len({file for _, file, _ in files} - {file for _, file, _ in passed})
     count = f"{len(files)} files" + (f", {new} of them new" if passed else "")
@@ -270,7 +274,7 @@ def show(title: str, files: Sequence[tuple[str, str, str]], passed: Sequence[tup
 
 
 def serve(service: str, flags: list[str]) -> int:
-    """The service under the recorder; its own exit code."""
+    """Run the service under the recorder, and return its exit code."""
     CallRecorder(service, Path(os.environ[CALLS])).install()
     sys.argv = [f"quire_{service}", *flags]
     module = __import__(f"quire_{service}.__main__", fromlist=["main"])
@@ -278,7 +282,7 @@ def serve(service: str, flags: list[str]) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="The files that a request passes, out and back.")
     parser.add_argument("--runs", type=int, default=_RUNS, help="requests; a file must be passed by each (default 8)")
     parser.add_argument("--all", action="store_true", help="also the files that are only consulted")

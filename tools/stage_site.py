@@ -1,8 +1,8 @@
-"""`python -m tools.stage_site FOLDER` copies what the documentation site shows to a folder: all documents, and the
-pictures and files next to them, at their places in the repository, so that links between them work.
+"""`python -m tools.stage_site FOLDER` copies the content of the documentation site to a folder: all documents, and the
+pictures and files next to them. They keep their places in the repository, so that links between them work.
 
-The site has no source code. A link to code or to a folder becomes its text. Whether a link leads somewhere in the
-repository is for tests/unit/test_docs.py, whether it leads somewhere in the site for `mkdocs build --strict`.
+The site has no source code. So a link to code or to a folder becomes plain text. tests/unit/test_docs.py checks that
+links lead somewhere in the repository, and `mkdocs build --strict` checks that they lead somewhere in the site.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def documents(root: Path = ROOT) -> list[Path]:
 
 
 def stage(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Write the site's source to an empty folder; return its documents, relative to it."""
+    """Write the site's source to an empty folder. Returns its documents, relative to the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shown = documents(root)
     beside = [path.relative_to(root) for pattern in BESIDE for path in root.glob(pattern) if path.is_file()]
@@ -39,7 +39,8 @@ def stage(folder: Path, root: Path = ROOT) -> list[Path]:
 
 
 def without_links_to_code(text: str, document: Path, there: set[Path]) -> str:
-    """The text with links to what the site does not have as plain words. Code blocks stay as they are."""
+    """Return the text with plain words in place of links to files that the site does not have. Code blocks stay
+    unchanged."""
 
     def link(found: re.Match[str]) -> str:
         target = found[3]

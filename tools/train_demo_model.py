@@ -2,13 +2,13 @@
 
     python tools/train_demo_model.py --corpus tinyshakespeare.txt --out models/demo --draft-out models/demo-draft
 
-A fresh machine must answer with no download, so the model travels in the repository and must be small; and what a
-repository carries should be reproducible, so this tool and a seed are all that made it. The corpus is not carried:
-it is named by --corpus, or found as corpus/tinyshakespeare.txt under the folder that QUIRE_DATA_DIR names.
+A new installation must answer without a download, so the model is small and part of the repository. It must also be
+reproducible, so this tool and a seed are all that made it. The corpus is not in the repository: --corpus names it, or
+it is corpus/tinyshakespeare.txt in the folder that QUIRE_DATA_DIR names.
 
-The text is a megabyte, which a few million weights soon know by heart. Several teachers are therefore trained first,
-with dropout and random segmentations; the model then learns from the text and from their averaged distribution.
-The draft learns from the finished model alone.
+The text has a megabyte, which a few million weights soon memorize. So several teachers are trained first, with dropout
+and random segmentations. The model then learns from the text and from the teachers' averaged distribution. The draft
+learns only from the finished model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHAT_PROMPTS = ("Hello, who are you?", "Write a poem about love and death.", "Wh
 
 
 def shape_of(hidden: int, layers: int, intermediate: int) -> NetShape:
-    """Heads of 32, and half as many for keys and values."""
+    """Return a shape with query heads of size 32, and half as many key and value heads."""
     heads = hidden // 32
     return NetShape(VOCAB_SIZE, hidden, layers, heads, heads // 2, 32, intermediate)
 
@@ -78,7 +78,7 @@ def flags() -> argparse.Namespace:
 
 
 def corpus_path(given: Path | None) -> Path:
-    """The corpus that was named, or the data folder's."""
+    """Return the corpus that was named, or the corpus in the data folder."""
     if given is not None:
         return given
     folder = os.environ.get("QUIRE_DATA_DIR")
@@ -91,7 +91,7 @@ def corpus_path(given: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What the model never trains on, and how it is measured there."""
+    """The text that the model never trains on, and the measurements with it."""
 
     tokenizer: Tokenizer
     validation: Stream
@@ -107,7 +107,7 @@ class HeldOut:
         return token_id(self.tokenizer, BOS)
 
     def score(self, net: Llama) -> float:
-        """What chooses a checkpoint: half the loss on plain text, half the loss on conversations."""
+        """Return the score that chooses a checkpoint: the mean of the losses on plain text and on conversations."""
         net.eval()
         plain = stream_loss(net, self.validation, self.bos, self.window, self.window).mean()
         return float(plain + rows_loss(net, self.chats, token_id(self.tokenizer, PAD))) / 2
@@ -129,7 +129,7 @@ class HeldOut:
 
 
 def samples(net: Llama, tokenizer: Tokenizer, seed: int) -> list[tuple[str, str, str]]:
-    """(kind, prompt, answer) of some completions and conversations, sampled at 0.8 and greedy."""
+    """Return (kind, prompt, answer) of some completions and conversations, sampled at 0.8 and greedily."""
     device = next(net.parameters()).device
     bos, eos, turn_end = (token_id(tokenizer, token) for token in (BOS, EOS, TURN_END))
     found: list[tuple[str, str, str]] = []
@@ -148,7 +148,8 @@ def samples(net: Llama, tokenizer: Tokenizer, seed: int) -> list[tuple[str, str,
 
 
 def texture(net: Llama, prompts: BatchSource, tokenizer: Tokenizer, known: set[str], seed: int) -> dict[str, float]:
-    """What losses do not tell: how many words written at temperature 0.8 exist, and how soon greedy text goes round."""
+    """Measure what losses do not show: how many words of text at temperature 0.8 exist, and how soon greedy text
+    repeats itself."""
     device = next(net.parameters()).device
     bos, eos, pad = (token_id(tokenizer, token) for token in (BOS, EOS, PAD))
     generator = torch.Generator(device).manual_seed(seed)
@@ -165,7 +166,7 @@ def texture(net: Llama, prompts: BatchSource, tokenizer: Tokenizer, known: set[s
 
 
 def print_report(name: str, net: Llama, figures: dict[str, float], shown: list[tuple[str, str, str]]) -> None:
-    """Everything the card will say, for whoever watches the run."""
+    """Print all figures of the card, for the person who watches the run."""
     print(f"== {name}: {net.shape.parameters} parameters")
     for figure, value in figures.items():
         print(f"   {figure}: {value:.4f}")
@@ -174,7 +175,7 @@ def print_report(name: str, net: Llama, figures: dict[str, float], shown: list[t
 
 
 def prepare(args: argparse.Namespace, rng: np.random.Generator) -> tuple[Tokenizer, HeldOut, BatchSource, BatchSource]:
-    """Tokenizer, held-out measures, training rows, and rows of held-out text to prompt with."""
+    """Return the tokenizer, held-out measures, training rows, and rows of held-out text for prompts."""
     split = split_corpus(corpus_path(args.corpus).read_text(encoding="utf-8"))
     tokenizer = train_tokenizer(text_of(split.train))
     segmenter = Segmenter(tokenizer, args.bpe_dropout, 8, rng)

@@ -1,6 +1,7 @@
-"""Writes docs/vllm-options.md: what each of vLLM's option names means to Quire, from the tables that flags derive from.
+"""Writes docs/vllm-options.md: the meaning of each of vLLM's option names in Quire, from the tables that flags derive
+from.
 
-`python -m tools.vllm_options_table` writes the file; a test fails where it is out of date.
+`python -m tools.vllm_options_table` writes the file. A test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _EXACT = ("max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills")
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines()).rstrip() + "\n"
 
 

@@ -1,1 +1,1 @@
-"""Measures what sequences with grammars cost those that run beside them, and the time that masks take."""
+"""Measures the effect of sequences with grammars on other sequences of the batch, and the time that masks take."""

@@ -1,10 +1,11 @@
-"""`python -m bench.constrained`: what rows with grammars cost those beside them, and what masks and grammars take.
+"""`python -m bench.constrained`: measures the effect of rows with grammars on the other rows, and the time that masks
+and grammars take.
 
-An engine with paced steps runs 64 rows, by turns without grammars and with grammars on 16 of them; the matcher is the
-real process. Neither scheduler nor router is there, whose share of the cores would be measured too. Compared are the
-rows without a grammar: tokens per second of each, and the gaps between their tokens. Then, in this process alone: the
-time that llguidance itself takes for the same tokens, and to compile 100 schemas. Adds an entry to bench/LOG.md with
---log. On a busy machine gaps are of the machine too: compare the arms.
+An engine with paced steps runs 64 rows, alternately without grammars and with grammars on 16 of them. The matcher is
+the real process. There is no scheduler and no router, which would also use the cores. The benchmark compares the rows
+without a grammar: their tokens per second, and the gaps between their tokens. Then it measures, in this process, the
+time that llguidance itself takes for the same tokens, and to compile 100 schemas. --log adds an entry to bench/LOG.md.
+On a busy machine other programs also cause gaps, so compare the arms with each other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SCHEMAS = 100
 
 
 def a_schema(number: int) -> str:
-    """The grammar of a thousand records, with names of its own: longer than any run."""
+    """Return a grammar of a thousand records with its own names, which is longer than any run."""
     record = {
         "type": "object",
         "properties": {
@@ -53,7 +54,7 @@ def a_schema(number: int) -> str:
 
 
 def main() -> int:
-    """0 where the rows without a grammar keep their pace."""
+    """Run the benchmark. Returns 0 if the rows without a grammar keep their pace."""
     arguments = _parser().parse_args()
     model = str(find_model(None))
     found: dict[int, list[Measured]] = {0: [], arguments.constrained: []}
@@ -105,7 +106,7 @@ def _show(measured: Measured) -> str:
 
 
 def _middle(results: list[Measured], free: int) -> tuple[float, float, float]:
-    """Medians of the rounds: tokens per second of a row, and gaps."""
+    """Return the medians of the rounds: tokens per second of a row, and gaps."""
     gaps = [sorted(each.gaps_ms) for each in results]
     return (
         statistics.median(each.tokens_per_s / free for each in results),
@@ -115,7 +116,7 @@ def _middle(results: list[Measured], free: int) -> tuple[float, float, float]:
 
 
 def _own_us(model: str, outputs: list[list[int]]) -> float:
-    """Microseconds that llguidance takes for each of these tokens, and the mask behind it."""
+    """Return the microseconds that llguidance takes for each of these tokens and the next mask."""
     facts = read_facts(model)
     tokenizer = load_vocabulary(Path(model), facts.vocab_size, facts.eos_token_ids)
     tokens = elapsed_ns = 0
@@ -132,7 +133,7 @@ def _own_us(model: str, outputs: list[list[int]]) -> float:
 
 
 def _compile_ms(model: str) -> tuple[float, float]:
-    """Percentiles 50 and 99 of the time to compile a schema that is new, and to make its first mask."""
+    """Return percentiles 50 and 99 of the time to compile a new schema and to make its first mask."""
     facts = read_facts(model)
     tokenizer = load_vocabulary(Path(model), facts.vocab_size, facts.eos_token_ids)
     backend = GuidanceBackend(tokenizer, facts.vocab_size, facts.eos_token_ids)

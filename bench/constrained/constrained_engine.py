@@ -1,4 +1,5 @@
-"""An engine with paced steps and a real matcher process: rows with grammars beside rows without."""
+"""ConstrainedEngine: an engine with paced steps and a real matcher process, which runs rows with and without
+grammars."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Measured:
 
 
 class ConstrainedEngine:
-    """Serves rows until those without a grammar have their tokens. One use; `close` ends its process."""
+    """Serves rows until those without a grammar have their tokens. An object runs once, and `close` ends its
+    process."""
 
     def __init__(self, model: str, rows: Rows, grammar: str) -> None:
         facts = read_facts(model)
@@ -95,7 +97,8 @@ class ConstrainedEngine:
         self._tokens = self._ended = 0
 
     def run(self, seed: int) -> Measured:
-        """Start the rows with grammars; when each has its first token, start the others, and step until these end."""
+        """Start the rows with grammars. When each of them has its first token, start the others, and step until these
+        end."""
         rng = np.random.default_rng(seed)
         self._grant(1, self._constrained, rng)
         self._step_until(lambda: all(self._constrained.values()))
@@ -113,7 +116,7 @@ class ConstrainedEngine:
         )
 
     def _step_until(self, done: Callable[[], bool]) -> None:
-        """Step, and count what Reports say."""
+        """Run steps, and count the tokens in the Reports."""
         while not done():
             self._woken.clear()
             while self._engine.launch():

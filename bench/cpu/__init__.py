@@ -1,1 +1,1 @@
-"""A small real model on the CPU, beside transformers and llama.cpp."""
+"""A small real model on the CPU, compared with transformers and llama.cpp."""

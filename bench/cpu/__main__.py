@@ -1,11 +1,12 @@
-"""`python -m bench.cpu`: SmolLM2 on the CPU: Quire, in process and through the services, transformers and llama.cpp.
+"""`python -m bench.cpu`: runs SmolLM2 on the CPU in Quire (in one process, and through the services), transformers and
+llama.cpp.
 
-All arms use the same model and number of threads, and take turns in each round. Measured in tokens/s: prefill of 128
-tokens, decode of one stream, output of 16 streams (128 in, 64 out, prefill included). An arm's figure is its best of
-three repeats; the table shows medians over rounds. Memory is a process's peak; for `services` it is the worker's at the
-end. llama.cpp needs an environment of its own: `pip install llama-cpp-python`; pass its interpreter as
-`--llama-python`. `quire int8` quantizes weights of floats when it loads them: give it a folder with safetensors, which
-the arms of other programs do not read.
+All arms use the same model and number of threads, and take turns in each round. Three figures are measured in tokens/s:
+prefill of 128 tokens, decode of one stream, and output of 16 streams (128 in, 64 out, prefill included). An arm's
+figure is its best of three repeats, and the table shows medians over rounds. Memory is a process's peak; for `services`
+it is the worker's memory at the end. llama.cpp needs its own environment (`pip install llama-cpp-python`), whose
+interpreter is passed as `--llama-python`. `quire int8` quantizes weights when it loads them. It needs a folder with
+safetensors, which the other programs do not read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""llama.cpp on the same file, from an environment of its own: `-m bench.cpu.llama_cpp_arm MODEL THREADS`.
+"""Runs llama.cpp on the same file, in its own environment: `-m bench.cpu.llama_cpp_arm MODEL THREADS`.
 
-All streams decode in one batch with a sequence id each, as its server does. Greedy: the largest logit.
+All streams decode in one batch, each with its own sequence id, as in llama.cpp's server. Sampling is greedy: the
+largest logit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
     batch = llama_cpp.llama_batch_init(measures.PROMPT, 0, 1)
 
     def decode(rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """(token, position, stream, wanted) -> the next token of those that are wanted."""
+        """Decode a batch of (token, position, stream, wanted), and return the next token of each wanted row."""
         batch.n_tokens = len(rows)
         for row, (token, position, stream, wanted) in enumerate(rows):
             batch.token[row], batch.pos[row] = token, position

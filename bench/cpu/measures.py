@@ -15,13 +15,14 @@ Serve = Callable[[int, int, int], None]
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
-    """Ordinary token ids of SmolLM2; no two prompts of a run begin alike."""
+    """Return ordinary token ids of SmolLM2. No two prompts of a run begin with the same tokens."""
     firsts = [7919 * (64 * seed + number) for number in range(count)]
     return [[300 + (first + 31 * place) % 40_000 for place in range(PROMPT)] for first in firsts]
 
 
 def measure(serve: Serve, repeats: int = 3) -> dict[str, float]:
-    """The best of `repeats`, in tokens/s: prefill of one prompt, decode of one stream, output of STREAMS streams."""
+    """Measure the best of `repeats`, in tokens/s: prefill of one prompt, decode of one stream, output of STREAMS
+    streams."""
     serve(0, STREAMS, 2)
     best = {"prefill": 0.0, "one_stream": 0.0, "many_streams": 0.0}
     for turn in range(repeats):
@@ -35,7 +36,7 @@ def measure(serve: Serve, repeats: int = 3) -> dict[str, float]:
 
 
 def report(figures: dict[str, float]) -> None:
-    """Print the figures and the most memory that this process has had, as the last line."""
+    """Print the figures and the peak memory of this process, as the last line."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(figures | {"resident_mib": round(peak)}))
     sys.stdout.flush()

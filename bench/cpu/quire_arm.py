@@ -1,4 +1,5 @@
-"""Quire's scheduler core and worker engine in a process, on a model: `-m bench.cpu.quire_arm MODEL THREADS [int8]`."""
+"""Runs Quire's scheduler core and worker engine in one process on a model: `-m bench.cpu.quire_arm MODEL THREADS
+[int8]`."""
 
 from __future__ import annotations
 

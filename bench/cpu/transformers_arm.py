@@ -1,4 +1,4 @@
-"""transformers on the same GGUF file: `-m bench.cpu.transformers_arm MODEL THREADS float32|bfloat16`."""
+"""Runs transformers on the same GGUF file: `-m bench.cpu.transformers_arm MODEL THREADS float32|bfloat16`."""
 
 from __future__ import annotations
 

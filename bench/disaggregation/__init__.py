@@ -1,1 +1,1 @@
-"""Prefill and decode apart: interference, transfers of pages, the first request."""
+"""Benchmarks of prefill and decode replicas: interference, transfers of pages, the first request."""

@@ -1,11 +1,12 @@
-"""`python -m bench.disaggregation.first_transfer`: what the first request that is prefilled elsewhere waits for.
+"""`python -m bench.disaggregation.first_transfer`: measures the latency of the first request that another replica
+prefills.
 
     python -m bench.disaggregation.first_transfer [--rounds 5] [--beside ../other/checkout]
 
-Each round starts a prefill and a decode replica anew, on paced workers whose steps take no time, leaves them alone for
-a moment, and asks one request after the other: of the first, the worker's processes that carry pages may have to start.
-Tells when the first and the second token came; the second needs the pages. With `--beside` another checkout takes turns
-with this one: on a machine with other work, nothing else compares two versions.
+Each round starts a prefill and a decode replica, on paced workers whose steps take no time. After a short pause, it
+sends one request after the other. For the first request, the worker may have to start its KV transfer agent. The
+benchmark prints the time of the first and the second token; the second token needs the pages. With `--beside`, another
+checkout takes turns with this one. On a machine with other work, this is the only fair comparison of two versions.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def ask(address: str, prompt: list[int]) -> tuple[float, float]:
-    """Milliseconds to the first two tokens."""
+    """Return the milliseconds to the first two tokens."""
     request = inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=np.array(prompt, "<i4").tobytes()),
         max_tokens=TOKENS,
@@ -90,7 +91,7 @@ def ask(address: str, prompt: list[int]) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def serving(checkout: Path) -> Iterator[str]:
-    """The services of a checkout; gives their address."""
+    """Start the services of a checkout, and yield their address."""
     folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
     # The benchmarks are this checkout's, the services those of the folders before it.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT]))}
@@ -102,7 +103,7 @@ def serving(checkout: Path) -> Iterator[str]:
 
 
 def hold() -> None:
-    """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
+    """Start the services of the checkout that is on the path. End them when the caller does not need them any more."""
     name = f"first-transfer-{os.getpid()}"
     spec = StackSpec(name, str(MODEL), replicas=0, prefill=1, decode=1, keep_directory=False, flags=_FLAGS)
     with contextlib.closing(LocalStack(spec)) as stack:

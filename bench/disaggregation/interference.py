@@ -1,12 +1,15 @@
-"""`python -m bench.disaggregation.interference`: what long prompts that keep arriving do to streams that decode
-beside them.
+"""`python -m bench.disaggregation.interference`: measures how long prompts that keep arriving slow down streams that
+decode at the same time.
 
-Three arms by turns, on paced workers whose steps take a given time and each prompt token a little more: nobody arrives;
-prompts arrive at replicas that do both, in chunks; prompts arrive at a stack with prefill and decode replicas. Both
-stacks have the same number of workers. Every token is compared with the undisturbed answer. `--shape` has real workers
-instead, with random weights of that shape, each on a GPU of its own; their tokens are not compared, since a batch's
-other rows may turn a tie. Prints a table, and adds an entry to bench/LOG.md. On a busy machine gaps are of the machine
-too: the arms share it, so compare them.
+Three arms take turns, on paced workers whose steps take a given time, and longer for each prompt token. In the first
+arm, no prompts arrive. In the second, prompts arrive at replicas that prefill and decode, in chunks. In the third,
+prompts arrive at a stack with prefill and decode replicas. Both stacks have the same number of workers. Every token is
+compared with the undisturbed answer.
+
+With `--shape`, the workers are real, with random weights of that shape, each on its own GPU. Their tokens are not
+compared, since other rows of a batch may decide a tie between two tokens. The benchmark prints a table, and adds an
+entry to bench/LOG.md. On a busy machine other programs also cause gaps, but all arms run on the same machine, so
+compare the arms with each other.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ PREDICTION = "undisturbed 1, P/D <= 1.25, aggregated >= 2 of the undisturbed p99
 
 @dataclass(frozen=True)
 class Arm:
-    """`roles`: prefill and decode replicas instead of as many that do both."""
+    """One arm. `roles`: prefill and decode replicas, instead of the same number that do both."""
 
     name: str
     roles: bool
@@ -52,7 +55,7 @@ ARMS = (Arm("undisturbed", True, False), Arm("aggregated", False, True), Arm("P/
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds, of all rounds: medians of each round's percentiles."""
+    """Medians of each round's percentiles over all rounds, in milliseconds."""
 
     p50: float
     p99: float
@@ -77,7 +80,7 @@ class Figures:
 
 
 def main() -> int:
-    """0 where P/D keeps the gaps, and no token was wrong."""
+    """Run the benchmark. Returns 0 if disaggregation keeps the gaps small and no token was wrong."""
     arguments = _parser().parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as alive:
         os.environ["QUIRE_STATE_DIR"] = folder
@@ -108,7 +111,7 @@ def main() -> int:
 
 
 def show(figures: dict[str, Figures]) -> str:
-    """For people."""
+    """Print the figures for people."""
     calm = figures["undisturbed"].p99
     rows = [
         [
@@ -128,7 +131,7 @@ def show(figures: dict[str, Figures]) -> str:
 
 
 def log_entry(arguments: argparse.Namespace, figures: dict[str, Figures]) -> LogEntry:
-    """For bench/LOG.md."""
+    """Return the entry for bench/LOG.md."""
     calm = figures["undisturbed"].p99
     each = "; ".join(f"{name} {f.p50:.1f} / {f.p99:.1f} ({f.p99 / calm:.2f} x)" for name, f in figures.items())
     long = [f for f in figures.values() if f.prompts]

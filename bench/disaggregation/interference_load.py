@@ -24,7 +24,7 @@ _FIRST_ID = 300
 
 @dataclass(frozen=True)
 class LoadShape:
-    """Times are seconds; `every_s` between two prompts' arrivals, 0: none arrive."""
+    """The load. Times are seconds. `every_s` is the time between two prompts' arrivals; 0: no prompt arrives."""
 
     streams: int
     prompt_tokens: int
@@ -35,7 +35,8 @@ class LoadShape:
 
 @dataclass
 class Heard:
-    """Milliseconds: gaps between what steady streams heard, and from a long prompt's arrival to its first token."""
+    """Figures in milliseconds: gaps between the events of steady streams, and times from a long prompt's arrival to its
+    first token."""
 
     gaps_ms: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
@@ -43,7 +44,8 @@ class Heard:
 
 
 class SteadyLoad:
-    """One measurement on one stack. `compared`: every token with the made-up model's answer, as `facts` have it."""
+    """One measurement on one stack. `compared`: every token is compared with the made-up model's answer, according to
+    `facts`."""
 
     def __init__(
         self, address: str, shape: LoadShape, facts: PacedFacts, seed: tuple[int, ...], *, compared: bool
@@ -58,7 +60,7 @@ class SteadyLoad:
         self._window = (0.0, 0.0)
 
     async def run(self) -> Heard:
-        """Ramp up, measure, leave."""
+        """Ramp up, measure, and end the load."""
         shape = self._shape
         begin = time.perf_counter() + shape.ramp_s
         self._window = (begin, begin + shape.window_s)
@@ -78,7 +80,7 @@ class SteadyLoad:
         return self._heard
 
     async def _steady(self, client: AsyncClient) -> None:
-        """Answers without end; the gap before each piece counts if all of it lies in the window."""
+        """Stream answers without end. The gap before each event counts if it lies completely in the window."""
         begin, end = self._window
         while True:
             prompt, tokens, last = self._prompt(_STEADY_PROMPT), list[int](), 0.0
@@ -94,7 +96,8 @@ class SteadyLoad:
                     last = now
 
     async def _arrivals(self, client: AsyncClient) -> None:
-        """From the middle of the ramp to the end of the window, at even intervals, whether answers came or not."""
+        """Send prompts from the middle of the ramp to the end of the window, at even intervals, whether or not answers
+        have come."""
         begin, end = self._window
         tasks, at = list[asyncio.Task[None]](), begin - self._shape.ramp_s / 2
         while at < end:
@@ -118,7 +121,7 @@ class SteadyLoad:
         return tokens
 
     def _expect(self, prompt: list[int], tokens: list[int]) -> None:
-        """To be compared when the clock does not run any more."""
+        """Store an answer, to compare it after the measurement."""
         if not self._compared:
             return
 

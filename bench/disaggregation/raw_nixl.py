@@ -1,9 +1,10 @@
-"""NIXL between two processes with nothing in between: one-sided reads of pages from resident memory into such.
+"""Measures NIXL between two processes without Quire: one-sided reads of pages from resident memory into resident
+memory.
 
-`python -m bench.disaggregation.raw_nixl export TLS BYTES` has memory, prints where it is, and keeps it until its
-input ends;
-`python -m bench.disaggregation.raw_nixl pull TLS BYTES PAGE_BYTES` starts that, reads all of its memory for each line
-that comes, and prints the seconds. TLS is UCX's list of transports, which is a process's for good.
+`python -m bench.disaggregation.raw_nixl export TLS BYTES` allocates memory, prints its address, and keeps it until its
+input ends. `python -m bench.disaggregation.raw_nixl pull TLS BYTES PAGE_BYTES` starts such a process. For each input
+line, it reads all of that memory and prints the seconds. TLS is UCX's list of transports, which a process cannot change
+later.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _POLL_S = 20e-6
 
 
 class RawNixlPair:
-    """All pages of a ring as one request."""
+    """Reads all pages of a ring as one request."""
 
     def __init__(self, config: str, pages: Pages) -> None:
         size = pages.page_bytes * len(pages.framed)
@@ -66,7 +67,7 @@ class Agent:
         self.nixl.register_memory([(self.address, size, 0, "")], "DRAM")
 
     def read(self, peer: str, base: int, page_bytes: int) -> float:
-        """Seconds for all of the peer's memory."""
+        """Read all of the peer's memory. Returns the seconds."""
         offsets = range(0, len(self.bytes), page_bytes)
         begin = time.perf_counter()
         ours = self.nixl.get_xfer_descs([(self.address + offset, page_bytes, 0) for offset in offsets], "DRAM")

@@ -1,9 +1,10 @@
-"""Two workers' KV transfer agents, one pulling from the other by one transport, as an arm of the transfer benchmark.
+"""Two workers' KV transfer agents, one of which pulls pages from the other with one transport, as an arm of the
+transfer benchmark.
 
-Both KV transfer agents are real: AgentProcess with its process, ring and frames on either side, and an engine's loop
-before each, in two processes. Alone, pages lie in the exporter's ring when they are asked for and stay in the puller's:
-that is what memcpy and TCP of as many bytes are compared with. Whole, engines also copy from their pool into the ring
-and out of it.
+Both KV transfer agents are real: each has its AgentProcess, its process, its ring and its frames, and is driven by an
+engine's loop. The loops run in two processes. *Alone*, pages already lie in the exporter's ring and stay in the
+puller's ring; memcpy and TCP of the same number of bytes are comparable to this. *Whole*, engines also copy pages from
+their pool into the ring and out of it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _CONNECT_S = 0.5
 
 
 class Pool:
-    """Pages 1.. of an engine."""
+    """A pool of an engine, with pages from 1 on."""
 
     def __init__(self, bodies: Bodies) -> None:
         self.bytes = np.concatenate([np.zeros_like(bodies[:1]), bodies])
@@ -66,7 +67,7 @@ class Pool:
 
 
 class NoCopier:
-    """Implements Copier: pages are in the ring already, and stay there."""
+    """Implements Copier without copies, because pages are in the ring already and stay there."""
 
     def __init__(self, ring: Ring, body: bytes) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -93,10 +94,10 @@ class NoCopier:
 
 
 class Engine:
-    """What an engine does about moves, and nothing else."""
+    """The part of an engine that handles page moves."""
 
     def __init__(self, transport: str, page_bytes: int, copier: Callable[[Ring], Copier], memory: bytes = b"") -> None:
-        """`memory`: descriptor of its pool, where that is a GPU's."""
+        """`memory`: the descriptor of its pool, if that is on a GPU."""
         slots = min(DEFAULT_SLOTS, DEFAULT_BYTES // page_bytes)
         self._listener = PeerListeners(WorkerConfig(model="", peer_transport=transport))
         setup = AgentSetup(
@@ -111,7 +112,8 @@ class Engine:
         self._await_peers()
 
     def carry(self, moves: Sequence[PageMove], begun: Callable[[], None] = lambda: None) -> None:
-        """Until all have ended well; raises SystemExit. `begun`: all are submitted."""
+        """Run the moves until all have ended well. Raises SystemExit if one fails. `begun` is called when all are
+        submitted."""
         for move in moves:
             if not self.transfer_agent.submit(move):
                 raise SystemExit("a move was refused")
@@ -148,7 +150,7 @@ class Engine:
 
 
 class PeerArm:
-    """One pull after another, of a prompt's pages each."""
+    """Runs one pull after another, each with the pages of a prompt."""
 
     def __init__(self, transport: str, pages: Pages, *, whole: bool = False) -> None:
         self._page_bytes, self._count = pages.page_bytes, len(pages.framed)
@@ -200,7 +202,7 @@ class PeerArm:
         return took_s
 
     def cpu_us_per_page(self) -> dict[str, int]:
-        """Of the two processes that move pages."""
+        """Return the CPU time per page of the two processes that move pages."""
         exporter, puller = (round(spent * 1e6 / max(self._pages, 1)) for spent in self._cpu_s)
         return {"exporter": exporter, "puller": puller}
 
@@ -220,12 +222,13 @@ class PeerArm:
 
 
 def content(count: int, page_bytes: int) -> Bodies:
-    """Of an exporter's pages."""
+    """Return the content of an exporter's pages."""
     return np.random.default_rng(1).integers(0, 256, (count, page_bytes), dtype=np.uint8)
 
 
 def main() -> int:
-    """The exporter: says where it serves pages and who moves them, then exports what each line asks for."""
+    """Run the exporter: it prints the address of its pages and the pids of its processes, then exports the pages of
+    each input line."""
     transport, count, page_bytes, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     bodies = content(count, page_bytes)
     copier = partial(HostCopier, Pool(bodies)) if how == "whole" else partial(NoCopier, body=bodies[0].tobytes())

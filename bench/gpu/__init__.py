@@ -1,1 +1,1 @@
-"""The GPU worker's speed: engines, tables, and the programs that choose kernel configurations."""
+"""Benchmarks of the GPU worker: engines, tables, and the programs that choose kernel configs."""

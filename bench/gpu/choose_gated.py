@@ -1,9 +1,10 @@
-"""Which way of a gated product is fastest for each shape and number of rows, or whether it is faster apart.
+"""Chooses the kernel config of gated linear layers for each shape and number of rows, or two kernels if these are
+faster.
 
-`python -m bench.gpu.choose_gated --out FILE` on the GPU: measures all candidates beside product and activation by
-themselves,
-and writes the table. Each is timed as a captured chain over copies of the weight that together exceed the L2 cache,
-for a tenth of a second, of which the median counts: a GPU is slower at its power limit than in its first milliseconds.
+`python -m bench.gpu.choose_gated --out FILE` runs on the GPU. It measures all candidates, and a GEMM and an activation
+as two kernels, and writes the table. Each candidate is timed as a captured chain over copies of the weight that
+together exceed the L2 cache. It runs for a tenth of a second, and the median counts, because a GPU at its power limit
+is slower than in its first milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _COMPILERS = 12
 
 
 def candidates(programs: int) -> Iterator[GatedGemmConfig]:
-    """Everything that is tried, on a device of so many multiprocessors."""
+    """Return all candidates, for a device with this number of multiprocessors."""
     for group in (8, 16):
         yield GatedGemmConfig(128, 128, 64, 8, 3, group, programs)
         yield GatedGemmConfig(128, 128, 64, 8, 4, group, programs)
@@ -51,7 +52,7 @@ def candidates(programs: int) -> Iterator[GatedGemmConfig]:
 
 
 def main() -> None:
-    """Compile together, measure one after the other."""
+    """Compile all candidates in parallel, then measure one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -73,7 +74,7 @@ def main() -> None:
 def measure(
     model: str, ops: TritonOps, ways: list[GatedGemmConfig], outputs: int, inputs: int, row_counts: list[int]
 ) -> Iterator[Entry]:
-    """Entries of one weight's shape."""
+    """Return the entries of one weight's shape."""
     copies = max(2, math.ceil(_COLD_BYTES / (outputs * inputs * 2)))
     weights = [DenseWeight(_random(outputs, inputs) * 0.02) for _ in range(copies)]
     with ThreadPoolExecutor(_COMPILERS) as pool:
@@ -101,7 +102,8 @@ def measure(
 
 
 def error_of(x: Tensor, weight: DenseWeight, config: GatedGemmConfig) -> float:
-    """Of the first rows, relative to float32; infinite where the way cannot run, or left something out."""
+    """Return the error of the first rows relative to float32; infinite if the kernel cannot run or leaves a value
+    out."""
     first = x[:256].float() @ weight.data.float().T
     gate, up = first.chunk(2, dim=-1)
     wanted = torch.nn.functional.silu(gate) * up
@@ -115,7 +117,7 @@ def error_of(x: Tensor, weight: DenseWeight, config: GatedGemmConfig) -> float:
 
 
 def _timed_us(run: Any, calls: int) -> float:
-    """After so many seconds of the same."""
+    """Return the median time after the kernel has run for this many seconds."""
     once = chain_us(run, calls, replays=1)
     enough = math.ceil(_WARM_S * 1e6 / (once * calls))
     return chain_us(run, calls, replays=max(6, enough))

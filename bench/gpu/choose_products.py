@@ -1,9 +1,9 @@
-"""Which way of multiplying is fastest for each shape of a decode step: measures all candidates, writes the table.
+"""Chooses the kernel config of linear layers for each shape of a decode step: measures all candidates, and writes the
+table.
 
-`python -m bench.gpu.choose_products --out FILE` on the GPU. Each product is timed as a step sees it: a captured chain
-over
-copies of the weight that together exceed the L2 cache. Of the table in `--table FILE` only `--products` ("8B o") and
-`--rows` are measured anew.
+`python -m bench.gpu.choose_products --out FILE` runs on the GPU. Each GEMM is timed under the conditions of a step: as
+a captured chain over copies of the weight that together exceed the L2 cache. With `--table FILE`, only the entries of
+`--products` ("8B o") and `--rows` are measured again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CORES = os.cpu_count() or 1
 
 
 def candidates(rows: int, outputs: int, inputs: int) -> Iterator[GemmConfig]:
-    """Everything that is tried for a shape."""
+    """Return all candidates for a shape."""
     if rows <= 2:
         for block_n, block_k, warps in itertools.product((2, 4, 8, 16), (512, 1024, 2048), (4, 8)):
             if inputs % block_k == 0 and 2048 <= block_n * block_k * rows <= 16384:
@@ -57,18 +57,18 @@ def candidates(rows: int, outputs: int, inputs: int) -> Iterator[GemmConfig]:
 
 
 def _fits(columns: int, block_n: int, inner: int) -> bool:
-    """Whether tiles of both operands, of bf16, have room beside each other."""
+    """Whether bf16 tiles of both operands fit into shared memory together."""
     return (columns + block_n) * inner * 2 <= SHARED_BYTES
 
 
 def cases(asked: Listed[str] = ()) -> list[tuple[str, str, int, int]]:
-    """(model, product, outputs, inputs) of these, or of all."""
+    """Return (model, product, outputs, inputs) of the named products, or of all."""
     every = [(name, role, *shape) for name, spec in SHAPES.items() for role, shape in products_of(spec).items()]
     return [case for case in every if not asked or f"{case[0]} {case[1]}" in asked]
 
 
 def warm(part: int, parts: int, asked: Listed[str], row_counts: Listed[int]) -> None:
-    """Compile a share of all candidates into the disk cache."""
+    """Compile a part of all candidates into the disk cache."""
     jobs = [(m, n, k, w) for _, _, n, k in cases(asked) for m in row_counts for w in candidates(m, n, k)]
     seen = set()
     for index, (rows, outputs, inputs, config) in enumerate(jobs):
@@ -91,7 +91,7 @@ def warm(part: int, parts: int, asked: Listed[str], row_counts: Listed[int]) -> 
 
 
 def main() -> None:
-    """Warm in parallel, measure one after the other."""
+    """Compile in parallel, then measure one after the other."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", type=Path)
@@ -117,7 +117,8 @@ def main() -> None:
 
 
 def put(table: list[Entry], entry: Entry) -> None:
-    """In the place of the one for the same shape, or behind those of fewer rows of the same weight, or as the last."""
+    """Put an entry into the table: in place of the one for the same shape, else after the entries with fewer rows of
+    the same weight, else at the end."""
     shape = (entry["outputs"], entry["inputs"], entry["rows"])
     for at, known in enumerate(table):
         if (known["outputs"], known["inputs"], known["rows"]) == shape:
@@ -129,7 +130,7 @@ def put(table: list[Entry], entry: Entry) -> None:
 
 
 def measure(model: str, role: str, outputs: int, inputs: int, row_counts: Listed[int] = ROWS) -> Iterator[Entry]:
-    """Entries of one weight's shape, one per row count."""
+    """Return the entries of one weight's shape, one per number of rows."""
     copies = max(2, min(28, COLD_BYTES // (outputs * inputs * 2)))
     make = partial(torch.randn, outputs, inputs, dtype=torch.bfloat16, device="cuda")
     weights = [DenseWeight(make() * 0.02) for _ in range(copies)]
@@ -157,7 +158,7 @@ def measure(model: str, role: str, outputs: int, inputs: int, row_counts: Listed
 
 
 def try_way(x: torch.Tensor, weights: list[DenseWeight], config: GemmConfig) -> float:
-    """Microseconds of one product; infinite where the way is wrong or cannot run."""
+    """Return the microseconds of one GEMM; infinite if the kernel is wrong or cannot run."""
     wanted = x.float() @ weights[0].data.float().T
     try:
         got = gemm(x, weights[0], config, pdl=False).float()

@@ -1,7 +1,9 @@
-"""How long the kernels of a model's first steps take to compile, one after the other and together, without a GPU.
+"""Measures how long the kernels of a model's first steps take to compile, one after the other and in parallel, without
+a GPU.
 
-`python -m bench.gpu.compile`, without TRITON_INTERPRET: the 0.6B shape's kernels for Hopper, into an empty cache, each
-arm in a process of its own, by turns, and again into the cache that it left. Nothing runs: see gpu_host.
+Run `python -m bench.gpu.compile` without TRITON_INTERPRET. It compiles the 0.6B shape's kernels for Hopper into an
+empty cache, and then again into the cache that the first run left. Arms are separate processes that take turns. No
+kernel runs; see gpu_host.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _SEQUENCES, _TOKENS, _AT_START = 512, 16_384, 32
 
 
 def small_memory_body() -> StepBody:
-    """Two layers with the model's own sizes, on memory that nobody touches."""
+    """Return two layers with the model's own sizes, on memory that is never written."""
     spec, here = dataclasses.replace(QWEN3_06B, layers=QWEN3_06B.layers[:2]), torch.device("cpu")
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
     ops = TritonOps(HeadShape.of(spec), here, gemm_configs_for("NVIDIA H200"))
@@ -49,7 +51,7 @@ def small_memory_body() -> StepBody:
 
 
 def one(threads: int) -> dict[str, float]:
-    """Compile with so many threads, in this process. 1: one after the other, as launches do."""
+    """Compile with this number of threads in this process. 1: one after the other, as launches do."""
     driver.set_active(Driver())
     for owner, name, instead in REPLACED[1:]:  # all but the compiler
         setattr(owner, name, instead)
@@ -73,12 +75,12 @@ def one(threads: int) -> dict[str, float]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of the assemblers that it ran."""
+    """Return the CPU seconds of this process and of its assembler processes."""
     return sum(os.times()[:4])
 
 
 def _busy_s() -> float:
-    """Of the whole machine."""
+    """Return the CPU seconds of the whole machine."""
     user, nice, system = (int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 

@@ -1,8 +1,9 @@
-"""Scheduler core, engine and GPU in one process: inter-token latency, throughput, prefill, against vLLM's figures.
+"""Measures scheduler core, engine and GPU in one process: inter-token latency, throughput and prefill, compared with
+vLLM's figures.
 
-`python -m bench.gpu.engine` on the GPU; random bf16 weights of the real shapes, greedy; pages take what a worker would
-take for them. `--models tiny --smaller 32` goes through all rows on any machine. What the services add is measured
-elsewhere.
+`python -m bench.gpu.engine` runs on the GPU, with random bf16 weights of the real shapes, greedily. The number of pages
+is the one that a worker would choose. `--models tiny --smaller 32` runs all rows on any machine. Other benchmarks
+measure the cost of the services.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Local:
     def serve(
         self, prompts: list[int], outputs: list[int], sampling: Sampling, constraint: Constraint | None = None
     ) -> dict[str, float]:
-        """Serve them all at once, each with the grammar if there is one; figures of the whole."""
+        """Serve all requests at once, each with the grammar if there is one. Returns the figures of the whole."""
         core = Scheduler(self.config, replace(self.hello, epoch=self.engine.begin_run()))
         rng = np.random.default_rng(0)
         for handle, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
@@ -132,8 +133,9 @@ class Local:
 
 
 def median_tpot_ms(rows: Iterable[tuple[float, Int32, Int32, Int32]]) -> float:
-    """Seconds, and slot, tokens and finish of all that was reported then -> time per token after the first, steps with
-    others' prompts included, as a client would see it; 0 where there is no second. Nothing was preempted."""
+    """Return the median time per token after the first, as a client would see it, including steps with prompts of other
+    requests; 0 if there is no second token. The input is the seconds, and the slots, tokens and finishes of each
+    report. No request may have been preempted."""
     first: dict[int, float] = {}
     tokens: dict[int, int] = {}
     found = []
@@ -150,7 +152,7 @@ def median_tpot_ms(rows: Iterable[tuple[float, Int32, Int32, Int32]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Requests that are served together: prompt and output tokens of each."""
+    """A row of the table: requests that are served together, with numbers of prompt and output tokens."""
 
     name: str
     prompts: list[int]
@@ -162,7 +164,7 @@ class Row:
     """Served by turns with its neighbours of which this is so; the median time between tokens counts."""
 
     def smaller(self, by: int) -> Row:
-        """The like of it with so many times fewer and shorter requests."""
+        """Return a similar row, with so many times fewer and shorter requests."""
         kept = slice(max(1, len(self.prompts) // by))
         prompts, outputs = ([max(1, each // by) for each in sizes[kept]] for sizes in (self.prompts, self.outputs))
         return replace(self, prompts=prompts, outputs=outputs)
@@ -172,7 +174,8 @@ _WARM = (Row("few", [128] * 4, [16] * 4), Row("more", [512] * 32, [16] * 32))
 
 
 def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
-    """What is served, in the order of the table; `most`: sequences at a time, for rows that are of one step."""
+    """Return the rows in the order of the table. `most`: the number of sequences at a time, for rows about a single
+    step."""
     batches = ITL.get(model, ITL["0.6B"])
     if "itl" in kinds:
         yield from (Row(f"itl {batch}", [128] * batch, [128] * batch) for batch in batches if batch <= most)
@@ -194,8 +197,8 @@ def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
 
 
 def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> WorkerConfig:
-    """A worker's, of random weights of a model's shape, which `folder` then describes. `tokens`: of a step; 0: as the
-    worker chooses, as it does for pages."""
+    """Return a worker's configuration with random weights of a model's shape; the config is written to `folder`.
+    `tokens`: tokens of a step; 0: the worker chooses them, as it chooses the number of pages."""
     return WorkerConfig(
         model=str(write_config(folder / name, MODELS[name], CONTEXT)),
         device="cuda" if name in SHAPES else "cpu",
@@ -209,7 +212,7 @@ def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, ea
 
 
 def load(name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> Local:
-    """As a worker loads it, with all its graphs."""
+    """Load the model as a worker does, with all its graphs."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = worker_config(Path(folder), name, max_num_seqs, tokens, eager=eager)
@@ -222,8 +225,8 @@ def load(name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> Local:
 
 
 def measure(local: Local, name: str, rows: Iterable[Row]) -> Iterator[tuple[str, dict[str, float]]]:
-    """(model and row, figures), each said as soon as it is there; of a row by turns after each turn, as of all so
-    far."""
+    """Yield (model and row, figures), each as soon as it is known. For a row with several turns, yield the figures so
+    far after each turn."""
     for _, some in itertools.groupby(rows, lambda row: row.by_turns or row.name):
         together: list[tuple[Row, list[dict[str, float]]]] = [(row, []) for row in some]
         for row, found in together * (_TURNS if together[0][0].by_turns else 1):

@@ -1,9 +1,9 @@
-"""Figures that GPU benchmarks are measured against: vLLM's on the same GPU, and the ones that are wanted of Quire.
+"""The figures with which GPU benchmarks compare: vLLM's figures on the same GPU, and Quire's targets.
 
-vLLM's are of release 0.24.0, measured on 2026-11-20 on one NVIDIA H200 with torch 2.11.0+cu130, triton 3.6.0 and Python
-3.12: random bf16 weights, greedy, prefix caching off, FlashAttention 3, CUDA graphs, compiled. Cold start is its own
-start-up with no weights to read, to which its first token would come. The wanted ones are those of the issue that
-asked for the GPU worker. `docs/benchmarks.md` has both beside what was reached.
+vLLM's figures are of release 0.24.0, measured on 2026-11-20 on one NVIDIA H200 with torch 2.11.0+cu130, triton 3.6.0
+and Python 3.12. The run used random bf16 weights, greedy sampling, no prefix caching, FlashAttention 3, CUDA graphs and
+compilation. Its cold start is vLLM's own start-up without weights to read; the first token would come after that. The
+targets are those of the issue for the GPU worker. `docs/benchmarks.md` has both, and Quire's results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one row is measured against; None where there is no such figure."""
+    """The figures for one row; None if there is no such figure."""
 
     figure: str
     """Which of a row's figures counts."""
@@ -23,11 +23,11 @@ class Target:
 
     @property
     def below(self) -> bool:
-        """Whether less is better: times, and what something costs."""
+        """Whether smaller is better, as for times and costs."""
         return not self.figure.endswith("tok_s")
 
     def beside(self, value: float) -> dict[str, float | bool | None]:
-        """What a value stands beside, and whether it is good enough."""
+        """Return the figure with which a value is compared, and whether the value is good enough."""
         return {
             "vllm": self.vllm,
             "wanted": self.wanted,
@@ -36,7 +36,7 @@ class Target:
         }
 
     def spelled(self) -> str:
-        """For people."""
+        """Return the figures as text."""
         return f"(vLLM {self.vllm:g}, wanted {self.wanted:g})" if self.vllm else f"(wanted {self.wanted:g})"
 
     def _as_good(self, value: float, other: float) -> bool:

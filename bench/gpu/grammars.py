@@ -1,9 +1,10 @@
-"""A part of stage 3: what it costs in time between tokens that every sequence has a grammar (`bench.gpu.grammars`).
+"""A part of stage 3: measures the cost of grammars in time between tokens, when every sequence has one
+(`bench.gpu.grammars`).
 
-Scheduler core, engine and GPU in one process, as in `bench.gpu.engine`, and a real matcher process beside. The same
-number of sequences is served by turns with a grammar for each and without. Rows are held where their masks come late,
-so what counts is the time per token of each request. Weights are random, and the tokenizer is made up: a byte-level one
-of as many tokens as the model has. The grammar is that of JSON with a long string, which most tokens fit.
+Scheduler core, engine and GPU are in one process, as in `bench.gpu.engine`, and the matcher is a real process. The same
+number of sequences is served alternately with a grammar for each and without. A row is held if its mask comes late, so
+the figure is the time per token of each request. Weights are random. The tokenizer is made up: a byte-level one with as
+many tokens as the model has. The grammar is JSON with a long string, which allows most tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _END = "<end>"
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Both shapes; `tiny`: the small one; without a GPU a tiny shape."""
+    """Measure both shapes; with `tiny` only the small one; without a GPU a tiny shape."""
     names, options = [*SHAPES][: 1 if tiny else None], list[str]()
     if not has_gpu():
         names, options = ["tiny"], ["--batches", "4", "--output", "12"]
@@ -56,7 +57,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 
 
 def report(recorder: Recorder, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """A line for each number of sequences, with what it is measured against."""
+    """Report a line for each number of sequences, with the figures to compare."""
     for row, measured in figures.items():
         target = OVER_FREE.get(row.partition(" ")[2])
         beside = {} if target is None else target.beside(measured["percent"])
@@ -64,7 +65,7 @@ def report(recorder: Recorder, figures: Mapping[str, Mapping[str, float]]) -> No
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level tokenizer of so many tokens into a model's folder: bytes, then short strings of letters, and
+    """Write a byte-level tokenizer of this many tokens into a model's folder: bytes, then short strings of letters, and
     one token that ends an answer. A smaller vocabulary has fewer bytes."""
     letters = string.ascii_lowercase
     more = ("".join(each) for size in itertools.count(2) for each in itertools.product(letters, repeat=size))
@@ -78,7 +79,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def measure(name: str, batches: Listed[int], output: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """(model and row, figures) for each number of sequences."""
+    """Yield (model and row, figures) for each number of sequences."""
     with tempfile.TemporaryDirectory() as folder:
         config = worker_config(Path(folder), name, max(batches), 0, eager=False)
         write_tokenizer(Path(config.model), MODELS[name].vocab_size)
@@ -116,7 +117,7 @@ def measure(name: str, batches: Listed[int], output: int) -> Iterator[tuple[str,
 
 
 def held_rows() -> float:
-    """Rows that were held so far."""
+    """Return the number of rows that were held so far."""
     return metrics.registry.get_sample_value("quire_worker_held_rows_total") or 0.0
 
 

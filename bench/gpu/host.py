@@ -1,8 +1,10 @@
-"""What a GPU's steps take of the host, without a GPU: launches with nothing behind them, and columns to be packed.
+"""Measures the CPU time that steps of a GPU take on the host, without a GPU: launches that start nothing, and packing
+of columns.
 
-`python -m bench.gpu.host`, without TRITON_INTERPRET. Triton binds, specialises and looks kernels up as ever, torch
-makes its tensors, products and attention return at once; what the driver adds to each launch is not here, so launches
-are counted too, but for copies. Thread time, the best of many, since that is what a busy machine disturbs least.
+Run `python -m bench.gpu.host` without TRITON_INTERPRET. Triton binds, specializes and looks up kernels as usual. torch
+makes its tensors, and its GEMMs and attention return at once. The driver's part of a launch is missing, so the
+benchmark also counts launches, without copies. Figures are thread time, the best of many runs, because a busy machine
+disturbs this least.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _launched: list[None] = []
 
 
 class Driver:
-    """A GPU as far as Triton's launcher asks."""
+    """The part of a GPU driver that Triton's launcher uses."""
 
     def launcher_cls(self, source: object, metadata: object) -> None:
         """What is compiled to launch a kernel: nothing."""
@@ -80,7 +82,7 @@ class _Graph:
 
 
 class Recorder:
-    """Captures nothing."""
+    """A CUDA graph recorder that captures nothing."""
 
     def begin(self) -> None:
         return None
@@ -127,7 +129,7 @@ REPLACED: tuple[tuple[object, str, object], ...] = (
 
 
 def stand_in() -> None:
-    """From here on this process computes nothing."""
+    """From here on, let this process compute nothing."""
     driver.set_active(Driver())
     for owner, name, instead in REPLACED:
         setattr(owner, name, instead)
@@ -135,7 +137,7 @@ def stand_in() -> None:
 
 
 def small_body(layers: int = len(QWEN3_06B.layers)) -> StepBody:
-    """The small model's layers and launches, with little memory behind them."""
+    """Return the small model's layers and launches, with little memory."""
     layer = LayerSpec(dataclasses.replace(QWEN3_06B.attention[0], head_dim=16), Dense(64))
     spec = dataclasses.replace(QWEN3_06B, vocab_size=64, hidden_size=64, layers=(layer,) * layers)
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
@@ -162,12 +164,13 @@ def _show(name: str, call: Callable[[], object]) -> None:
 
 
 def _tiling(body: StepBody) -> Tiling:
-    """As it is on a GPU."""
+    """Return the tiling that a GPU would use."""
     return Tiling.of(body.decoder.head_shape, body.pages.device)._replace(programs=_PROGRAMS)
 
 
 def steps_of(body: StepBody) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What to call, by hand and in pieces: prompts that fill a step, and prompts beside sequences that decode."""
+    """Return the steps to run, eagerly and in captured pieces: prompts that fill a step, and prompts together with
+    sequences that decode."""
     tiling = _tiling(body)
     alike = Fresh(0, _PIECE), Fresh(_PIECE, _PIECE)
     unlike = Fresh(0, _PIECE), Fresh(_PIECE, 2 * _PIECE)
@@ -192,7 +195,8 @@ def _decoding(rows: int) -> StepBatch:
 
 
 def _columns(body: StepBody) -> None:
-    """Of steps that decode, whole and where the step before was the same sequences'."""
+    """Measure the packing of columns for steps that decode: all columns, and only the changes if the step before had
+    the same sequences."""
     for rows in (1, 256, 512):
         layout = StepLayout.of(StepSize(rows), _tiling(body))
         batch, words = _decoding(rows), np.zeros(_WORDS, np.int32)

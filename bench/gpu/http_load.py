@@ -1,4 +1,4 @@
-"""The five services beside a GPU, set up as vLLM was, and the load that one `quire bench serve` puts on them."""
+"""The five services with a GPU, configured like vLLM in its measurement, and the load of one `quire bench serve`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _LIMIT_S = 120
 
 
 def stack_of(model: Path, worker: dict[str, str | bool], routers: int = 1) -> StackSpec:
-    """Nothing of a prompt is kept for the next one; a router of so many processes, which turns nobody away."""
+    """Return the spec of a stack without prefix caching, whose router has this many processes and refuses no
+    request."""
     flags: dict[str, dict[str, str | bool]] = {
         "worker": worker,
         "scheduler": {"kvstore-min-tokens": "1000000", "enable-prefix-caching": False},
@@ -27,7 +28,7 @@ def stack_of(model: Path, worker: dict[str, str | bool], routers: int = 1) -> St
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """Requests with random prompts of token ids, streamed, greedy, from one process."""
+    """Requests with random prompts of token ids, streamed and greedy, from one process."""
 
     requests: int
     input_len: int
@@ -42,8 +43,8 @@ class HttpLoad:
     """Events tell how many tokens they carry, for `decode_tpot`."""
 
     def put(self, url: str, folder: Path) -> dict[str, float]:
-        """What came of it, and `load_generator_cpu_s`, its start included. Raises RuntimeError where a request failed,
-        CalledProcessError where all did."""
+        """Run the load, and return its report with `load_generator_cpu_s`, the CPU time of the load generator with its
+        start. Raises RuntimeError if a request failed, and CalledProcessError if all did."""
         out = folder / "load.json"
         command = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", url, "--ignore-eos"]
         command += ["--num-prompts", str(self.requests), "--num-warmups", str(self.warmups), "--seed", str(self.seed)]
@@ -63,6 +64,6 @@ class HttpLoad:
 
 
 def _children_s() -> float:
-    """User and system time of children that have ended."""
+    """Return user and system time of child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""A model folder with a real shape's config.json and a tokenizer, and no weights: what GPU benchmarks serve."""
+"""Makes a model folder with a real shape's config.json and a tokenizer, and without weights, for GPU benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire_worker.model.arch_spec import ArchSpec, RopeSpec
 
 
 def write_config(folder: Path, spec: ArchSpec, context: int) -> Path:
-    """A folder that describes the shape, with no weights."""
+    """Write a folder that describes the shape, without weights."""
     rope_spec = spec.attention[0].rope or RopeSpec()
     rope: dict[str, object] = {"rope_type": rope_spec.kind, "rope_theta": rope_spec.theta}
     if rope_spec.kind == "llama3":

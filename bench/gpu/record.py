@@ -1,7 +1,8 @@
-"""Recorder: what a stage found: a JSON line of each check in a file, what failed and a line a group on the screen.
+"""Recorder: the results of a stage. It writes a JSON line for each check to a file, and prints failures and a line for
+each group.
 
-The bench log's entry is there from the first check on and is written anew with each: a stage that is killed leaves what
-was checked until then, and that it did not end.
+The bench log has an entry from the first check on, which is rewritten after each check. So if a stage is killed, the
+log has the checks until then, and says that the stage did not end.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _TOLD = 400
 
 @dataclass
 class Recorder:
-    """A check is good, bad, or skipped with the reason; figures go beside. `out`: where JSON lines go; `log`: the bench
-    log; None: nowhere."""
+    """A check is good, bad, or skipped with the reason; figures are recorded too. `out` is the file for JSON lines,
+    `log` is the bench log; None: neither is written."""
 
     stage: int
     machine: str
@@ -43,21 +44,21 @@ class Recorder:
         self._keep()
 
     def check(self, name: str, good: bool, **figures: Figure) -> None:
-        """Something that must hold."""
+        """Record a condition that must hold."""
         self._add(name, "ok" if good else "FAILED", figures)
 
     def figure(self, name: str, **figures: Figure) -> None:
-        """Something that was measured."""
+        """Record a measured figure."""
         self._add(name, "measured", figures)
 
     def skip(self, name: str, why: str) -> None:
-        """Something that cannot be done here."""
+        """Record a check that is not possible here."""
         self._add(name, "skipped", {"why": why})
 
     @contextlib.contextmanager
     def group(self, name: str) -> Iterator[None]:
-        """A part of the stage. An error of its own is a check that fails, and the next part has its turn; what ends the
-        process is told in the log and goes on."""
+        """Run a part of the stage. An error in it is a failed check, and the next part runs. An exception that ends the
+        process is recorded in the log and raised again."""
         first, began, self._group = len(self.lines), time.perf_counter(), name
         try:
             with self.attempt(f"{name} ends"):
@@ -71,7 +72,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Something whose own error is a check of this name that fails, and no more than that."""
+        """Run code whose own error is a failed check of this name."""
         try:
             yield
         except Exception as error:
@@ -79,7 +80,7 @@ class Recorder:
             sys.excepthook(type(error), error, error.__traceback__)
 
     def end(self) -> None:
-        """Nothing more comes: one line of JSON says what became of it."""
+        """End the stage, and print one line of JSON with its result."""
         self._ended = not self._cut
         self._keep()
         summary: dict[str, object] = {
@@ -95,16 +96,16 @@ class Recorder:
 
     @property
     def good(self) -> bool:
-        """Whether something was checked, nothing failed, and nothing cut it short."""
+        """Whether there were checks, none failed, and the stage was not interrupted."""
         return bool(self.lines) and not self.failed and not self._cut
 
     @property
     def failed(self) -> list[str]:
-        """Names of what failed."""
+        """Return the names of the failed checks."""
         return [str(line["check"]) for line in self.lines if line["result"] == "FAILED"]
 
     def log_entry(self) -> LogEntry:
-        """The bench log's entry."""
+        """Return the bench log's entry."""
         told = [_counted(self.lines)]
         if not self._ended:
             told[0] += f", and it did not end ({self._cut or 'killed'} in {self._group or 'no part yet'})"

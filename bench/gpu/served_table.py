@@ -1,8 +1,9 @@
-"""Stage 6: the in-process table once more, through the five services over HTTP: what the pipeline costs.
+"""Stage 6: measures the rows of the in-process table again, through the five services over HTTP. The difference is the
+cost of the services.
 
-What stands for the in-process time between tokens, of steps in which everybody decodes, is `decode_tpot` of
-`quire bench serve`, of the same steps; for one request at a time that is TPOT. TPOT on both sides is told beside it.
-A row that fails is a check that fails; the others are measured and told all the same.
+In process, the time between tokens is measured in steps in which all requests decode. Its counterpart is `decode_tpot`
+of `quire bench serve`, which covers the same steps. For one request at a time, the counterpart is TPOT. TPOT of both is
+also reported. A row that fails is a failed check; the other rows are still measured and reported.
 """
 
 from __future__ import annotations
@@ -48,24 +49,25 @@ class Load(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """What it is measured against with the small model, which has all rows."""
+        """Return the small model's figures with which it is compared; the small model has all rows."""
         return ROWS[f"0.6B {self.row}"]
 
     @property
     def figure(self) -> str:
-        """Which figure counts in process, whatever the model."""
+        """Return the name of the figure that counts in process, for any model."""
         return self.target.figure
 
     @property
     def served(self) -> str:
-        """The like of it through the services: of requests one after the other TPOT, since nobody else has a prompt."""
+        """Return the corresponding figure through the services. For requests one after the other it is TPOT, since no
+        other request has a prompt."""
         if self.figure != "itl_ms":
             return self.figure
         return "decode_tpot_ms" if self.together else "tpot_ms"
 
     @property
     def together(self) -> bool:
-        """Whether it is of steps in which all requests decode."""
+        """Whether the figure is of steps in which all requests decode."""
         return self.figure == "itl_ms" and self.load.concurrency != 1
 
 
@@ -82,7 +84,8 @@ LOADS = [
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Real shapes with random weights; `tiny`: a row of each; without a GPU all rows, tiny, of a tiny shape."""
+    """Run the real shapes with random weights; with `tiny` one row of each; without a GPU all rows with a tiny
+    shape."""
     kinds = ["--rows", "itl", "throughput", "uniform", "prefill", "single"]
     if not torch.cuda.is_available():
         few = [each._replace(load=_few(each)) for each in LOADS]
@@ -109,8 +112,8 @@ def serve(
     worker: dict[str, str | bool],
     inside: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """A line for each load as soon as it is measured: each runs twice, with other prompts, and the second counts; what
-    takes events that tell their tokens is measured after that."""
+    """Report a line for each load as soon as it is measured. Each load runs twice, with different prompts, and the
+    second run counts. The measurement that needs the number of tokens of each event runs after that."""
     with tempfile.TemporaryDirectory() as folder, recorder.attempt(f"{name} through the services"):
         model = write_config(Path(folder) / name, MODELS[name], CONTEXT)
         with contextlib.closing(LocalStack(stack_of(model, worker))) as stack:
@@ -125,9 +128,9 @@ def serve(
 
 
 def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, float]:
-    """Steps in which all of them decode, in several turns with other prompts, and the turns' TPOT: what it costs to be
-    told of tokens is seen beside the other one. Also what CPU each service took for a token, their prompts included.
-    Raises RuntimeError where they never all decoded."""
+    """Measure steps in which all requests decode, in several turns with different prompts, and the TPOT of these turns.
+    A comparison with the other TPOT shows the cost of reporting tokens. Also return the CPU time of each service per
+    token, prompts included. Raises RuntimeError if the requests never all decoded."""
     before = cpu_seconds(stack)
     turns = [
         replace(load, seed=100 + turn, counted=True).put(stack.ready.http, folder) for turn in range(_COUNTED_TURNS)
@@ -150,8 +153,8 @@ def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, floa
 def report_row(
     recorder: Recorder, name: str, load: Load, found: Mapping[str, float], inside: Mapping[str, float] | None
 ) -> None:
-    """A figure through the services beside what it is measured against, and what the services cost; None: nobody has
-    measured it in process."""
+    """Report a figure through the services, the figures to compare, and the cost of the services; None: there is no
+    figure in process."""
     through, title = found[_SERVED[load.served]], f"{name} {load.row}"
     figures: dict[str, Figure] = {"services": through}
     if (target := ROWS.get(title)) is not None:

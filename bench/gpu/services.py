@@ -1,9 +1,9 @@
-"""Stage 4: the five real services over HTTP, by `quire bench`: cold starts, then streams at several concurrencies.
+"""Stage 4: measures the five real services over HTTP with `quire bench`: cold starts, then streams at several
+concurrencies.
 
-One load generator, and a router of one process, then, for many streams, of four; they are named in a row of their own,
-beside the cores that each service and the load generator took. Where a load has few requests, another has four times as
-many: what its beginning and its end take, when not all streams are busy, is seen by that, and what two seconds of a
-stack's life tell of a single stream.
+There is one load generator. The router has one process and then, for many streams, four. A separate row shows these
+numbers, and the cores that each service and the load generator used. For a load with few requests there is another with
+four times as many. It shows the effect of the beginning and the end, when not all streams are busy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FEW_REQUESTS, _LONGER = 1024, 4
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Qwen3-0.6B's shape with random weights on a GPU; without one, the demo model and a few requests."""
+    """Measure Qwen3-0.6B's shape with random weights on a GPU; without a GPU, the demo model with a few requests."""
     on_gpu = torch.cuda.is_available()
     flags: dict[str, str | bool]
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 
 
 def _cold_starts(recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, starts: int) -> None:
-    """The first with an empty kernel cache, the second with what that one left."""
+    """Measure the first cold start with an empty kernel cache, and the second with the cache of the first."""
     out = folder / "startup.json"
     command = [
         sys.executable,
@@ -117,7 +117,7 @@ def _streams(
 
 
 def _longer(recorder: Recorder, name: str, load: HttpLoad, found: Mapping[str, float], url: str, folder: Path) -> None:
-    """The same with more requests, beside what was found with fewer."""
+    """Measure the load with more requests, and report it together with the result of fewer requests."""
     more = replace(load, requests=_LONGER * load.requests, seed=load.seed + 1)
     title = f"{name}, {more.requests} requests"
     with recorder.attempt(title):
@@ -137,8 +137,8 @@ def _figures(found: Mapping[str, float]) -> dict[str, float]:
 def report_streams(
     recorder: Recorder, name: str, concurrency: int, found: dict[str, float], cores: dict[str, float], *, on_gpu: bool
 ) -> None:
-    """A row for each figure that counts, one for the others, and one for what the processes took; nothing is wanted of
-    a machine without a GPU."""
+    """Report a row for each figure that counts, one for the other figures, and one for the CPU time of processes.
+    Without a GPU there is no target."""
     figures = _figures(found)
     for target in OVER_HTTP[concurrency] if on_gpu else ():
         value = figures.pop(target.figure)

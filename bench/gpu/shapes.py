@@ -1,4 +1,4 @@
-"""The real shapes that GPU benchmarks use, with random weights, and a tiny one with which they are gone through."""
+"""The real shapes that GPU benchmarks use, with random weights, and a tiny shape with which all code can run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODELS = {**SHAPES, "tiny": TINY}
 
 
 def products_of(spec: ArchSpec) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each product of a decode step."""
+    """Return (outputs, inputs) of each linear layer of a decode step."""
     attention = spec.attention[0]
     return {
         "qkv": (attention.query_size + 2 * attention.kv_size, spec.hidden_size),

@@ -1,6 +1,7 @@
-"""Stage 3: scheduler core, engine and GPU in one process (`bench.gpu.engine`), beside vLLM's figures.
+"""Stage 3: measures scheduler core, engine and GPU in one process (`bench.gpu.engine`), and compares with vLLM's
+figures.
 
-Each model has a process of its own. What one measured before it failed is told all the same.
+Each model has its own process. If it fails, its results until then are still reported.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WITHOUT_GPU = ("--smaller", "64", "--max-num-seqs", "8")
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Both shapes; `tiny`: the small one's first rows; without a GPU a tiny shape, which shows that every row is
-    there."""
+    """Run both shapes; with `tiny` the small one's first rows; without a GPU a tiny shape, which shows that every row
+    exists."""
     names, options = list(SHAPES), list[str]()
     if not has_gpu():
         names, options = ["tiny"], [*WITHOUT_GPU]
@@ -45,7 +46,7 @@ def has_gpu() -> bool:
 def measured_in_process(
     recorder: Recorder, name: str, options: Listed[str], module: str = "bench.gpu.engine", what: str = "in process"
 ) -> dict[str, dict[str, float]]:
-    """Figures by model and row of a module that measures, and a check that it came to its end."""
+    """Return the figures by model and row of a module that measures, and record a check that it ran to its end."""
     title = f"{name} {what}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -58,7 +59,7 @@ def measured_in_process(
 
 
 def report(recorder: Recorder, figures: dict[str, dict[str, float]]) -> None:
-    """A line for each row, with what it is measured against."""
+    """Report a line for each row, with the figures to compare."""
     for row, measured in figures.items():
         model, _, kind = row.partition(" ")
         if row in ROWS:

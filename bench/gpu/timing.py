@@ -1,4 +1,4 @@
-"""How long work takes on a GPU, launched so that the host cannot be what is measured."""
+"""Measures the time of work on a GPU. Launches are arranged so that the host is not the bottleneck."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SIDE = 8192
 
 
 def chain_us(run: Callable[[int], object], calls: int, *, replays: int = 6) -> float:
-    """Microseconds of one call of `run(0)`, `run(1)`, ... in a captured chain of so many, over which the graph's own
-    launch is shared out; the median of several replays."""
+    """Return the microseconds of one call of `run(0)`, `run(1)`, ..., from a captured chain of several calls, which
+    share the time of the graph's launch. The result is the median of several replays."""
     for index in range(min(_WARM, calls)):
         run(index)
     torch.cuda.synchronize()
@@ -27,7 +27,8 @@ def chain_us(run: Callable[[int], object], calls: int, *, replays: int = 6) -> f
 
 
 def queued_us(run: Callable[[int], object], calls: int) -> float:
-    """The same of what no graph can hold: calls that were all launched while the device was busy with other things."""
+    """Return the same for calls that no graph can hold. All calls are launched while the device is busy with other
+    work."""
     for index in range(min(_WARM, calls)):
         run(index)
     side = torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda")
@@ -46,7 +47,8 @@ def queued_us(run: Callable[[int], object], calls: int) -> float:
 
 
 def once_us(run: Callable[[int], object]) -> float:
-    """Without a GPU: one call on the host's clock, which says that it runs, and nothing of its speed."""
+    """Return the time of one call on the host's clock, without a GPU. It shows that the call runs, and nothing of its
+    speed."""
     begin = time.perf_counter()
     run(0)
     return (time.perf_counter() - begin) * 1e6

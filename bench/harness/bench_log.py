@@ -1,4 +1,4 @@
-"""The bench log: dated entries of a few lines, each with what was predicted, what came out, and on what machine."""
+"""BenchLog: the bench log, with dated entries of a few lines. Each has the prediction, the result and the machine."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class LogEntry:
 
 
 class BenchLog:
-    """The file `path`, at whose end entries are put. Other processes may add entries meanwhile."""
+    """The file `path`, at whose end entries are added. Other processes may add entries at the same time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = ""
 
     def put(self, entry: LogEntry) -> None:
-        """Write an entry in the place of the one that this object put before. The file is replaced as a whole: whoever
-        kills the process leaves the one entry or the other."""
+        """Write an entry in place of the one that this object wrote before. The file is replaced as a whole, so if the
+        process is killed, the log has either the old or the new entry."""
         whole, text = self._path.read_text(), entry.text()
         at = whole.rfind(self._written) if self._written else -1
         head, tail = (f"{whole.rstrip()}\n\n", "") if at < 0 else (whole[:at], whole[at + len(self._written) :])
@@ -54,7 +54,7 @@ class BenchLog:
 
 
 def read_entries(text: str) -> list[LogEntry]:
-    """The entries of a log, in their order."""
+    """Return the entries of a log, in their order."""
     found = []
     for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
         heading, _, body = part.partition("\n")
@@ -67,7 +67,7 @@ def read_entries(text: str) -> list[LogEntry]:
 
 
 def _titled(what: str) -> tuple[str, str]:
-    """The heading's text, and the details that follow it in the list."""
+    """Return the heading's text, and the details that follow it in the list."""
     if len(what) <= _MOST_TITLE:
         return what, ""
     for end in _TITLE_ENDS.finditer(what):

@@ -1,4 +1,4 @@
-"""A process that computes all the time on one core, as a noisy neighbour does."""
+"""BusyProcess: a process that computes all the time on one core, as a noisy neighbour does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class BusyProcess:
-    """A context manager; within it the process runs, on whichever core is free."""
+    """A context manager. Within it the process runs, on any free core."""
 
     def __enter__(self) -> BusyProcess:
         self._popen = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -1,4 +1,4 @@
-"""A cgroup with a quota of processor time, of version 1 or 2, whichever this host lets root make."""
+"""CpuQuota: a cgroup with a quota of processor time, of version 1 or 2, whichever this host allows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unavailable(Exception):
 
 
 class CpuQuota:
-    """A context manager; `prefix` starts a command inside. The group is removed at the end, when it is empty."""
+    """A context manager. `prefix` starts a command inside the group. At the end the empty group is removed."""
 
     def __init__(self, cores: float) -> None:
         self._cores = cores

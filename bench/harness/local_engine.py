@@ -1,7 +1,7 @@
-"""A scheduler core and a worker engine in one process, called directly: no gRPC, and no thread but the device's.
+"""LocalEngine: a scheduler core and a worker engine in one process, without gRPC, and with the device's thread only.
 
-What the pipeline is compared with, and the harness of the exactness tests: free-running, two steps in flight, as the
-services are, or with `lockstep` their plain twin. Knows nothing of text.
+Benchmarks compare the five services with it, and exactness tests use it. It is free-running with two steps in flight,
+as the services are; with `lockstep`, it waits for each step. It knows nothing of text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SESSION = 1
 
 @dataclass
 class Served:
-    """What became of one request."""
+    """The result of one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Served:
 
 
 class LocalEngine:
-    """One replica. `submit` requests by handle, `run` until they are all done."""
+    """One replica. Call `submit` with requests and their handles, then `run` until all are done."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class LocalEngine:
         self.scheduler.abort(SESSION, handle, time.time())
 
     def step(self) -> bool:
-        """One round of grants, launches and reports, or, where there is nothing of it, the wait for a step to end;
-        False when nothing runs either. Reports of steps in flight are a round, not those of steps that end meanwhile:
-        short steps would leave no time between them for grants, and for who submits and aborts."""
+        """Run one round of grants, launches and reports. If there is nothing to do, wait for a step to end. Returns
+        False if nothing runs either. A round takes the reports of the steps that were in flight at its start, and not
+        of steps that end meanwhile. Otherwise short steps would leave no time for grants, submits and aborts."""
         now = time.time()
         busy = False
         self._step_ended.clear()
@@ -119,14 +119,14 @@ class LocalEngine:
         return launched
 
     def run(self) -> dict[int, Served]:
-        """Serve everything that was submitted; raises RuntimeError if the replica stands still."""
+        """Serve all submitted requests. Raises RuntimeError if the replica makes no progress."""
         while not self.scheduler.idle:
             if not self.step():
                 raise RuntimeError("requests are left but nothing can run")
         return self.served
 
     def check_quiet(self) -> None:
-        """Everything is given back: call when all requests have ended."""
+        """Check that all resources are released. Call this when all requests have ended."""
         while self.step():
             pass
         self.scheduler.check_integrity()

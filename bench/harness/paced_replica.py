@@ -1,4 +1,5 @@
-"""A scheduler core and a worker engine with a made-up model, in one thread and without a clock: runs are repeatable."""
+"""PacedReplica: a scheduler core and a worker engine with a made-up model, in one thread and without a clock, so that
+runs are repeatable."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _NOW = 1_000_000.0
 
 
 class PacedReplica:
-    """One request at a time: `serve`. `cached` and `prefilled` are counts of tokens."""
+    """Serves one request at a time. `cached` and `prefilled` are counts of tokens."""
 
     def __init__(self, num_pages: int, page_size: int = 16, **scheduler: object) -> None:
         facts = PacedFacts()
@@ -40,7 +41,7 @@ class PacedReplica:
         self._handle = 0
 
     def serve(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Serve it alone; its tokens, and how many of its prompt's came from the cache."""
+        """Serve a request alone. Returns its tokens, and how many of its prompt tokens came from the cache."""
         self._handle += 1
         tokens, cached = list[int](), 0
         self.scheduler.submit(1, self._handle, RequestContext(f"r{self._handle}"), sequence, _NOW)

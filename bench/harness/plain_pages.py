@@ -11,12 +11,12 @@ from quire_worker.kv_transfer.ring import Ring
 
 
 def ids(*values: int) -> NDArray[np.int32]:
-    """Page numbers as a move has them."""
+    """Return page numbers in the form of a move."""
     return np.array(values, np.int32)
 
 
 class PlainPageSink:
-    """Implements Landing: page n lands in slot n of the ring, and is told of by `on_land`."""
+    """Implements PageSink: page n goes to slot n of the ring, and `on_land` is called."""
 
     def __init__(self, ring: Ring, on_land: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
         self._ring = ring
@@ -32,14 +32,15 @@ class PlainPageSink:
         self._on_land(self.received_pages - 1)
 
     def flush(self) -> None:
-        """All are told of already."""
+        """Do nothing, because all pages have been reported already."""
 
     def bodies(self) -> list[bytes]:
         return [bytes(self._ring.slot(self._first_slot + index)) for index in range(self.received_pages)]
 
 
 class PlainPageSource:
-    """Implements Shipment: page n lies in slot n of the ring. `on_body` is told what is asked for, and may raise."""
+    """Implements PageSource: page n lies in slot n of the ring. `on_body` is called with the requested page, and may
+    raise."""
 
     def __init__(self, ring: Ring, on_body: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
         self._ring = ring

@@ -9,13 +9,13 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, without that of children."""
+    """Return user and system time of a process so far, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def tree_cpu_s(pid: int) -> float:
-    """The same of a process and of all below it."""
+    """Return user and system time of a process and all its descendants."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return cpu_s(pid) + sum(map(tree_cpu_s, children))

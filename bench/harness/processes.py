@@ -1,4 +1,5 @@
-"""Service processes of a benchmark or a test: started, watched until they are ready, measured, ended."""
+"""Service: a service process of a benchmark or a test. It is started, watched until it is ready, measured, and
+ended."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ STOP_LIMIT_S = 40.0
 
 
 class Service:
-    """`python -m quire_<name>` on a free port. A context manager: at its end the process is gone. `prefix` is a command
-    that runs another one in its place, as `env` does."""
+    """`python -m quire_<name>` on a free port. A context manager, after which the process is gone. `prefix` is a
+    command that runs another command in its place, as `env` does."""
 
     def __init__(self, name: str, *flags: str, listen: str = "127.0.0.1:0", prefix: Sequence[str] = ()) -> None:
         command = [*prefix, sys.executable, "-m", f"quire_{name}", "--listen", listen, "--log-format=json", *flags]
@@ -50,16 +51,16 @@ class Service:
         return self.popen.pid
 
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """Return the address at which the service listens, when it does."""
         return str(self.until(lambda line: line["message"] == "listening")["address"])
 
     def ready(self) -> str:
-        """Its address, once it serves."""
+        """Return the address when the service is ready."""
         self.until(lambda line: line["message"] == "ready")
         return self.address()
 
     def until(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float = START_LIMIT_S) -> dict[str, Any]:
-        """The first log line of that kind, now or later."""
+        """Return the first log line of this kind, now or later."""
 
         def found() -> list[dict[str, Any]]:
             return [line for line in self.lines if wanted(line)]
@@ -72,16 +73,16 @@ class Service:
         return lines[0]
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Warnings, errors and what is no log line, of the last that it said."""
+        """Return warnings, errors and lines that are not log records, among the service's last lines."""
         with self._changed:
             return [line for line in self.lines if line.get("level") not in ("debug", "info")]
 
     def cpu_s(self) -> float:
-        """User and system time so far, without that of children."""
+        """Return user and system time so far, without children."""
         return cpu_s(self.pid)
 
     def stop(self) -> int:
-        """Ask it to stop, and insist where it does not; its exit code."""
+        """Stop the service; if it does not stop, kill it. Returns the exit code."""
         if self.popen.poll() is None:
             self.popen.terminate()
         try:
@@ -103,7 +104,7 @@ class Service:
 
 
 def until_healthy(url: str) -> None:
-    """Wait until the router there has whom it needs."""
+    """Wait until the router at this address has a scheduler and a tokenizer."""
     direct = build_opener(ProxyHandler({}))
     while True:
         with contextlib.suppress(URLError), direct.open(f"{url}/health") as answer:

@@ -1,4 +1,5 @@
-"""A scheduler and a worker process of default settings, and a closed loop of requests at their session."""
+"""SteadyReplica: a scheduler and a worker process with default settings, and a closed loop of requests on their
+session."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Load:
 
 
 class SteadyReplica:
-    """A context manager; ready when entered. `prefix` is of the worker's command line."""
+    """A context manager, which is ready when entered. `prefix` is put before the worker's command line."""
 
     def __init__(self, model: str, prefix: Sequence[str] = ()) -> None:
         self.worker = Service("worker", f"--model={model}", "--device=cpu", prefix=prefix)
@@ -52,7 +53,8 @@ class SteadyReplica:
 
     @asynccontextmanager
     async def load(self, streams: int) -> AsyncIterator[Load]:
-        """Keep `streams` requests there, of random prompts, until the block ends. A request that fails ends it."""
+        """Keep `streams` requests with random prompts running until the block ends. A request that fails ends the
+        block."""
         counted = Load()
         async with grpc.aio.insecure_channel(self._address) as channel:
             task = asyncio.create_task(_drive(scheduler_pb2_grpc.SchedulerStub(channel), streams, counted))

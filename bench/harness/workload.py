@@ -1,4 +1,4 @@
-"""Request sets for benchmarks: fixed by a seed, so that every contender serves the same work."""
+"""Sets of requests for benchmarks, fixed by a seed, so that every arm serves the same work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Request:
-    """Token ids in, and exactly `output_len` greedy tokens out (end of sequence ignored)."""
+    """A request: token ids, and exactly `output_len` greedy tokens as its answer (end-of-sequence tokens are
+    ignored)."""
 
     prompt_ids: tuple[int, ...]
     output_len: int
@@ -21,7 +22,8 @@ class Request:
 def uniform(
     count: int, prompt: tuple[int, int], output: tuple[int, int], vocab: tuple[int, int], seed: int = 0
 ) -> list[Request]:
-    """Lengths uniform over the inclusive ranges, token ids uniform over `vocab`'s range."""
+    """Return requests with lengths uniform over the inclusive ranges, and token ids uniform over the range of
+    `vocab`."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(prompt[0], prompt[1], count, endpoint=True)
     outputs = rng.integers(output[0], output[1], count, endpoint=True)
@@ -32,7 +34,8 @@ def uniform(
 
 
 def contender(doc: str | None) -> tuple[argparse.Namespace, list[Request]]:
-    """What a contender that is a process of its own is told: model, batch and threads by flags, requests by stdin."""
+    """Read the input of an arm that is a process of its own: model, batch and threads from flags, requests from
+    stdin."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=int, default=64)

@@ -1,1 +1,1 @@
-"""The kvstore's tiers and transports, beside what memory, sockets and disks do by themselves."""
+"""Benchmarks of the kvstore's tiers and transports, compared with plain memory, sockets and disks."""

@@ -1,7 +1,8 @@
-"""What memory, a socket, the disk and Redis do with pages when nothing is in between: the kvstore's floor.
+"""Plain memory, sockets, disks and Redis with pages, without the kvstore. Their speed is the upper bound of the
+kvstore's.
 
-Each arm carries whole framed pages in and out, and is given nothing more to do than the medium needs: no checksums, no
-names but numbers, memory that is there already and aligned. `put` and `get` return seconds.
+Each arm stores and reads whole framed pages, and does only what the medium needs: no checksums, numbers instead of
+names, memory that is resident and aligned. `put` and `get` return seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _START_LIMIT_S = 30.0
 
 
 class Arm(Protocol):
-    """One way of keeping pages. `get` is asked for pages that were put before."""
+    """One way of storing pages. `get` reads pages that were put before."""
 
     def put(self, pages: Pages) -> float: ...
 
@@ -43,7 +44,7 @@ class Arm(Protocol):
 
 
 class Memcpy:
-    """From memory to memory that is resident, both ways."""
+    """Copies from memory to resident memory, in both directions."""
 
     def __init__(self, pages: Pages) -> None:
         self._block = mmap.mmap(-1, pages.total_bytes)
@@ -70,7 +71,8 @@ class Memcpy:
 
 
 class RawFiles:
-    """A file per page, O_DIRECT where the filesystem lets us, one call per page, by so many threads."""
+    """Stores each page in a file, with O_DIRECT if the filesystem allows it, one call per page, on this many
+    threads."""
 
     def __init__(self, folder: Path, pages: Pages, threads: int) -> None:
         self._folder = folder
@@ -119,7 +121,7 @@ def _direct_flag(folder: Path) -> int:
 
 
 class RawRedis:
-    """SET and GET in pipelines over plain sockets, values received into memory of our own, by so many threads."""
+    """SET and GET in pipelines over plain sockets, into the benchmark's own memory, on this many threads."""
 
     def __init__(self, url: str, pages: Pages, threads: int, database: int) -> None:
         self._lines = [RedisLine(url, pages.framed_bytes, database) for _ in range(threads)]
@@ -156,7 +158,7 @@ class RawRedis:
 
 
 class RedisLine:
-    """One connection, to one of its databases."""
+    """One connection to one Redis database."""
 
     def __init__(self, url: str, framed_bytes: int, database: int) -> None:
         host, port = url.removeprefix("redis://").partition("/")[0].split(":")
@@ -209,7 +211,7 @@ class RedisLine:
 
 @contextlib.contextmanager
 def redis_process() -> Iterator[str]:
-    """A Redis without persistence on a free port; an empty URL where none is installed."""
+    """Start a Redis without persistence on a free port. Yields an empty URL if Redis is not installed."""
     binary = shutil.which("redis-server")
     if binary is None:
         yield ""

@@ -1,12 +1,11 @@
-"""Page moves between an engine's pool and a kvstore process: the KV transfer agent's process beside threads in the
-engine.
+"""Compares two ways of moving pages between an engine's pool and a kvstore process: the KV transfer agent's process,
+and threads in the engine.
 
-`python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. For both arms, interleaved: MB/s of stores
-and loads
-while the model thread has nothing else to do, and while it is busy with steps of Python work (`--step-ms`, alone); the
-time that such a step then takes, as a factor; CPU time of the engine process per page; and how long the model thread is
-held up at a boundary (`stall_us`). Medians over rounds. Three processes want the machine's cores: on a loaded one the
-figures say little.
+`python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. It has for both arms: MB/s of stores and
+loads while the model thread is idle, and while it runs steps of Python work (`--step-ms` without moves); the factor by
+which such a step becomes longer; CPU time of the engine process per page; and how long the model thread waits at a step
+boundary (`stall_us`). Arms alternate, and figures are medians over rounds. Three processes need a core each; on a
+loaded machine the figures mean little.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def measure(address: str, page_bytes: int, options: argparse.Namespace) -> dict[
 def one_round(
     transfer_agent: KvTransferAgent, client: KvClient, pool: Pool, options: argparse.Namespace, spin: int
 ) -> dict[str, float]:
-    """Store all pages under new names, load them into the other half, compare."""
+    """Store all pages under new names, load them into the other half, and compare them."""
     names = [hashlib.sha256(f"{time.time_ns()} {page}".encode()).digest() for page in range(options.pages)]
     runs = [tuple(names[i : i + options.pages_per_move]) for i in range(0, options.pages, options.pages_per_move)]
     pool.refresh(options.pages)
@@ -135,7 +134,7 @@ class Measured:
 
 
 class Driver:
-    """The model thread: a step of work where there is one, then a boundary; else it waits to be woken."""
+    """The model thread. If there is work, it runs a step of it and then a boundary; otherwise it waits to be woken."""
 
     def __init__(self, transfer_agent: KvTransferAgent, spin: int) -> None:
         self._transfer_agent = transfer_agent
@@ -169,7 +168,7 @@ class Driver:
 
 
 class Pool:
-    """Pages 1.. of random bytes."""
+    """A pool of random bytes, with pages from 1 on."""
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -182,7 +181,7 @@ class Pool:
         self.bytes[page] = np.frombuffer(data, np.uint8)
 
     def refresh(self, pages: int) -> None:
-        """Nothing of an earlier round may pass for this one's."""
+        """Give all pages new content, so that content of an earlier round cannot be mistaken for this round's."""
         self.bytes[1 : pages + 1] += 1
 
 
@@ -212,7 +211,7 @@ def work(count: int) -> int:
 
 
 def calibrated(step_s: float) -> int:
-    """So much work takes so long, alone."""
+    """Return how much work takes this long without moves."""
     best = min(_timed(200_000) for _ in range(10))
     return max(1, int(200_000 * step_s / best))
 
@@ -225,7 +224,7 @@ def _timed(count: int) -> float:
 
 @contextmanager
 def kvstore(ram_bytes: int, *flags: str) -> Iterator[str]:
-    """The address of one, for as long as it is wanted; what it complained of is told at the end."""
+    """Run a kvstore, and yield its address. At the end, print its warnings and errors."""
     with Service("kvstore", f"--ram-bytes={ram_bytes}", *flags) as service:
         try:
             yield service.ready()

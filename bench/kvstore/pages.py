@@ -1,4 +1,4 @@
-"""Pages for the kvstore's benchmark: random bodies once, and new names for each round."""
+"""Pages for the kvstore's benchmark. The bodies are random and made once; each round gives them new names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Bodies = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class Pages:
-    """Of one round. `name` is its own, so that nothing of an earlier round passes for this one's."""
+    """The pages of one round. `name` belongs to this round, so that pages of an earlier round cannot be mistaken for
+    its pages."""
 
     name: str
     run: PageRun
@@ -44,5 +45,5 @@ class Pages:
         return self.framed_bytes * len(self.framed)
 
     def parts(self, size: int) -> list[range]:
-        """Indices, so many at a time, as workers move them."""
+        """Yield indices, this many at a time, as workers move them."""
         return [range(start, min(start + size, len(self.framed))) for start in range(0, len(self.framed), size)]

@@ -1,7 +1,7 @@
-"""TCP between two processes with nothing in between: the raw of the data port.
+"""TCP between two processes without the kvstore, for comparison with the data port.
 
-`python -m bench.kvstore.raw_tcp BYTES PAGE_BYTES` is the other process: it has so much memory, prints its port, and
-then, for each byte that comes, receives all of that memory (`p`) or sends it (`g`), a page at a time.
+`python -m bench.kvstore.raw_tcp BYTES PAGE_BYTES` is the other process. It allocates this much memory and prints its
+port. For each byte that it receives, it then receives all of that memory (`p`) or sends it (`g`), a page at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RawTcpPair:
-    """A page per call, from resident memory to resident memory, as much of it as a ring holds."""
+    """Sends a page per call, from resident memory to resident memory, as much as a ring holds."""
 
     def __init__(self, pages: Pages) -> None:
         self._page_bytes = pages.page_bytes

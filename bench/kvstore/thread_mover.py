@@ -1,4 +1,4 @@
-"""The arm that bench.kvstore.mover compares with: page I/O on threads of the engine's own process, straight from its
+"""The arm with which bench.kvstore.mover compares: page I/O on threads of the engine's own process, directly from its
 pool."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire_worker.kv_transfer.kv_connector import KvConnector
 
 
 class ThreadAgent:
-    """Just enough of a KvTransferAgent: loads and stores on a thread each."""
+    """The part of a KvTransferAgent that the benchmark needs, with a thread for loads and one for stores."""
 
     def __init__(self, connector: KvConnector, pool: PageBytes) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -34,10 +34,10 @@ class ThreadAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """This agent exports nothing."""
+        """Do nothing, because this agent exports no pages."""
 
     def end_move(self, move_id: int) -> None:
-        """Moves here end by themselves."""
+        """Do nothing, because moves end by themselves."""
 
     def take_results(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
@@ -67,7 +67,7 @@ class ThreadAgent:
 
 
 class PoolPageSink:
-    """Implements PageSink: over a buffer into the pool."""
+    """Implements PageSink: writes pages over a buffer into the pool."""
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
@@ -83,12 +83,12 @@ class PoolPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """Does nothing: no caller waits for single pages."""
+        """Do nothing, because no caller waits for single pages."""
 
 
 class PoolPageSource:
-    """Implements PageSource, but for memory to be lent. Pages are copied, as what is stored must not change on its
-    way."""
+    """Implements PageSource, except for lending memory. Pages are copied, because stored content must not change during
+    a move."""
 
     fd = -1
 

@@ -1,8 +1,8 @@
-"""The kvstore's tiers as arms of its benchmark: a store in this process with checksums on.
+"""The kvstore's tiers as arms of its benchmark: a store in this process, with checksums.
 
-A store lives through all rounds, as one does in service: its memory is resident after the first. A lower tier's put
-lasts until the last page is written below; its get, of the round before, whose pages have been pushed out of memory
-since, until a lookup has all of it in memory.
+As in service, one store serves all rounds, so its memory is resident after the first. A put to a lower tier lasts until
+the last page is written there. A get reads the pages of the round before, which other pages have evicted from memory.
+It lasts until a lookup has all of them in memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PART = 16
 
 
 class StoreArm:
-    """A PageStore called directly."""
+    """Calls a PageStore directly."""
 
     def __init__(self, pages: Pages, rounds: int, *, keep: int = 1, **below: object) -> None:
-        """`keep`: how many rounds' pages there is memory for."""
+        """`keep`: the number of rounds whose pages fit into memory."""
         room = (pages.framed_bytes + 4096) * len(pages.framed)
         limit_ms = int(LIMIT_S * 1e3)
         settings = KvstoreConfig(
@@ -97,7 +97,7 @@ class StoreArm:
 
 
 class RedisArm(StoreArm):
-    """Over a Redis, whose memory is used again as that of the raw arms is."""
+    """Stores pages in a Redis, whose memory is reused like that of the raw arms."""
 
     def __init__(self, url: str, pages: Pages, rounds: int) -> None:
         super().__init__(pages, rounds, redis_url=url)
@@ -116,7 +116,7 @@ class RedisArm(StoreArm):
 
 
 class RamArm(StoreArm):
-    """Memory alone: a get reads every page, a frame at a time."""
+    """Stores pages in memory only. A get reads every page, a frame at a time."""
 
     def get(self, pages: Pages) -> float:
         begin = time.perf_counter()

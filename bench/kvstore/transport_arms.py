@@ -1,8 +1,9 @@
-"""What a worker's KV transfer agent does with a kvstore process, by each transport, as arms of the kvstore's benchmark.
+"""Page moves of a worker's KV transfer agent with a kvstore process, by each transport, as arms of the kvstore's
+benchmark.
 
-Pages lie in the KV transfer agent's ring before they are put, and are in it, checked, when they have been got: the
-engine's copies between pool and ring are the same for all transports and are not counted. Begin, lookup, attach, commit
-and release, over gRPC, are. The kvstore's memory is resident, as that of all raw arms is.
+Pages lie in the KV transfer agent's ring before they are put, and are checked in the ring after they are read. The
+engine's copies between pool and ring are the same for all transports, and not counted. The calls begin, lookup, attach,
+commit and release over gRPC are counted. The kvstore's memory is resident, as is that of all raw arms.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PART = 64
 
 
 class RingMemcpy:
-    """The raw of shared memory: each page from the ring to resident memory, and back to the ring."""
+    """The raw arm for shared memory: copies each page from the ring to resident memory, and back to the ring."""
 
     def __init__(self, pages: Pages) -> None:
         count, size = len(pages.framed), pages.page_bytes
@@ -62,7 +63,7 @@ class RingMemcpy:
 
 
 class TransportArm:
-    """Moves one after another, through a ring that holds a round's pages."""
+    """Runs one move after another, through a ring that holds the pages of a round."""
 
     def __init__(self, address: str, transport: str, pages: Pages, mac: PageMac | None = None) -> None:
         self._channel = grpc.insecure_channel(address)

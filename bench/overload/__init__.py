@@ -1,1 +1,1 @@
-"""More requests than a replica can serve, and one API key that floods the others."""
+"""Benchmarks of more requests than a replica can serve, and of one API key that floods the others."""

@@ -1,13 +1,17 @@
-"""`python -m bench.overload`: what admitted requests get while four times as many come as a replica can serve.
+"""`python -m bench.overload`: measures admitted requests while four times as many arrive as a replica can serve.
 
     python -m bench.overload [--seconds 60] [--max-queue-wait-s 0.02] [--no-log]
 
-A paced worker runs `--rows` sequences at once, in steps of a given time, so the capacity is known: rows / step time in
-tokens per second. Clients are an open loop, with Poisson arrivals and without retries. The arms, on one stack: 0.9 of
-the capacity; four times the capacity, then half of it; four keys with half of the capacity alone, then beside a key
-that floods at four times the capacity, whose `max_concurrent` is a quarter of the rows, then beside one without that
-limit. Prints tables, says which requirements held, and adds an entry to bench/LOG.md. Figures count only where no
-process takes more than 60 % of a core, and nothing else runs on the machine: else first tokens wait for a core.
+A paced worker runs `--rows` sequences at once, in steps of a given time. So the capacity is known: rows / step time in
+tokens per second. Clients are an open loop, with Poisson arrivals and without retries. These arms run on one stack:
+
+- 0.9 of the capacity
+- four times the capacity, then half of it
+- four keys with half of the capacity alone, then with a key that floods at four times the capacity and whose
+  `max_concurrent` is a quarter of the rows, then with a flooding key without that limit
+
+The program prints tables, reports which requirements held, and adds an entry to bench/LOG.md. Figures count only if no
+process takes more than 60 % of a core, and nothing else runs on the machine. Otherwise first tokens wait for a core.
 """
 
 from __future__ import annotations
@@ -45,14 +49,14 @@ _PAUSE_S = 3.0
 
 @dataclass
 class Found:
-    """All arms' streams by name, and the share of a core that each process had in the overload."""
+    """The streams of all arms by name, and the share of a core that each process used in the overload."""
 
     heard: dict[str, Heard] = field(default_factory=dict)
     cores: dict[str, float] = field(default_factory=dict)
 
 
 def main() -> int:
-    """0 where all requirements held."""
+    """Run the benchmark. Returns 0 if all requirements held."""
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as alive:
         os.environ["QUIRE_STATE_DIR"] = folder
@@ -141,7 +145,7 @@ def judge(options: argparse.Namespace, found: Found) -> list[tuple[str, bool]]:
 
 
 def show(found: Found) -> str:
-    """For people."""
+    """Print the figures for people."""
     rows = [
         [
             name,
@@ -178,7 +182,7 @@ def show(found: Found) -> str:
 def log_entry(
     options: argparse.Namespace, found: Found, verdicts: list[tuple[str, bool]], load_before: float
 ) -> LogEntry:
-    """For bench/LOG.md."""
+    """Return the entry for bench/LOG.md."""
     what = (
         f"requests at {OVERLOAD:g} x the capacity, and a key that floods: `bench.overload`, {options.seconds:g} s, "
         f"{options.rows} rows, steps of {options.step_ms:g} ms, answers of {options.tokens} tokens as a mean "

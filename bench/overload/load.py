@@ -1,4 +1,4 @@
-"""Open loops of several API keys at once, and what came of their requests. Knows nothing of the services."""
+"""Open loops of several API keys at once, and the outcomes of their requests. It knows nothing of the services."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECOVERED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Stream:
-    """Requests of one API key at `rate` per second, from `begin_s` on, for `seconds`. Arrivals are Poisson."""
+    """Requests of one API key at `rate` per second, from `begin_s` on, for `seconds`, with Poisson arrivals."""
 
     name: str
     key: str
@@ -34,7 +34,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Heard:
-    """What became of one stream's requests. `begin_s` and `end_s` are moments of the same clock as the outcomes'."""
+    """The outcomes of one stream's requests. `begin_s` and `end_s` are times on the same clock as the outcomes'."""
 
     begin_s: float
     end_s: float
@@ -42,47 +42,48 @@ class Heard:
 
     @property
     def admitted(self) -> list[Outcome]:
-        """Those that have an answer."""
+        """Return the outcomes of requests that have an answer."""
         return [outcome for outcome in self.outcomes if outcome.ok]
 
     @property
     def refused(self) -> list[Outcome]:
-        """Those that were refused by 429 or 503."""
+        """Return the outcomes of requests that were refused with 429 or 503."""
         return [outcome for outcome in self.outcomes if _refused(outcome)]
 
     @property
     def refused_share(self) -> float:
-        """The part of all that was refused."""
+        """Return the share of all requests that was refused."""
         return len(self.refused) / len(self.outcomes)
 
     @property
     def failures(self) -> list[str]:
-        """The errors of all others."""
+        """Return the errors of all other requests."""
         return [outcome.error for outcome in self.outcomes if outcome.error and not _refused(outcome)]
 
     def first_token_ms(self, percent: float) -> float:
-        """Return a percentile of the time to the first token of what was admitted."""
+        """Return a percentile of the time to the first token of admitted requests."""
         return percentile(sorted(outcome.ttft_s * 1e3 for outcome in self.admitted), percent)
 
     def first_gap_ms(self, percent: float) -> float:
-        """Return a percentile of the time from the first token to the second. A request that starts ahead of its turn
-        to decode waits there."""
+        """Return a percentile of the time from the first token to the second. A request that starts before its turn to
+        decode waits there."""
         return percentile(sorted(outcome.gaps_s[0] * 1e3 for outcome in self.admitted if outcome.gaps_s), percent)
 
     def refusal_ms(self, percent: float) -> float:
-        """Return a percentile of the time until a refusal came."""
+        """Return a percentile of the time until a refusal."""
         return percentile(sorted((outcome.ended_s - outcome.sent_s) * 1e3 for outcome in self.refused), percent)
 
     def tokens_per_s(self) -> float:
-        """Return the tokens of answers that ended in the stream's time, per second."""
+        """Return the tokens per second of answers that ended within the stream's time."""
         ended = [outcome for outcome in self.admitted if outcome.last_s <= self.end_s]
         return sum(outcome.output_tokens for outcome in ended) / (self.end_s - self.begin_s)
 
     def recovery_s(self, limit_ms: float) -> float:
-        """Return when, after the stream's begin, the last second ended of whose requests more than `RECOVERED_SHARE`
-        were not admitted or had their first token after the limit; 0.0 where there is none.
+        """Return the end of the last bad second, in seconds after the stream's begin; 0.0 if there is none. A second is
+        bad if more than `RECOVERED_SHARE` of its requests were not admitted, or had their first token after the limit.
 
-        A share, since Poisson arrivals at half of the capacity have bursts that a short bound of waiting refuses.
+        A share is allowed, since Poisson arrivals at half of the capacity have bursts, some of which a short limit of
+        waiting refuses.
         """
         sent, late = Counter[int](), Counter[int]()
         for each in self.outcomes:
@@ -93,8 +94,8 @@ class Heard:
 
 
 def run_streams(target: Target, streams: Sequence[Stream], tokens: int, seed: int) -> dict[str, Heard]:
-    """Send the requests of all streams on time, for answers of half to one and a half times `tokens`; return what came
-    of them, by stream."""
+    """Send the requests of all streams on time. Each asks for an answer of 0.5 to 1.5 x `tokens` tokens. Returns the
+    outcomes by stream."""
     rng = random.Random(seed)
     plan: list[PlannedRequest] = []
     ends: list[int] = []
@@ -114,7 +115,7 @@ def run_streams(target: Target, streams: Sequence[Stream], tokens: int, seed: in
 
 
 def cpu_shares(before: Mapping[str, float], after: Mapping[str, float], began_s: float) -> dict[str, float]:
-    """Return what share of a core each process had since `began_s`, from its CPU seconds before and after."""
+    """Return the share of a core that each process used since `began_s`, from its CPU seconds before and after."""
     passed_s = time.perf_counter() - began_s
     return {name: (after[name] - before[name]) / passed_s for name in before}
 

@@ -1,1 +1,1 @@
-"""The five services together: throughput, latency, and what each hop costs."""
+"""Benchmarks of the five services together: throughput, latency, and the cost of each hop."""

@@ -1,9 +1,11 @@
-"""`python -m bench.pipeline`: five services beside the same worker in-process beside transformers, on the same work.
+"""`python -m bench.pipeline`: compares the five services, the same worker in one process, and transformers, with the
+same work.
 
-One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the same with
-scheduler and worker in lockstep, (3) the scheduler core and the worker engine called directly in one process, (4)
-transformers' batched `generate`, sorted by length. All greedy, with lengths fixed by the workload's seed. Prints JSON;
-ratios are of medians over the rounds, and so is the processor time of each service per 1,000 output tokens.
+The arms take turns, with one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the same
+with scheduler and worker in lockstep, (3) the scheduler core and the worker engine called directly in one process, (4)
+transformers' batched `generate`, sorted by length. All are greedy, with lengths fixed by the workload's seed. The
+program prints JSON. Ratios are of medians over the rounds, as is the processor time of each service per 1,000 output
+tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def median_cpu(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    """By service, and router, tokenizer and scheduler together."""
+    """Return the median CPU time by service, and the sum for router, tokenizer and scheduler."""
     names = rounds[0]["cpu_ms_per_1k_tokens"]
     by_service = {name: statistics.median(r["cpu_ms_per_1k_tokens"][name] for r in rounds) for name in names}
     front = statistics.median(r["front_cpu_ms_per_1k_tokens"] for r in rounds)
@@ -75,7 +77,7 @@ def median_cpu(rounds: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def run_round(arguments: argparse.Namespace, requests: list[Request]) -> Round:
-    """Each arm once. Arms are processes of their own and never run at the same time."""
+    """Run each arm once. Arms are separate processes and never run at the same time."""
     result: Round = {}
     for arm in arguments.arms:
         if arm in STACKS:
@@ -87,7 +89,7 @@ def run_round(arguments: argparse.Namespace, requests: list[Request]) -> Round:
 
 
 def services(arguments: argparse.Namespace, requests: list[Request], *, lockstep: bool) -> dict[str, Any]:
-    """The five services, torch with one thread, no page ever found in the kvstore (prompts do not repeat)."""
+    """Run the five services. torch has one thread. The kvstore never has a page, since prompts do not repeat."""
     from bench.pipeline import services_arm
 
     flags = {
@@ -109,7 +111,8 @@ def services(arguments: argparse.Namespace, requests: list[Request], *, lockstep
 
 
 def child(arm: str, arguments: argparse.Namespace, requests: list[Request]) -> dict[str, Any]:
-    """An arm that is a module of its own: requests on standard input, JSON on the last line of its output."""
+    """Run an arm that is a module of its own: it reads requests from standard input, and its last output line is
+    JSON."""
     command = [sys.executable, "-m", _CHILDREN[arm], "--model", arguments.model, "--batch", str(arguments.streams)]
     done = subprocess.run(
         command, input=json.dumps([asdict(r) for r in requests]), capture_output=True, text=True, check=False

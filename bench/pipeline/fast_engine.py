@@ -1,10 +1,10 @@
-"""What arrives at a client when the engine is faster than a router process: five services around a paced worker.
+"""Measures what a client receives when the engine is faster than a router process: five services with a paced worker.
 
     python -m bench.pipeline.fast_engine --pace-ms 3 10 --streams 256 --tokens 256 --turns 3
 
-Prints a JSON line per turn: time per token (`tpot_ms`; `decode_tpot_ms` while all decode), which is the pace where the
-services keep up, what came per second, and CPU time per token of each service and of the load generator. At 3 ms a
-router process cannot write an event for each token of 256 streams.
+The program prints a JSON line per turn. It has the time per token (`tpot_ms`; `decode_tpot_ms` while all requests
+decode), which equals the pace if the services keep up. It also has the events per second, and the CPU time per token of
+each service and of the load generator. At 3 ms, a router process cannot write an event for each token of 256 streams.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def measure(stack: LocalStack, load: HttpLoad, folder: Path) -> dict[str, object]:
-    """One turn."""
+    """Run one turn."""
     before, tokens = cpu_seconds(stack), load.requests * load.output_len
     found = load.put(stack.ready.http, folder)
     used = cpu_us_per_token(before, cpu_seconds(stack), tokens)

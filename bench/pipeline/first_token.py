@@ -1,12 +1,12 @@
-"""Time to first token of one request after the other, through five services whose steps take no time.
+"""Measures the time to the first token of one request after the other, through five services whose steps take no time.
 
     python -m bench.pipeline.first_token [--kinds ids text chat] [--prompts 512 1024] [--beside ../other/checkout]
 
-What is left of a first token's time without a model: hops, and the work of each service. One client, one connection,
-streamed answers, every prompt another. Beside the time to the first event's arrival it tells what the services say of
-their own work for a request (its queue's included), and the rest, which is hops. With `--beside` the same goes
-alternately to the services of another checkout: on a machine with other work, nothing else compares two versions.
-`--kvstore` has prompts, which are all new, looked up in a kvstore and stored there, as is the default of the services.
+Without a model, only the hops and the work of each service are left. There is one client with one connection, and all
+prompts differ. The program prints the time until the first event, the time that the services report for their own work
+on a request (queues included), and the rest, which is the hops. With `--beside`, the services of another checkout take
+turns with these. On a machine with other work, this is the only fair comparison of two versions. With `--kvstore`,
+prompts, which are all new, are looked up and stored in a kvstore, as the services do by default.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_CACHES: dict[str, str | bool] = {"enable-prefix-caching": False, "kvstore-min
 
 
 class Prompts:
-    """Of random words, so that each token is one that text may have."""
+    """Prompts of random words, so that each token is one that text may have."""
 
     def __init__(self, seed: int = 0) -> None:
         self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
@@ -53,7 +53,7 @@ class Prompts:
         self._words = [word for word in each if word.startswith(" ") and word.strip().isalpha()]
 
     def request(self, kind: str, length: int) -> bytes:
-        """Of HTTP; about so many tokens."""
+        """Return an HTTP request with about this many tokens."""
         ids = self._tokenizer.encode("".join(self._rng.choice(self._words, length)), add_special_tokens=False).ids
         body: dict[str, Any] = {
             "model": "m",
@@ -75,7 +75,7 @@ class Prompts:
 
 
 class Client:
-    """One connection, kept alive."""
+    """A client with one connection that is kept alive."""
 
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").rsplit(":", 1)
@@ -83,7 +83,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, request: bytes) -> tuple[float, list[dict[str, Any]]]:
-        """Microseconds to the first event, and what the services say of their work."""
+        """Send a request. Returns the microseconds to the first event, and the times that the services report."""
         answer, first_ns = b"", 0
         began_ns = time.monotonic_ns()
         self._socket.sendall(request)
@@ -100,7 +100,7 @@ class Client:
 
 @contextlib.contextmanager
 def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]]) -> Iterator[tuple[str, int]]:
-    """The services of a checkout; gives their URL, and the process that holds them, with which they end."""
+    """Start the services of a checkout. Yields their URL, and the process that holds them and ends with them."""
     folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
     inherited = os.environ.get("PYTHONPATH", "")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), inherited])}
@@ -112,7 +112,7 @@ def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]]) -> It
 
 
 def hold(flags: dict[str, dict[str, str | bool]]) -> None:
-    """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
+    """Start the services of the checkout that is on the path. End them when the caller does not need them any more."""
     spec = StackSpec(f"first-token-{os.getpid()}", str(MODEL), keep_directory=False, flags=flags)
     with contextlib.closing(LocalStack(spec)) as stack:
         print(stack.ready.http, flush=True)
@@ -156,7 +156,8 @@ def main() -> None:
 
 
 def phases(timings: list[dict[str, Any]]) -> dict[str, float]:
-    """Microseconds of each phase before the first token; of what was done for every token, one share."""
+    """Return the microseconds of each phase before the first token. For work on every token, count the share of one
+    token."""
     later = ("total", "decode")
     return {
         f"{one['service']} {one['phase']}": one["us"] / (one["count"] if one["phase"] == "detokenize" else 1)
@@ -170,7 +171,7 @@ def figures(us: list[float]) -> str:
 
 
 def spans(took: list[float], work: list[dict[str, float]]) -> str:
-    """Medians. The router's time to tokenize has the tokenizer's inside."""
+    """Return medians. The router's time to tokenize includes the tokenizer's time."""
     median = {name: float(np.median([one.get(name, 0.0) for one in work])) for name in work[0]}
     inside = sum(us for name, us in median.items() if name != "tokenizer encode")
     told = ", ".join(f"{name} {us:.0f}" for name, us in median.items())

@@ -1,13 +1,15 @@
-"""What the services add to a device of known speed: until a burst's prompts are computed, and to each step of decoding.
+"""Measures the time that the services add to a device of known speed: until the prompts of a burst are computed, and
+for each decode step.
 
     python -m bench.pipeline.hops burst [--requests 32 --prompt 4096] [--beside ../other/checkout]
     python -m bench.pipeline.hops decode [--requests 1] [--beside ../other/checkout]
 
-All requests go at once, over a connection each, to services whose worker is paced: by default like 0.6B on an H200,
-2.7 us a prompt token and 0.7 ms a step. A burst draws one token each. Told are the time until the last one has ended,
-beside what the device alone would need, and the CPU time of each service. With `--beside` the same goes alternately to
-the services of another checkout, and the ratio of CPU time is told with its bounds. `--kvstore` has prompts, which are
-all new, looked up in a kvstore and stored there, as is the services' default.
+All requests start at once, each over its own connection, with a paced worker: by default as fast as a 0.6B model on an
+H200, 2.7 us per prompt token and 0.7 ms per step. The requests of a burst ask for one token each. The program prints
+the time until the last request has ended, the time that the device alone would need, and the CPU time of each service.
+With `--beside`, the services of another checkout take turns with these, and the ratio of CPU time is printed with its
+bounds. With `--kvstore`, prompts, which are all new, are looked up and stored in a kvstore, as the services do by
+default.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _STEP_TOKENS = 16384
 
 @dataclass(frozen=True)
 class Round:
-    """Milliseconds of one round, and microseconds of CPU by service."""
+    """Milliseconds of one round, and microseconds of CPU time by service."""
 
     total: float
     first: float
@@ -47,7 +49,7 @@ class Round:
 
 
 async def serve(url: str, bodies: list[bytes]) -> tuple[float, list[Outcome]]:
-    """When it began, and what became of each."""
+    """Run the requests. Returns when they began, and the outcome of each."""
     target = Target(url, "/v1/completions", chat=False, model="m")
     connections = [await target.connect() for _ in bodies]
     began_s = time.perf_counter()
@@ -61,7 +63,7 @@ async def serve(url: str, bodies: list[bytes]) -> tuple[float, list[Outcome]]:
 
 
 def measure(url: str, holder: int, bodies: list[bytes]) -> Round:
-    """All at once."""
+    """Start all requests at once, and measure them."""
     before = cpu_us(holder)
     began_s, outcomes = uvloop.run(serve(url, bodies))
     total = time.perf_counter() - began_s
@@ -73,7 +75,7 @@ def measure(url: str, holder: int, bodies: list[bytes]) -> Round:
 
 
 def cpu_us(pid: int) -> Counter[str]:
-    """Of each service below a process, since it began."""
+    """Return the CPU time of each service below a process, since it began."""
     found: Counter[str] = Counter()
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     names = {f"quire_{name}".encode(): name for name in SERVICES}
@@ -142,7 +144,7 @@ def figures(rounds: list[Round]) -> str:
 
 
 def cpu(rounds: list[Round], parts: int) -> str:
-    """By service, per request of a burst or per step."""
+    """Return the CPU time by service, per request of a burst or per step."""
     spent: Counter[str] = Counter()
     for one in rounds:
         spent.update(one.cpu)
@@ -150,8 +152,9 @@ def cpu(rounds: list[Round], parts: int) -> str:
 
 
 def ratios(rounds: list[Round], beside: list[Round], starts: int) -> str:
-    """Ratios of the services' CPU time, with bounds of 95 % by bootstrap over pairs of rounds. With several starts the
-    bootstrap draws whole starts, since one process may take some per cent more than another of the same code."""
+    """Return ratios of the services' CPU time, with bounds of 95 % by bootstrap over pairs of rounds. With several
+    starts, the bootstrap samples whole starts, because a process may use some per cent more CPU than another of the
+    same code."""
     rng, told = np.random.default_rng(0), []
     for name in SERVICES[1:]:
         pairs = np.array([(one.cpu[name], other.cpu[name]) for one, other in zip(rounds, beside, strict=True)], float)

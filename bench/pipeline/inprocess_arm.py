@@ -1,4 +1,4 @@
-"""A request set through the scheduler core and the worker engine, called directly in one process."""
+"""Runs a set of requests through the scheduler core and the worker engine, called directly in one process."""
 
 from __future__ import annotations
 

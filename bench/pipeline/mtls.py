@@ -1,10 +1,10 @@
-"""`python -m bench.pipeline.mtls`: what mutual TLS between the services, and TLS to the client, cost.
+"""`python -m bench.pipeline.mtls`: measures the cost of mutual TLS between the services, and of TLS to the client.
 
-Two stacks of the same services and a paced worker run at once, one in plain and one with the certificates of
-`quire certs`. They serve the same requests by turns, the first of each pair by turns too. The load is closed: as many
-streams as there are wait for the next token, and the processors decide how fast that is. Prints a JSON line for each
-turn; then throughput, gaps between tokens and CPU time of the services with TLS, divided by those without, with bounds
-of 95 % by bootstrap over the pairs of turns. Steps of a few ms keep both cores busy; with longer ones the worker's pace
+Two stacks of the same services with a paced worker run at once, one without TLS and one with the certificates of `quire
+certs`. They serve the same requests in turn, and also take turns at being first. The load is closed: each stream always
+waits for its next token, so the processors decide the speed. The program prints a JSON line for each turn. Then it
+prints throughput, gaps between tokens and CPU time of the services with TLS, divided by those without, with bounds of
+95 % by bootstrap over the pairs of turns. Steps of a few ms keep both cores busy; with longer steps the worker's pace
 decides.
 """
 

@@ -1,5 +1,5 @@
-"""Two stacks of the same services and a paced worker, which serve the same requests by turns: what one costs beside the
-other. The load is closed."""
+"""Two stacks of the same services with a paced worker, which serve the same requests in turn. The comparison shows the
+cost of what one stack has and the other has not. The load is closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU = "cpu_us_per_token"
 
 
 class PairedStack:
-    """A running stack, and the figures of its turns. `flags` are those of each service, besides the pace."""
+    """A running stack, and the figures of its turns. `flags` are the flags of each service, in addition to the pace."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PairedStack:
 
 
 def parse_turns(description: str | None) -> argparse.Namespace:
-    """Parse the command line: how many turns, and the load of each."""
+    """Parse the command line: the number of turns, and the load of each."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--requests", type=int, default=128)
@@ -68,7 +68,7 @@ def parse_turns(description: str | None) -> argparse.Namespace:
 
 
 def serve_by_turns(plain: PairedStack, other: PairedStack, arguments: argparse.Namespace) -> None:
-    """Serve all turns. Each round has the same requests for both stacks; the stacks take turns at being first."""
+    """Serve all turns. Each round has the same requests for both stacks, and the stacks take turns at being first."""
     for turn in range(-1, arguments.rounds):
         requests = uniform(arguments.requests, (64, 256), (64, 192), _VOCABULARY, seed=turn + 1)
         for arm in (plain, other) if turn % 2 else (other, plain):
@@ -76,7 +76,7 @@ def serve_by_turns(plain: PairedStack, other: PairedStack, arguments: argparse.N
 
 
 def print_ratios(plain: PairedStack, other: PairedStack, feature: str) -> None:
-    """Print the other stack's figures divided by the plain one's."""
+    """Print the other stack's figures divided by the plain stack's figures."""
     # The first pair pays for what is lazy.
     for name, with_feature in other.figures.items():
         print(f"{name} with {feature} / without:", ratio(with_feature[1:], plain.figures[name][1:]))

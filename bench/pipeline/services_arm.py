@@ -1,4 +1,5 @@
-"""A request set through the five services: concurrent gRPC streams to a local stack, with each service's CPU time."""
+"""Runs a set of requests through the five services: concurrent gRPC streams to a local stack, with each service's CPU
+time."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ FRONT = ("router", "tokenizer", "scheduler")
 def run(
     stack: LocalStack, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
 ) -> dict[str, object]:
-    """Serve all requests with at most `streams` open at once, over TLS with credentials; checks that every answer has
+    """Serve all requests with at most `streams` open at once; with credentials, over TLS. Checks that every answer has
     its full length."""
     before = cpu_seconds(stack)
     seconds, ttft, gaps = asyncio.run(serve_requests(stack.grpc, requests, streams, secure))
@@ -40,15 +41,15 @@ def run(
 
 
 def warm_up(stack: LocalStack, requests: list[Request]) -> None:
-    """Pay for what is lazy."""
+    """Run a first request, so that lazy initialization is done."""
     asyncio.run(serve_requests(stack.grpc, requests, len(requests)))
 
 
 async def serve_requests(
     address: str, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
 ) -> tuple[float, list[float], list[float]]:
-    """Serve them with at most `streams` open at once; returns the seconds of all, those to each first message, and
-    those between two messages of a stream."""
+    """Serve the requests with at most `streams` open at once. Returns the seconds of all requests, those to each first
+    message, and those between two messages of a stream."""
     ttft: list[float] = []
     gaps: list[float] = []
     gate = asyncio.Semaphore(streams)
@@ -81,7 +82,7 @@ async def serve_requests(
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
-    """User and system time of each service so far, its children's included: a worker has a transfer agent."""
+    """Return user and system time of each service so far, with its children, because a worker has a transfer agent."""
     state = stack.directory.read()
     if state is None:
         raise RuntimeError("the stack has left no state")
@@ -89,5 +90,6 @@ def cpu_seconds(stack: LocalStack) -> dict[str, float]:
 
 
 def cpu_us_per_token(before: Mapping[str, float], after: Mapping[str, float], tokens: int) -> dict[str, float]:
-    """Of each service, between two looks at `cpu_seconds`; the same number is milliseconds for a thousand tokens."""
+    """Return the CPU time of each service between two results of `cpu_seconds`. The number is also the milliseconds for
+    a thousand tokens."""
     return {name: (after[name] - before[name]) * 1e6 / tokens for name in after}

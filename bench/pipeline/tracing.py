@@ -1,10 +1,10 @@
-"""`python -m bench.pipeline.tracing`: what it costs to trace every request.
+"""`python -m bench.pipeline.tracing`: measures the cost of tracing every request.
 
-Two stacks of the same services and a paced worker run at once, one without traces and one that sends the spans of all
-requests to a collector, a process of its own that reads and forgets them. They serve the same requests by turns, the
-first of each pair by turns too. The load is closed. Prints a JSON line for each turn; then throughput, first tokens,
-gaps between tokens and CPU time of the services with traces, divided by those without, with bounds of 95 % by bootstrap
-over the pairs of turns.
+Two stacks of the same services with a paced worker run at once. One has no traces. The other sends the spans of all
+requests to a collector, a separate process that reads and discards them. They serve the same requests in turn, and also
+take turns at being first. The load is closed. The program prints a JSON line for each turn. Then it prints throughput,
+first tokens, gaps between tokens and CPU time of the services with traces, divided by those without, with bounds of 95
+% by bootstrap over the pairs of turns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 @contextlib.contextmanager
 def collector() -> Iterator[tuple[str, Connection]]:
-    """Run a collector. Yields its endpoint, and a connection: whatever is sent to it, it answers with the number of
-    messages that it has got."""
+    """Run a collector. Yields its endpoint, and a connection. To anything that is sent on this connection, the
+    collector answers with the number of messages that it has received."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_collect, args=(theirs,))
@@ -42,7 +42,7 @@ def collector() -> Iterator[tuple[str, Connection]]:
 
 
 def _collect(parent: Connection) -> None:
-    """Serve OTLP until terminated, without a look at the spans."""
+    """Serve OTLP until terminated, without reading the spans."""
     got = [0]
 
     def export(_request: bytes, _context: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""transformers' batched `generate` on a request set: the baseline of bench.pipeline. Runs as a process of its own."""
+"""Runs transformers' batched `generate` on a set of requests, the baseline of bench.pipeline, in a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.harness.workload import Request, contender
 
 
 def run(model_path: str, requests: list[Request], batch: int, threads: int) -> dict[str, float]:
-    """Serve all requests in batches of similar length (by output, then prompt), greedy; count useful tokens only."""
+    """Serve all requests greedily in batches of similar length (by output, then prompt). Counts only useful tokens."""
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     model.generation_config.eos_token_id = None

@@ -18,8 +18,8 @@ SLO_TTFT_S, SLO_ITL_S = 2.0, 0.05
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run: times in ms. `apart`: the part that was prefilled elsewhere; `second`: from its first token to its
-    second, None where nothing was."""
+    """The figures of one run; times are in ms. `apart`: the share of requests that another replica prefilled. `second`:
+    their time from the first token to the second; None if there were none."""
 
     hit_rate: float
     ttft: tuple[float, float]
@@ -58,7 +58,7 @@ def _percentiles(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> t
 
 
 def _weighted(gaps: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Percentiles of the time between two tokens, each token once."""
+    """Return percentiles of the time between two tokens, with each token counted once."""
     if not gaps:
         return 0.0, 0.0
     times, counts = np.array([gap[0] for gap in gaps]), np.array([gap[1] for gap in gaps])

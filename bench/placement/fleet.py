@@ -1,8 +1,10 @@
-"""The router's placement over simulated replicas, in virtual time: the real table, directory, policies and bookkeeping.
+"""The router's placement over simulated replicas, in virtual time. Table, directory, policies and bookkeeping are the
+real ones.
 
-What a router hears comes as late as it does in the field: load and rates every 200 ms, page events every 100 ms, first
-tokens at once. With roles, the router's own decision says who is prefilled elsewhere. Such a request's first token is
-the prefill side's; what its decode side has not travels while it is computed, over one link per decode side.
+Reports reach the router as late as in production: load and rates every 200 ms, page events every 100 ms, first tokens
+at once. With roles, the router itself decides which requests another replica prefills. The first token of such a
+request comes from the prefill side. While the prompt is computed, the pages that the decode side lacks are transferred
+over one link per decode side.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class Setup:
-    """`prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`: bytes a second into a
-    decode side, `near_bandwidth` from its own host. `per_host` share a host, of either role alike, 0: none do;
-    `tells_hosts`: the router hears of it."""
+    """The simulated fleet. `prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`:
+    bytes per second into a decode side; `near_bandwidth`: from its own host. `per_host` replicas share a host, the same
+    number of each role; 0: none do. `tells_hosts`: the router learns the hosts."""
 
     policy: str = "kv_aware"
     replicas: int = 16
@@ -64,8 +66,8 @@ class Setup:
 
 @dataclass
 class Outcome:
-    """What became of the requests, in the order of arrival, and what decisions took (seconds of CPU). `apart`: of how
-    many the prompt was computed elsewhere; `seconds`: between their first and second token."""
+    """The outcomes of the requests, in the order of arrival, and the CPU seconds of decisions. `apart`: the number of
+    requests whose prompt another replica computed; `seconds`: their times between first and second token."""
 
     runs: list[Run]
     gaps: list[tuple[float, int]]
@@ -77,7 +79,7 @@ class Outcome:
 
 
 class _KnownRequest(PlacementRequest):
-    """Its pages have names already: hashing is measured elsewhere (bench.router.page_index)."""
+    """A request whose pages have names already. Another benchmark measures hashing (bench.router.page_index)."""
 
     __slots__ = ("keys", "known")
 
@@ -94,7 +96,7 @@ class _KnownRequest(PlacementRequest):
 
 
 class _Member:
-    """A replica, its row, and what it tells of itself."""
+    """A replica, its row, and the reports that it sends."""
 
     def __init__(self, replica: SimReplica, row: ReplicaRow, host: bytes, *, tells_host: bool) -> None:
         self.replica = replica
@@ -172,7 +174,7 @@ class _Fleet:
         return self.placer.place_sides(_KnownRequest(request), self.table.able("m", None, 0))
 
     def are_near(self, one: int, other: int) -> bool:
-        """Whether two of them share a host."""
+        """Whether two replicas share a host."""
         host = self.members[one].host
         return bool(host) and host == self.members[other].host
 

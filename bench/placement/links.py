@@ -1,5 +1,5 @@
-"""The way of pages between simulated replicas: two links into each decode side, from other hosts and from
-its own, each of which carries one request at a time."""
+"""The transfer of pages between simulated replicas. Each decode side has two links, one from other hosts and one from
+its own host. A link carries the pages of one request at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Links:
-    """A pull runs beside its prefill and never ends before it; `hop_s` later a row may decode."""
+    """A pull runs during its prefill and never ends before it. A row may decode `hop_s` later."""
 
     def __init__(
         self, replicas: int, bandwidth: float, near_bandwidth: float, page_bytes: float, hop_s: float = 0.001
@@ -27,7 +27,8 @@ class Links:
         self._order = itertools.count()
 
     def send(self, row: int, run: Run, pages: int, *, near: bool) -> float:
-        """A prefill is done: its pages were on their way to a replica meanwhile. Returns how long they took, in s."""
+        """Note that a prefill is done, whose pages were transferred to a replica meanwhile. Returns the time of the
+        transfer in seconds."""
         free_s = self._free_s[near]
         began_s = max(run.started_s, free_s[row])
         sent_s = began_s + pages * self._page_bytes / self._bandwidths[near]
@@ -38,7 +39,7 @@ class Links:
         return over_s - began_s
 
     def arrived(self, until_s: float) -> Iterator[tuple[int, Run, float]]:
-        """What is there by now: for whom, of what, and since when."""
+        """Return the pages that have arrived: for which replica, of which request, and since when."""
         while self._moving and self._moving[0][0] <= until_s:
             at_s, _, row, run = heapq.heappop(self._moving)
             yield row, run, at_s

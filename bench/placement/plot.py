@@ -1,4 +1,5 @@
-"""The pictures of `bench.placement.simulate`, as SVG. Needs matplotlib, which nothing else here does."""
+"""Draws the pictures of `bench.placement.simulate` as SVG. It needs matplotlib, which no other part of this benchmark
+needs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def plot(
     title: str,
     folder: str,
 ) -> None:
-    """`simulate.svg`: TTFT of every request, hit rates, and what loads do, as far as they were run."""
+    """Draw `simulate.svg`: TTFT of every request, hit rates, and the effect of load, for the simulations that ran."""
     mpl.rcParams.update({"svg.hashsalt": "quire", "svg.fonttype": "none", "font.size": 9})
     panels = [_ttft, _hits]
     if results["load"]:

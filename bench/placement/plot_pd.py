@@ -1,4 +1,5 @@
-"""The picture of `bench.placement.simulate_pd`, as SVG. Needs matplotlib, which nothing else here does."""
+"""Draws the picture of `bench.placement.simulate_pd` as SVG. It needs matplotlib, which no other part of this benchmark
+needs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _COLOURS = {"kv_aware": "#4269d0", "least_loaded": "#efb118", "round_robin": "#f
 
 
 def plot(results: Results, title: str, folder: str) -> None:
-    """`simulate_pd.svg`: first tokens, tokens after it and goodput by ratio, and what bandwidth does."""
+    """Draw `simulate_pd.svg`: first tokens, later tokens and goodput by ratio, and the effect of bandwidth."""
     mpl.rcParams.update({"svg.hashsalt": "quire", "svg.fonttype": "none", "font.size": 9})
     figure, axes = plt.subplots(1, 4, figsize=(16.8, 3.4), layout="constrained")
     _by_ratio(axes[0], results, lambda found: found.ttft[1], "time to first token, p99, ms", log=True)

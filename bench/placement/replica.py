@@ -1,9 +1,11 @@
-"""A scheduler and its worker in virtual time: chunked prefill beside decoding rows, and a page cache with LRU.
+"""SimReplica: a scheduler and its worker in virtual time, with chunked prefill in the batches of decoding rows, and a
+page cache with LRU.
 
-A step takes `step_s`, so much per row that decodes, and so much per prompt token. Prompts are computed one after the
-other, in the order of arrival, each up to `chunk` tokens a step; a prompt's cached prefix is looked for when its turn
-comes. Pages of those who run are held, all others are kept until their room is needed. A request that is prefilled
-for another replica ends with its first token; one that was prefilled elsewhere joins with its pages, which are named.
+A step takes `step_s`, and further time for each row that decodes and for each prompt token. Prompts are computed one
+after the other, in the order of arrival, with up to `chunk` tokens per step. When a prompt has its turn, its cached
+prefix is looked up. Pages of running sequences are held. Other pages are kept until their room is needed. A request
+that is prefilled for another replica ends with its first token. A request that was prefilled elsewhere joins with its
+pages, which get names.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one replica. The defaults are about those of an 8B model on an H200."""
+    """The speed of one replica. The defaults are about those of an 8B model on an H200."""
 
     step_s: float = 0.004
     row_s: float = 0.0000225
@@ -32,7 +34,7 @@ class Speed:
 
 @dataclass
 class Run:
-    """A request on its way. Times are of the virtual clock; 0: not yet. `apart`: it decodes elsewhere."""
+    """A request on its way. Times are of the virtual clock; 0: not yet. `apart`: another replica decodes it."""
 
     request: TraceRequest
     arrived_s: float
@@ -49,8 +51,8 @@ class Run:
 
 
 class SimReplica:
-    """`stored` and `removed` are page keys since they were taken last; `started` are runs whose prompt is computed
-    since then, `begun` those that have their first token. `prefilled_tokens` and `busy_s` grow."""
+    """`stored` and `removed` are page keys since they were last taken. `started` are requests whose prompt has been
+    computed since then, and `begun` those that have their first token. `prefilled_tokens` and `busy_s` only grow."""
 
     def __init__(self, speed: Speed) -> None:
         self.speed = speed
@@ -81,27 +83,27 @@ class SimReplica:
 
     @property
     def running(self) -> int:
-        """Sequences that have begun."""
+        """Return the sequences that have begun."""
         return len(self._decoding) + (self._prefilling is not None)
 
     def submit(self, run: Run) -> None:
-        """A request to be computed."""
+        """Add a request to compute."""
         run.ready_s = run.arrived_s
         self.waiting.append(run)
         self.waiting_tokens += run.request.input_tokens
 
     def join(self, run: Run, at_s: float) -> None:
-        """A request whose pages have come from elsewhere at a time: it decodes when there is a row."""
+        """Add a request whose pages have arrived from elsewhere at a given time. It decodes when a row is free."""
         run.ready_s = at_s
         self._joining.append(run)
 
     @property
     def queued(self) -> int:
-        """Sequences that wait."""
+        """Return the number of waiting sequences."""
         return len(self.waiting) + len(self._joining)
 
     def advance(self, until_s: float) -> None:
-        """Run until the clock is there, or a step beyond."""
+        """Run until the clock has reached this time, or one step beyond."""
         speed = self.speed
         while self.now_s < until_s:
             self._admit()
@@ -131,7 +133,7 @@ class SimReplica:
                 self._finish(heapq.heappop(self._decoding)[2])
 
     def _next_s(self) -> float:
-        """When the next request comes that is not there yet, of those at the heads of the queues."""
+        """Return the arrival time of the next request that has not arrived yet, among the heads of the queues."""
         heads = [queue[0].ready_s for queue in (self.waiting, self._joining) if queue]
         return min((ready_s for ready_s in heads if ready_s > self.now_s), default=float("inf"))
 
@@ -162,7 +164,7 @@ class SimReplica:
         self._prefilling = run
 
     def depth(self, request: TraceRequest) -> int:
-        """Pages of a prompt that it holds, from the first on."""
+        """Return the number of leading pages of a prompt that it holds."""
         return len(self._hits(Run(request, 0.0), len(request.keys)))
 
     def _hits(self, run: Run, most: int) -> list[int]:
@@ -174,7 +176,7 @@ class SimReplica:
         return hits
 
     def _take(self, run: Run, hits: list[int]) -> bool:
-        """Give it its pages, of which it has some already; False: there is no room."""
+        """Give a request its pages, some of which it may have already. Returns False if there is no room."""
         needed = self._pages_for(run) - len(hits)
         if self._free + len(self._idle) - sum(key in self._idle for key in hits) < needed:
             return False
@@ -190,7 +192,7 @@ class SimReplica:
         return -(-(run.request.input_tokens + output) // self.speed.page)
 
     def _make_room(self, needed: int) -> bool:
-        """Evict what nobody holds, least recently used first."""
+        """Evict pages that no sequence holds, least recently used first."""
         if self._free + len(self._idle) < needed:
             return False
         while self._free < needed:
@@ -208,7 +210,7 @@ class SimReplica:
             self._held[key] += 1
 
     def _computed(self, run: Run) -> None:
-        """All pages of the prompt are there: they have names now, and the request its first token."""
+        """Note that all pages of the prompt are computed: they get names, and the request gets its first token."""
         self._prefilling = None
         run.first_s = self.now_s
         self.begun.append(run)
@@ -248,6 +250,6 @@ class SimReplica:
         run.left = -1
 
     def check_integrity(self) -> None:
-        """When idle, every page is free or kept; AssertionError otherwise."""
+        """Check that every page is free or kept; for an idle replica. Raises AssertionError."""
         assert not self.running and not self.queued and not self._held
         assert self._free + len(self._idle) == self.speed.pages and self.waiting_tokens == 0

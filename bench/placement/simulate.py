@@ -1,8 +1,9 @@
-"""`python -m bench.placement.simulate`: placement policies on a trace, over simulated replicas, in virtual time.
+"""`python -m bench.placement.simulate`: runs placement policies on a trace, over simulated replicas, in virtual time.
 
-The trace is that of `--trace` or QUIRE_TRACE; without one, a made-up one of the same shape. Capacity is what the
-replicas do when everything is there at once; arrivals are scaled to `--load` of it. TTFT and ITL are of the simulated
-engines, see bench/placement/replica.py; decisions are timed on this machine. Plots need matplotlib.
+The trace is that of `--trace` or QUIRE_TRACE; without one, the program makes up a trace of the same shape. The capacity
+is the throughput of the replicas when all requests arrive at once, and arrivals are scaled to `--load` of it. TTFT and
+ITL are those of the simulated engines (see bench/placement/replica.py). The CPU time of decisions is measured on this
+machine. Plots need matplotlib.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def main() -> int:
 
 
 def _missed(found: dict[str, Figures], oracle: float) -> list[str]:
-    """Of what is wanted of kv_aware."""
+    """Return the targets of kv_aware that were missed."""
     missed = []
     ours = found.get("kv_aware")
     if ours is not None:
@@ -112,7 +113,7 @@ def _missed(found: dict[str, Figures], oracle: float) -> list[str]:
 
 
 def load_requests(options: argparse.Namespace, page: int) -> tuple[list[TraceRequest], str]:
-    """The trace that the options name, and where it is from."""
+    """Return the trace that the options name, and its origin."""
     path = options.trace or os.environ.get("QUIRE_TRACE", "")
     if path and Path(path).is_file():
         return load_trace(Path(path), page, options.requests), f"from {Path(path).name}"
@@ -120,7 +121,7 @@ def load_requests(options: argparse.Namespace, page: int) -> tuple[list[TraceReq
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """What to replay, on what."""
+    """Add the options of the trace and the fleet."""
     parser.add_argument("--trace", default="", help="Mooncake's JSONL; default: QUIRE_TRACE, else a made-up one")
     parser.add_argument("--requests", type=int, default=0, help="the first so many; 0: all")
     parser.add_argument("--replicas", type=int, default=16)

@@ -1,10 +1,10 @@
-"""`python -m bench.placement.simulate_pd`: prefill and decode apart, in virtual time: roles, ratios, bandwidths and
-policies.
+"""`python -m bench.placement.simulate_pd`: simulates prefill and decode replicas in virtual time, with several ratios,
+bandwidths and policies.
 
-The same replicas as `bench.placement.simulate`, of which some prefill and the others decode, under the router's own
-decision who
-is prefilled elsewhere (`decided`), compared with all replicas doing both (`together`) and with every prompt sent to a
-prefill replica (`always`). Arrivals are `--load` of what all replicas together can do. Plots need matplotlib.
+The replicas are those of `bench.placement.simulate`, but some prefill and the others decode. In `decided`, the router
+itself decides which requests another replica prefills. This is compared with replicas that all do both (`together`),
+and with sending every prompt to a prefill replica (`always`). Arrivals are `--load` of the throughput of all replicas
+together. Plots need matplotlib.
 """
 
 from __future__ import annotations

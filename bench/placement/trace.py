@@ -1,7 +1,7 @@
-"""Requests to be replayed: a trace of a chat service (Mooncake's format), or one made up in its shape.
+"""Requests to replay: a trace of a chat service (Mooncake's format), or a made-up one of the same shape.
 
-A line has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`: names of the prompt's blocks of 512 tokens,
-each of which stands for all before it too. Pages are smaller: a block is several pages.
+A line has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`. These are names of the prompt's blocks of
+512 tokens; each name stands for its block and all blocks before it. Pages are smaller, so a block is several pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """`keys` are its full pages, in order: equal keys are equal pages with all that is before them."""
+    """`keys` are its full pages, in order. Equal keys mean equal pages with equal pages before them."""
 
     arrival_s: float
     input_tokens: int
@@ -32,7 +32,7 @@ class TraceRequest:
 
 
 def load_trace(path: Path, page: int, limit: int = 0) -> list[TraceRequest]:
-    """The file's requests; the first `limit` of them, 0: all."""
+    """Return the first `limit` requests of the file; 0: all."""
     requests = []
     for line in path.read_text().splitlines()[: limit or None]:
         row = json.loads(line)
@@ -42,7 +42,8 @@ def load_trace(path: Path, page: int, limit: int = 0) -> list[TraceRequest]:
 
 
 def make_trace(count: int, page: int, seed: int = 0) -> list[TraceRequest]:
-    """Conversations of about three turns behind one short system prompt; lengths are log-normal, as the real ones."""
+    """Make conversations of about three turns after one short system prompt. Lengths are log-normal, as in the real
+    trace."""
     rng = np.random.default_rng(seed)
     requests: list[TraceRequest] = []
     open_talks: list[tuple[float, int, list[int]]] = []
@@ -66,7 +67,8 @@ def make_trace(count: int, page: int, seed: int = 0) -> list[TraceRequest]:
 
 
 def scaled(requests: Sequence[TraceRequest], span_s: float) -> list[TraceRequest]:
-    """The same within so much time. Those that arrive at once in the file are spread over their gap."""
+    """Return the requests compressed into this much time. Requests that arrive at the same time in the file are spread
+    over the gap to the next."""
     arrivals = np.array([request.arrival_s for request in requests])
     times, first, counts = np.unique(arrivals, return_index=True, return_counts=True)
     gaps = np.diff(times, append=times[-1] + (times[-1] / max(len(times) - 1, 1)))
@@ -77,7 +79,8 @@ def scaled(requests: Sequence[TraceRequest], span_s: float) -> list[TraceRequest
 
 
 def oracle_hits(requests: Sequence[TraceRequest], page: int, capacity_pages: int) -> float:
-    """Share of prompt tokens that one cache for all would have: LRU, everything in it at once when it is asked for."""
+    """Return the share of prompt tokens that one LRU cache for all requests would have. A prompt is in the cache as
+    soon as it was asked for."""
     cache: dict[int, None] = {}
     hits = total = 0
     for request in requests:

@@ -1,1 +1,1 @@
-"""How much prefill the prefix cache and the kvstore save in conversations."""
+"""Benchmarks of how much prefill the prefix cache and the kvstore save in conversations."""

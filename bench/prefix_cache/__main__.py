@@ -1,10 +1,10 @@
-"""How much of the prompts of conversations the prefix cache and the kvstore spare: python -m bench.prefix_cache
+"""Measures how much prefill of conversations the prefix cache and the kvstore save: python -m bench.prefix_cache
 
-Three tables. Counted, with a made-up model: hits of a scheduler core and a worker engine, one request after the other,
-against a cache that never evicts, and against one of the same size that knows the future. Measured, on the demo model
-through five services: the time to the first token by where a prompt's pages are; and the same conversations without a
-cache, on devices of three sizes, and with the kvstore's tiers behind the smallest. Every answer must be the one that
-is given without a cache.
+The program prints three tables. The first one counts hits with a made-up model, of a scheduler core and a worker
+engine, one request after the other. It compares them with a cache that never evicts, and with a cache of the same size
+that knows the future. The second one has the time to the first token on the demo model through five services, by where
+a prompt's pages are. The third one has the same conversations without a cache, on devices of three sizes, and with the
+kvstore's tiers behind the smallest. Every answer must equal the one without a cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _DEMO = ROOT / "models" / "demo"
 
 
 def visits_with(shape: Shape, num_pages: int, seed: int, **scheduler: object) -> tuple[list[Visit], int]:
-    """Serve the conversations on so many pages: what each request found, and the tokens that were computed."""
+    """Serve the conversations with this many pages. Returns what each request found in the cache, and the number of
+    computed tokens."""
     replica = PacedReplica(num_pages + 1, PAGE, **scheduler)
     talk = Conversations(shape, (3, replica.facts.vocab_size), seed)
     visits = []
@@ -47,7 +48,7 @@ def visits_with(shape: Shape, num_pages: int, seed: int, **scheduler: object) ->
 
 
 def rates(shape: Shape, seed: int) -> bool:
-    """Print the table; whether all aims are met."""
+    """Print the table. Returns whether all targets are met."""
     visits, _ = visits_with(shape, 64_000, seed)
     distinct = len({page for visit in visits for page in visit.left})
     enough = distinct + max(visit.needed for visit in visits)
@@ -73,7 +74,7 @@ def rates(shape: Shape, seed: int) -> bool:
 
 
 def main() -> int:
-    """0 where all aims are met."""
+    """Run the benchmark. Returns 0 if all targets are met."""
     parser = argparse.ArgumentParser(prog="python -m bench.prefix_cache", description=__doc__)
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--turns", type=int, default=6)

@@ -1,4 +1,5 @@
-"""What no prefix cache can beat, over the trace of a run: one that never evicts, and one that knows the future."""
+"""Upper bounds of any prefix cache over the trace of a run: a cache that never evicts, and one that knows the
+future."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Visit:
-    """One request that ran alone: pages that it might have found, and all full pages that it left."""
+    """One request that ran alone: the pages that it might have found, and all full pages that it left."""
 
     wanted: tuple[bytes, ...]
     left: tuple[bytes, ...]
@@ -18,7 +19,7 @@ class Visit:
 
 
 def never_evicting(visits: list[Visit]) -> int:
-    """Hits with memory without end."""
+    """Return the hits with unlimited memory."""
     held: set[bytes] = set()
     hits = 0
     for visit in visits:
@@ -28,7 +29,7 @@ def never_evicting(visits: list[Visit]) -> int:
 
 
 def knowing_the_future(visits: list[Visit], pages: int) -> int:
-    """Hits of a cache of so many pages that, to make room, gives up what is wanted last (Belady)."""
+    """Return the hits of a cache of this many pages that evicts the page that is used again last (Belady)."""
     next_use = _next_uses(visits)
     held: dict[bytes, int] = {}
     hits = 0
@@ -44,7 +45,8 @@ def knowing_the_future(visits: list[Visit], pages: int) -> int:
 
 
 def _next_uses(visits: list[Visit]) -> list[dict[bytes, int]]:
-    """By visit, when each page that it leaves is wanted next; for the others the last word said of them holds."""
+    """Return, for each visit, when each page that it leaves is used next. For other pages, the last known value
+    holds."""
     latest: dict[bytes, int] = {}
     uses: list[dict[bytes, int]] = []
     for index in range(len(visits) - 1, -1, -1):

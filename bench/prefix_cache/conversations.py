@@ -1,6 +1,7 @@
-"""Multi-turn conversations for cache benchmarks: users that share a system prompt and come back with all that was said.
+"""Multi-turn conversations for cache benchmarks: users that share a system prompt, and send all earlier messages again
+in each turn.
 
-Fixed by a seed: who speaks next, and what. What is answered is the engine's.
+A seed decides which user speaks next, and the words. The answers are the engine's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Shape:
 
 
 class Conversations:
-    """`turns` yields (user, prompt) one after the other; tell the answer before the next one is drawn."""
+    """`turns` yields (user, prompt), one after the other. Pass the answer before the next turn is taken."""
 
     def __init__(self, shape: Shape, vocab: tuple[int, int], seed: int = 0) -> None:
         self._shape, self._vocab = shape, vocab
@@ -32,7 +33,7 @@ class Conversations:
         self._said = [self._words(shape.system)] * shape.users
 
     def turns(self) -> Iterator[tuple[int, list[int]]]:
-        """Users speak in random order, each as often as the others."""
+        """Yield the turns. Users speak in random order, equally often."""
         order = np.repeat(np.arange(self._shape.users), self._shape.turns)
         self._rng.shuffle(order)
         for user in order.tolist():
@@ -41,7 +42,7 @@ class Conversations:
             yield user, self._said[user]
 
     def answered(self, user: int, tokens: list[int]) -> None:
-        """What the user hears is part of the next prompt."""
+        """Add an answer to the user's next prompt."""
         self._said[user] = [*self._said[user], *tokens]
 
     def _words(self, count: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""Time to the first token of the same prompts, by where their pages are: nowhere, on the device, in the kvstore's
-memory, on its disk, in Redis. Five services as processes, one request at a time."""
+"""Measures the time to the first token of the same prompts by the place of their pages: nowhere, on the device, in the
+kvstore's memory, on its disk, in Redis. Five services run as processes, with one request at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_MS = 1.0
 
 
 def first_tokens(model: Path, prompts: int, tokens: int) -> bool:
-    """Print the table; whether all aims are met."""
+    """Print the table. Returns whether all targets are met."""
     rng = np.random.default_rng(0)
     asked = [rng.integers(300, 1000, tokens).tolist() for _ in range(prompts)]
     warm_up = [rng.integers(300, 1000, tokens).tolist() for _ in range(3)]
@@ -76,7 +76,7 @@ def _table(heard: dict[str, list[Heard]], prompts: int, tokens: int) -> bool:
 
 
 def phases(answers: list[Heard]) -> str:
-    """Medians of what the services say of themselves."""
+    """Return medians of the times that the services report."""
     spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in answers:
         for timing in one.timings:

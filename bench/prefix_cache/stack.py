@@ -1,7 +1,8 @@
-"""The five services of one replica as processes that a cache benchmark starts, empties by restarting, and counts on.
+"""PrefixStack: the five services of one replica as processes. A cache benchmark starts them, empties their caches by
+restarts, and reads their counters.
 
-A scheduler that is started again knows of no page on the device; a kvstore that is started again has what its lower
-tiers kept. Both come back on their old ports, and the router finds them there.
+After a restart, a scheduler knows no page on the device, and a kvstore has only the pages of its lower tiers. Both use
+their old ports again, so the router finds them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _METRIC = re.compile(r'^(quire_\w+?)(?:\{(?:[a-z_]+="([^"]*)")?\})? ([0-9.eE+-]+
 
 
 class Heard(NamedTuple):
-    """One answer, and how long its client waited for the first of it."""
+    """One answer, and the time until its first event."""
 
     ttft_ms: float
     tokens: list[int]
@@ -33,7 +34,7 @@ class Heard(NamedTuple):
 
 
 class PrefixStack:
-    """A context manager; serves when entered. `kvstore`: flags of one; None: there is none."""
+    """A context manager that serves when entered. `kvstore`: flags of a kvstore; None: there is none."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class PrefixStack:
         self._stack.close()
 
     def ask(self, prompt: list[int], answer: int) -> Heard:
-        """One request, greedy, alone."""
+        """Send one greedy request while no other runs."""
         began, first, tokens, timings, cached = time.perf_counter(), 0.0, list[int](), list[HopTiming](), 0
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
         for delta in self._client.generate(prompt, params, return_token_ids=True, return_timings=True):
@@ -76,20 +77,20 @@ class PrefixStack:
         return Heard((first - began) * 1e3, tokens, cached, tuple(timings))
 
     def forget_device(self) -> None:
-        """Nothing that is on the device can be found any more."""
+        """Make the scheduler forget all pages on the device."""
         address = self.scheduler.address()
         self.scheduler.stop()
         self.scheduler = self._enter("scheduler", *self._scheduler_command(), listen=address)
 
     def restart_kvstore(self, *flags: str) -> None:
-        """Its memory is empty; of what it had below, it has what the flags name."""
+        """Restart the kvstore. Its memory is then empty; of its lower tiers, it has those that the flags name."""
         address = self.kvstore.address()
         self.kvstore.stop()
         self._kvstore_flags = flags
         self.kvstore = self._enter("kvstore", *flags, *self._metrics_flag("kvstore"), listen=address)
 
     def count(self, service: str, metric: str, label: str = "") -> float:
-        """A counter or gauge of the scheduler or the kvstore, of one label or of all together."""
+        """Return a counter or gauge of the scheduler or the kvstore, for one label or the sum of all."""
         address = f"http://127.0.0.1:{self._metrics[service]}/metrics"
         with urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
             text = answer.read().decode()
@@ -100,7 +101,7 @@ class PrefixStack:
         )
 
     def until_stored(self, pages: int) -> None:
-        """Wait until the kvstore has so many pages, in memory and in all tiers below it."""
+        """Wait until the kvstore has this many pages, in memory and in all tiers below it."""
         tiers = [
             "ram",
             *(m for m in ("disk", "redis") if any(flag.startswith(f"--{m}") for flag in self._kvstore_flags or ())),

@@ -1,7 +1,8 @@
-"""Conversations through five services: what the prefix cache and the tiers spare, by the services' own counters.
+"""Runs conversations through five services, and measures by the services' own counters how much prefill the prefix
+cache and the tiers save.
 
-The same users say the same in every run, one after the other, greedy, so that all runs must hear the same tokens; the
-bounds are those of bench.prefix_cache.bounds over what was really said.
+In every run the same users say the same, one after the other, greedily. So all runs must give the same tokens. The
+bounds are those of bench.prefix_cache.bounds for the actual conversations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CROWDED = 1.5
 
 
 class Setting(NamedTuple):
-    """`pages` on the device; `kvstore` flags, None for no kvstore."""
+    """`pages` on the device; `kvstore` are its flags, None for no kvstore."""
 
     name: str
     pages: int
@@ -56,7 +57,7 @@ class Talk:
 
 
 def conversations(model: Path, shape: Shape, seed: int) -> bool:
-    """Print the table; whether all aims are met."""
+    """Print the table. Returns whether all targets are met."""
     with tempfile.TemporaryDirectory(prefix="quire-prefix-") as folder, redis_process() as redis:
         plenty, page_bytes = _most_pages(shape), _page_bytes(model)
         cold = talk(model, shape, page_bytes, seed, Setting("no cache", plenty, None, ("--no-enable-prefix-caching",)))
@@ -87,7 +88,7 @@ def conversations(model: Path, shape: Shape, seed: int) -> bool:
 
 
 def talk(model: Path, shape: Shape, page_bytes: int, seed: int, setting: Setting) -> Talk:
-    """Everybody says everything."""
+    """Run all turns of all users."""
     run = Talk(setting, [], [], [], [])
     said, spoken = Conversations(shape, VOCAB, seed), set[int]()
     # The first page of the pool is nobody's.
@@ -116,7 +117,7 @@ def _counters(stack: PrefixStack) -> tuple[float, float, float]:
 
 
 def _page_bytes(model: Path) -> int:
-    """As the CPU worker lays pages out: float32, all layers."""
+    """Return the bytes of a page as the CPU worker lays it out: float32, all layers."""
     config = json.loads((model / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return 4 * 2 * PAGE * int(config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim)

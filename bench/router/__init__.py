@@ -1,1 +1,1 @@
-"""The router by itself, between a scheduler and a tokenizer that are made for it."""
+"""Benchmarks of the router alone, with a fake scheduler and a fake tokenizer."""

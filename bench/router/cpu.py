@@ -1,8 +1,9 @@
-"""Router CPU per streamed token: a real router process between a fake scheduler, a fake tokenizer and raw clients.
+"""Measures the router's CPU time per streamed token: a real router process with a fake scheduler, a fake tokenizer and
+raw clients.
 
-Prints JSON. `python -m bench.router.cpu --streams 64 --tokens 400 --step-ms 10`. CPU time is the router process's alone
-(user + system), so the figure holds on a loaded machine; `events_per_token` below 1 says that deltas were joined
-because somebody could not keep up, and the figure then flatters.
+`python -m bench.router.cpu --streams 64 --tokens 400 --step-ms 10` prints JSON. CPU time (user + system) is of the
+router process alone, so the figure is valid on a loaded machine. If `events_per_token` is below 1, deltas were joined
+because a process could not keep up, and the figure is too good.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ async def grpc_stream(stub: inference_pb2_grpc.InferenceStub, tokens: int) -> in
 
 
 async def stream(host: str, port: int, request: bytes) -> int:
-    """One raw client: counts events, parses nothing."""
+    """Run one raw client, which counts events and parses nothing."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(request)
     events, tail = 0, b""

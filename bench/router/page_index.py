@@ -1,8 +1,9 @@
-"""`python -m bench.router.page_index`: what the router's page index costs, next to a plain dictionary of the same
-pages.
+"""`python -m bench.router.page_index`: measures the cost of the router's page index, compared with a plain dictionary
+of the same pages.
 
-A million pages over a hundred holders: conversations with a shared system prompt, each page held by one to three. A
-prefix of 128k tokens is 2,048 pages of 64 tokens, whose hashes are given; hashing is measured by itself.
+There are a million pages over a hundred holders: conversations with a shared system prompt, each page held by one to
+three holders. A prefix of 128k tokens is 2,048 pages of 64 tokens, whose hashes are given. Hashing is measured
+separately.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SYSTEM_PAGES = 16
 
 
 def fake_chain(rng: np.random.Generator, pages: int) -> list[bytes]:
-    """Hashes are uniform bytes: to make up a million real ones would take longer than the benchmark."""
+    """Return hashes of uniform random bytes. A million real hashes would take longer than the benchmark."""
     data = rng.bytes(32 * pages)
     return [data[i : i + 32] for i in range(0, len(data), 32)]
 

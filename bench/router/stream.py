@@ -1,14 +1,15 @@
-"""Tokens per second of one router process on one core, to many SSE streams, and the latency that it adds.
+"""Measures the tokens per second of one router process on one core, to many SSE streams, and the latency that it adds.
 
-A real router (pinned to one core) between a scheduler that emits at will, a real tokenizer and raw clients; one event
-per token. `--rates` are tried one after the other, each with fresh processes:
+The real router is pinned to one core. Its scheduler emits tokens at a given rate, its tokenizer is real, and its
+clients are raw; there is one event per token. The program tries the rates of `--rates` one after the other, each with
+new processes:
 
     python -m bench.router.stream --rates 20000 40000 60000 --streams 256 --tokens 600 [--groups 16]
 
-Prints a JSON line per rate: what came per second, events per token (below 1: deltas were joined, since somebody could
-not keep up), CPU time per token of router and tokenizer, and the time from a token's being said by the scheduler to its
-event's arrival in the client's socket (p50, p99), the scheduler's own delays included. With `--groups` the sequences do
-not step all at once but in so many groups by turns.
+It prints a JSON line per rate: the received tokens per second, the events per token (below 1: deltas were joined, since
+a process could not keep up), and the CPU time per token of router and tokenizer. It also prints p50 and p99 of the time
+from the scheduler's emission of a token to the arrival of its event in the client's socket, including the scheduler's
+own delays. With `--groups`, not all sequences step at once: they form so many groups, which take turns.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def measure(options: argparse.Namespace, rate: float, folder: Path, stack: conte
 
 
 def timings(said: dict[str, list[int]], heard: dict[str, list[int]], tokens: int) -> dict[str, Any]:
-    """Event i of a stream is token i, as long as nothing was joined; otherwise latencies mean nothing and are None."""
+    """Return the latencies. Event i of a stream is token i if no deltas were joined; otherwise latencies mean nothing,
+    and the result is None."""
     first = min(said[name][0] for name in heard)
     last = max(heard[name][-1] for name in heard)
     events = sum(len(heard[name]) for name in heard)
@@ -99,13 +101,13 @@ def timings(said: dict[str, list[int]], heard: dict[str, list[int]], tokens: int
 
 
 class Member(subprocess.Popen[bytes]):
-    """A process and the file of what it says."""
+    """A process and the file with its output."""
 
     log: Path
 
 
 def start(stack: contextlib.ExitStack, folder: Path, module: str, *arguments: str) -> Member:
-    """Its output goes to files, since a pipe that nobody reads would stop it."""
+    """Start a process. Its output goes to files, since it would block on a pipe that is not read."""
     path = folder / f"{module}.log"
     log = stack.enter_context(path.open("wb"))
     process = Member([sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log)
@@ -123,14 +125,14 @@ def lines(process: Member) -> list[str]:
 
 
 def spoken(process: Member) -> str:
-    """The first line that it says."""
+    """Return the first line of its output."""
     while not (found := lines(process)):
         time.sleep(0.02)
     return found[0]
 
 
 def logged(process: Member, field: str) -> str:
-    """A field of its log."""
+    """Return a field of its log."""
     while True:
         for line in lines(process):
             if line.startswith("{") and line.endswith("}") and field in (record := json.loads(line)):

@@ -1,9 +1,11 @@
-"""Raw clients of server-sent events in one process: open the streams, note when each event came, save the notes.
+"""Raw clients of server-sent events in one process. They open the streams, record when each event came, and save the
+records.
 
     python -m bench.router.stream_clients --url http://127.0.0.1:8000 --streams 256 --tokens 400 --heard heard.json
 
-Parses nothing but the ends of events, so that it costs little beside what it measures. An event came when the kernel
-had it, however late this process looks: of several that are read at once, all came with the last.
+The clients parse only the ends of events, so they cost little compared with the router. The arrival of an event is its
+arrival in the kernel, however late this process reads it. If several events are read at once, all get the time of the
+last.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Client:
         self._tail = b""
 
     def read(self) -> bool:
-        """Take what is there; False at the end. Raises RuntimeError where the stream breaks or is refused."""
+        """Read the available data; False at the end. Raises RuntimeError if the stream breaks or is refused."""
         chunk, control, _, _ = self.socket.recvmsg(262144, _CONTROL_BYTES)
         if not chunk or not control:
             raise RuntimeError("the stream broke")
@@ -57,7 +59,7 @@ class Client:
 
 
 def request_of(path: str, name: str, tokens: int, **more: object) -> bytes:
-    """As bytes for a socket; `more` of the request's fields."""
+    """Return a request as bytes for a socket; `more` are further fields."""
     body: dict[str, object] = {"stream": True, "max_tokens": tokens, "ignore_eos": True, **more}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": "hello there"}]

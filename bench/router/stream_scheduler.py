@@ -1,7 +1,8 @@
-"""A scheduler that emits at will: every running sequence gets one token a step, at a given rate, from numpy columns.
+"""A fake scheduler that emits at a given rate: every running sequence gets one token per step, from numpy columns.
 
-For benchmarks of what is before it: its own cost per step does not depend on the number of sequences. It writes down
-when each token was said, so that a client may tell how long it took. Knows nothing of models: tokens go round a list.
+It is for benchmarks of the services in front of it. Its own cost per step does not depend on the number of sequences.
+It records when each token was emitted, so that a client can compute the latency. It knows no model: tokens cycle
+through a list.
 
     python -m bench.router.stream_scheduler --rate 40000 --groups 1 --tokens-file ids.npy --said said.json
 """
@@ -34,7 +35,7 @@ _FINISH_LENGTH = 2
 
 @dataclass
 class Group:
-    """Sequences that step together; groups take turns, so that tokens come spread over time."""
+    """Sequences that step together. Groups take turns, so that tokens are spread over time."""
 
     handles: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Group:
 
 
 class StreamScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """`wait_for` sequences must have come before the first token; `rate` is tokens per second over all."""
+    """`wait_for` sequences must have arrived before the first token. `rate` is tokens per second over all sequences."""
 
     def __init__(self, rate: float, groups: int, wait_for: int, token_ids: NDArray[np.int32]) -> None:
         self._rate = rate
@@ -142,7 +143,7 @@ def main() -> int:
 
 
 async def serve(fake: StreamScheduler) -> None:
-    """Until it is told to end."""
+    """Serve until the process is told to end."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     fake.add(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,1 +1,1 @@
-"""Scheduler and worker with a delay between them."""
+"""Benchmarks of scheduler and worker with a delay between them."""

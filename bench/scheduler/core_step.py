@@ -1,14 +1,14 @@
-"""CPU time of the scheduler's core per step of steady decode: a Report is applied, the next Grant is made.
+"""Measures the CPU time of the scheduler's core per step of steady decode: it applies a Report and makes the next
+Grant.
 
     python -m bench.scheduler.core_step [--rows 256 --steps 1024 --starts 12 --rounds 4] [--tokens 3] [--kvstore]
                                         [--beside ../other/checkout]
 
-No wire, no service and no worker: Reports are made here, and the thread's own time is taken. Growth is included, once
-in a page of steps. `--tokens`: so many of a row in a step, in the mean, and no two neighbours have as many.
-`--kvstore` stores all that is computed; each store ends before the next Report.
-With `--beside` a process of each checkout measures in turn, and both are started anew several times, since one process
-may be some per cent slower than another of the same code. The ratio of their times has bounds of 95 % by bootstrap over
-the starts.
+There is no wire, no service and no worker. The benchmark makes the Reports, and measures the thread's own time. Page
+allocation is included, once per page of steps. `--tokens`: the mean number of tokens of a row per step; neighbouring
+rows differ. `--kvstore` stores all computed pages; each store ends before the next Report. With `--beside`, a process
+of each checkout measures in turn, and both are started several times, since a process may be some per cent slower than
+another of the same code. The ratio of their times has bounds of 95 % by bootstrap over the starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARM_UP_STEPS = 64
 
 
 def step_us(rows: int, steps: int, tokens: int, *, kvstore: bool) -> float:
-    """Mean microseconds of CPU per step of a new core whose `rows` sequences all decode."""
+    """Return the mean microseconds of CPU per step of a new core whose `rows` sequences all decode."""
     length = 2 * tokens * (WARM_UP_STEPS + steps) + 8 * PAGE_SIZE
     hello = worker_hello(rows, rows * (length // PAGE_SIZE + 8), length + 4 * PAGE_SIZE, tokens)
     core, now = Scheduler(SchedulerConfig(), hello, kvstore=kvstore), time.time()
@@ -65,8 +65,8 @@ def step_us(rows: int, steps: int, tokens: int, *, kvstore: bool) -> float:
 
 
 def row_counts(rows: int, step: int, tokens: int) -> NDArray[np.int32]:
-    """Tokens of each row of a step: `tokens` in the mean, and where that is more than one, each row one more or less in
-    its turn. Rows that were held are not reported."""
+    """Return the tokens of each row of a step: `tokens` in the mean. If that is more than one, each row gets one more
+    or one less in turn. Rows that were held are not reported."""
     counts = np.full(rows, tokens, np.int32)
     if tokens > 1:
         counts[step % 3 :: 3] -= 1
@@ -75,7 +75,8 @@ def row_counts(rows: int, step: int, tokens: int) -> NDArray[np.int32]:
 
 
 def worker_hello(rows: int, num_pages: int, max_model_len: int, tokens: int) -> WorkerHello:
-    """A worker with room for the rows, which draw up to `tokens` + 1 where that is more than one."""
+    """Return the hello of a worker with room for the rows, which may yield up to `tokens` + 1 tokens if `tokens` is
+    more than one."""
     group = KvGroup("g0", 64, "kv_head.layer.kv.token.dim", "float32", 1, 1, 4)
     geometry = PageGeometry(PAGE_SIZE, (group,), b"ns")
     model = ModelInfo("m", "Model", max_model_len, VOCABULARY, (1,), b"d" * 32, geometry)
@@ -87,7 +88,7 @@ def worker_hello(rows: int, num_pages: int, max_model_len: int, tokens: int) -> 
 def decode_step(
     epoch: Epoch, step: int, seq: int, slots: NDArray[np.int32], counts: NDArray[np.int32], moved: list[PageMove]
 ) -> Report:
-    """A Report that brings each slot this many tokens, and the ends of moves."""
+    """Return a Report that brings each slot this many tokens, and the ends of moves."""
     return Report(
         epoch,
         first_step=step,
@@ -117,7 +118,7 @@ def answer(rows: int, steps: int, tokens: int, *, kvstore: bool) -> None:
 def measuring(
     checkout: Path, flags: list[str], program: str = __file__, services: tuple[str, ...] = SERVICES
 ) -> Iterator[tuple[IO[str], IO[str]]]:
-    """A process of the program with a checkout's services on its path: where to ask it, and where it answers."""
+    """Run a process of this program with a checkout's services on its path. Yields its input and its output."""
     folders = [checkout, *(checkout / "services" / name for name in services)]
     inherited = os.environ.get("PYTHONPATH", "")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), inherited])}
@@ -130,8 +131,8 @@ def measuring(
 
 
 def ask_by_turns(children: Mapping[Path, tuple[IO[str], IO[str]]], order: list[Path], rounds: int) -> dict[Path, float]:
-    """Ask the processes of `measuring` by turns, in this order and the reverse. Returns the median of each one's
-    rounds, without a first that warms up."""
+    """Ask the processes of `measuring` in turn, in this order and in reverse. Returns the median of each one's rounds,
+    without the first, which warms up."""
     answers: dict[Path, list[float]] = {path: [] for path in order}
     for number in range(1 + rounds):
         for path in order if number % 2 else order[::-1]:
@@ -175,7 +176,7 @@ def main() -> None:
 
 
 def ratio(mine: list[float], other: list[float]) -> str:
-    """The geometric mean of the starts' ratios, with its bounds of 95 %."""
+    """Return the geometric mean of the starts' ratios, with its bounds of 95 %."""
     logs = np.log(np.array(mine) / np.array(other))
     drawn = logs[np.random.default_rng(0).integers(0, len(logs), (4000, len(logs)))].mean(1)
     low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))

@@ -1,10 +1,11 @@
-"""`python -m bench.scheduler.delay`: decode throughput of scheduler and worker processes, with a delay between the two.
+"""`python -m bench.scheduler.delay`: measures the decode throughput of scheduler and worker processes, with a delay
+between the two.
 
-The worker is paced: its steps take a given time. So the best possible throughput is rows / step time, and scheduling
-lost the rest. In each round, and for each delay, the benchmark runs the same requests in lockstep and then
-free-running; after that free-running alone, with few spare slots or pages. Every answer is compared with the
-undisturbed one. Prints a table; writes all rounds to `--json FILE` and a picture to `--svg FILE`. On a busy machine the
-figures are noise at short steps: four processes share what cores there are.
+The worker is paced: its steps take a given time. So the best possible throughput is rows / step time, and any shortfall
+is due to scheduling. In each round, and for each delay, the benchmark runs the same requests in lockstep and then
+free-running. After that it runs free-running alone, with few spare slots or pages. Every answer is compared with the
+undisturbed one. The program prints a table. It writes all rounds to `--json FILE` and a picture to `--svg FILE`. On a
+busy machine, figures of short steps mean little, because four processes share the available cores.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SCARCE = (1.0, 1.25, 1.5, 2.0, 2.5)
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One setting. `slots` and `pages` are multiples of the rows and of what they need; 0: plenty."""
+    """One setting. `slots` is a multiple of the rows, and `pages` is a multiple of the pages that they need; 0:
+    plenty."""
 
     part: str
     step_ms: float
@@ -66,7 +68,7 @@ def main() -> int:
 
 
 def groups(arguments: argparse.Namespace) -> Iterator[list[Cell]]:
-    """Cells that are measured by turns, on stacks that stand beside one another."""
+    """Return groups of cells that take turns, on stacks that exist at the same time."""
     if "grid" in arguments.parts:
         for step_ms in arguments.step_ms:
             for rows in arguments.rows:
@@ -79,7 +81,7 @@ def groups(arguments: argparse.Namespace) -> Iterator[list[Cell]]:
 
 
 def run_group(cells: list[Cell], arguments: argparse.Namespace, work: DelayWorkload, results: Results) -> None:
-    """Each cell once per round."""
+    """Run each cell once per round."""
     with ExitStack() as alive:
         stacks: dict[tuple[str, float, float], DelayStack] = {}
         for cell in cells:
@@ -108,7 +110,7 @@ def _stack(cell: Cell) -> DelayStack:
 
 
 def table(results: Results) -> str:
-    """One line per cell: medians, and the least and the most of the rounds for the efficiency."""
+    """Return one line per cell: medians, and the least and the greatest efficiency of the rounds."""
     lines = [
         "part   step ms  rows  delay ms  mode      slots  pages  of ideal [least, most]    busy   fill  "
         "us/step: scheduler  worker  longest gap ms  answers checked"

@@ -1,8 +1,8 @@
-"""Drives one scheduler's Session in a closed loop and measures a window of it.
+"""Drives one scheduler's Session in a closed loop, and measures a window of it.
 
-Always so many requests in the scheduler that somebody waits. Those that begin first are given lengths as if they had
-been running for a while, so that sequences end at a steady rate from the beginning. Frames are only kept while the
-clock runs; counting and checking come after.
+There are always so many requests that some wait. The first requests get lengths as if they had been running for a
+while. So sequences end at a steady rate from the beginning. During the measurement, frames are only stored; counting
+and checking come after.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARE_PER_SUBMIT = 16
 
 @dataclass(frozen=True)
 class Measured:
-    """One window. Shares are of what rows and step time would allow."""
+    """The figures of one window. Shares are of the throughput that rows and step time would allow."""
 
     seconds: float
     decode_tokens: int
@@ -55,7 +55,7 @@ class _Mark:
 
 
 class _Session:
-    """The stream, and what came over it."""
+    """The stream, and the frames that came over it."""
 
     def __init__(self, stack: DelayStack, work: DelayWorkload, rows: int) -> None:
         self._stack = stack
@@ -70,7 +70,7 @@ class _Session:
         self._call = scheduler_pb2_grpc.SchedulerStub(self._channel).Session()
 
     async def open(self) -> None:
-        """Say hello and hand in the first requests."""
+        """Send the hello and the first requests."""
         hello = scheduler_pb2.SessionHello(protocol_version=PROTOCOL_VERSION, router_id="bench")
         await self._call.write(scheduler_pb2.SessionRequest(hello=hello))
         await self._call.read()
@@ -79,7 +79,7 @@ class _Session:
         await self._submit([0] * round(self._rows * (_PER_ROW - 1)))
 
     async def run_until(self, end: float) -> _Mark:
-        """Serve on, until the first frame after a time."""
+        """Serve until the first frame after this time."""
         while (frame := await self._call.read()) is not grpc.aio.EOF:
             now = time.monotonic()
             if not frame.handle and not frame.failed:
@@ -97,7 +97,7 @@ class _Session:
         raise RuntimeError("the session ended")
 
     async def close(self) -> None:
-        """End it, and with it its requests."""
+        """End the session, and with it its requests."""
         self._call.cancel()
         await self._channel.close()
 
@@ -114,7 +114,7 @@ class _Session:
 def measure(
     stack: DelayStack, work: DelayWorkload, rows: int, step_ms: float, ramp_s: float, seconds: float
 ) -> Measured:
-    """One run on an idle stack, which is idle again afterwards. Raises RuntimeError for a wrong token."""
+    """Measure one run on an idle stack, which is idle again afterwards. Raises RuntimeError for a wrong token."""
     session, begin, end = uvloop.run(_serve(stack, work, rows, ramp_s, seconds))
     tokens = _decode_tokens(session.frames, begin.frames, end.frames)
     checked = _check(session, work)
@@ -148,7 +148,8 @@ async def _serve(
 
 
 def _decode_tokens(frames: list[scheduler_pb2.SessionResponse], first: int, last: int) -> int:
-    """Tokens of frames first..last, without those that prefill yields: the first of each request."""
+    """Return the number of tokens of frames first..last, without the first token of each request, which comes from
+    prefill."""
     started: set[int] = set()
     for frame in frames[:first]:
         started.update(_i32(frame.handle).tolist())
@@ -161,7 +162,7 @@ def _decode_tokens(frames: list[scheduler_pb2.SessionResponse], first: int, last
 
 
 def _check(session: _Session, work: DelayWorkload) -> int:
-    """Compare the tokens of every request that ended; how many did."""
+    """Compare the tokens of every request that ended. Returns their number."""
     rows = np.concatenate([_i32(frame.handle) for frame in session.frames])
     counts = np.concatenate([_i32(frame.count) for frame in session.frames])
     token = np.concatenate([_i32(frame.token) for frame in session.frames])

@@ -1,5 +1,5 @@
-"""The grid of `bench.scheduler.delay` as a picture: share of the ideal over the delay, a panel for each number of
-rows, SVG by hand. Knows cells and medians, not how they were measured."""
+"""Draws the grid of `bench.scheduler.delay` as SVG: the share of the ideal throughput over the delay, with a panel for
+each number of rows. It knows cells and medians, not how they were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEGEND = 150
 
 
 class Point(NamedTuple):
-    """One cell's key: what a line, a panel and a place on it are."""
+    """The key of one cell: its line, its panel and its place on the line."""
 
     rows: int
     step_ms: float
@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 def svg(medians: Mapping[Point, float]) -> str:
-    """Free-running in full lines, lockstep in dashed ones. Delays stand side by side, not to scale."""
+    """Draw free-running as full lines and lockstep as dashed ones. Delays stand side by side, not to scale."""
     rows = sorted({point.rows for point in medians})
     steps = sorted({point.step_ms for point in medians})
     delays = sorted({point.delay_ms for point in medians})

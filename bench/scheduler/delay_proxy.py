@@ -1,9 +1,8 @@
-"""A TCP proxy that delivers every byte late, each way by the same time, and limits nothing else.
+"""DelayProxy: a TCP proxy that delays every byte by the same time in each direction, and limits nothing else.
 
-`DelayProxy` runs on threads of the calling process. `python -m bench.scheduler.delay_proxy HOST:PORT --delay-ms 5` is
-a process
-of its own: it prints its address, takes a new delay per line of its input, and ends with that. Threads and not asyncio,
-whose timers are a millisecond coarse.
+`DelayProxy` runs on threads of the calling process. `python -m bench.scheduler.delay_proxy HOST:PORT --delay-ms 5` is a
+separate process. It prints its address, reads a new delay from each line of its input, and ends when the input ends. It
+uses threads, because asyncio's timers are a millisecond coarse.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _CHUNK = 1 << 18
 
 
 class DelayProxy:
-    """Listens on a free port of loopback and passes connections on to `target`. `delay_s` may be changed at any time:
-    it holds for what arrives from then on, and never lets bytes overtake others."""
+    """Listens on a free port of loopback, and passes connections on to `target`. `delay_s` may change at any time. The
+    new delay applies to bytes that arrive later, which never overtake earlier bytes."""
 
     def __init__(self, target: str, delay_s: float = 0.0) -> None:
         host, _, port = target.rpartition(":")
@@ -93,7 +92,7 @@ class DelayProxy:
 
 
 def _write(chunks: queue.SimpleQueue[tuple[float, bytes]], sink: socket.socket) -> None:
-    """An end of input travels with the same delay."""
+    """Write data; the end of input travels with the same delay."""
     while True:
         due, data = chunks.get()
         wait = due - time.monotonic()
@@ -110,7 +109,7 @@ def _write(chunks: queue.SimpleQueue[tuple[float, bytes]], sink: socket.socket) 
 
 
 class ProxyProcess:
-    """The same in a process of its own."""
+    """A DelayProxy in its own process."""
 
     def __init__(self, target: str) -> None:
         command = [sys.executable, "-m", "bench.scheduler.delay_proxy", target]
@@ -121,7 +120,7 @@ class ProxyProcess:
         self.address = self._popen.stdout.readline().strip()
 
     def set_delay(self, milliseconds: float) -> None:
-        """From now on; what is under way keeps the delay that it has."""
+        """Set the delay of bytes that arrive from now on."""
         self._control.write(f"{milliseconds}\n")
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""One paced replica for `bench.scheduler.delay`: a scheduler and a worker process, and the delaying proxy between
-them."""
+"""DelayStack: one paced replica for `bench.scheduler.delay`: a scheduler and a worker process, with the delaying proxy
+between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDLE_LIMIT_S = 30.0
 
 
 class DelayStack:
-    """A context manager; ready when entered. `num_slots` and `pages` 0: as many as the worker has by default."""
+    """A context manager, which is ready when entered. `num_slots` and `pages` 0: the worker's default."""
 
     def __init__(self, step_ms: float, rows: int, *, lockstep: bool, num_slots: int = 0, pages: int = 0) -> None:
         mode = ["--lockstep"] if lockstep else []
@@ -62,19 +62,19 @@ class DelayStack:
         self.worker.stop()
 
     def set_delay(self, milliseconds: float) -> None:
-        """Each way, from now on."""
+        """Set the delay in each direction, from now on."""
         self._proxy.set_delay(milliseconds)
 
     def steps(self) -> int:
-        """Steps that the worker has run so far."""
+        """Return the number of steps that the worker has run so far."""
         return int(self._worker.GetStatus(worker_pb2.GetStatusRequest()).steps)
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor time of each process so far, by the nanosecond clock of the process."""
+        """Return the processor time of each process so far, by the process's nanosecond clock."""
         return {s.name: time.clock_gettime((~s.pid << 3) | 2) for s in (self.scheduler, self.worker)}
 
     def until_idle(self) -> None:
-        """Wait until nothing runs, waits or holds a page; raises RuntimeError where that does not come."""
+        """Wait until no request runs, waits or holds a page. Raises RuntimeError at the time limit."""
         call = self._scheduler.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=_IDLE_LIMIT_S)
         try:
             for load in call:

@@ -1,8 +1,8 @@
-"""The work of `bench.scheduler.delay`: short prompts, outputs of mixed length, and for each the answer that it must
-get.
+"""DelayWorkload: the requests of `bench.scheduler.delay`: short prompts, outputs of mixed length, and the expected
+answer of each.
 
-A fixed pool by seed, submitted over and over with caching off, so that building requests costs next to nothing while
-the clock runs.
+The requests are a pool that a seed fixes. They are submitted again and again, with caching off, so that building
+requests costs almost nothing during the measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _VOCAB = (3, 32_000)
 
 
 class DelayWorkload:
-    """`submit(handle, length)` is the next request; `length` 0 leaves the pool's own. `answer(handle)` its tokens."""
+    """`submit(handle, length)` returns the next request; with `length` 0 it has the pool's own length. `answer(handle)`
+    returns its tokens."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -40,23 +41,24 @@ class DelayWorkload:
             self._answers.append(np.array(paced_tokens(prompt.tolist(), stop, sampling).tokens, np.int32))
 
     def length(self, handle: int) -> int:
-        """Output tokens of the pool's request for this handle."""
+        """Return the number of output tokens of the pool's request for this handle."""
         return int(self._length[handle % _POOL])
 
     def submit(self, handle: int, length: int = 0) -> scheduler_pb2.Submit:
-        """The request; the object is used again by the next of its kind, so serialise it before."""
+        """Return the request. The object is reused for the next request of its kind, so serialize it before."""
         submit = self._submits[handle % _POOL]
         submit.handle = handle
         submit.sequence.stop.max_tokens = length or self.length(handle)
         return submit
 
     def answer(self, handle: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """All tokens that it may get; a shorter length gets the first of them."""
+        """Return all tokens that the request may get. A request with a shorter length gets the first of them."""
         return self._answers[handle % _POOL]
 
 
 def pages_needed(rows: int) -> int:
-    """Pages that a running batch holds on average, when sequences of all lengths are anywhere in their course."""
+    """Return the number of pages that a running batch holds on average, when sequences are at random points of their
+    lengths."""
     lengths = np.arange(OUTPUT_LEN[0], OUTPUT_LEN[1] + 1)
     held = np.concatenate([np.arange(PROMPT_LEN + 1, PROMPT_LEN + length + 1) for length in lengths])
     return round(rows * float(np.ceil(held / PAGE_SIZE).mean()))

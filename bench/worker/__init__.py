@@ -1,1 +1,1 @@
-"""The CPU worker: its step, its attention, its neighbours."""
+"""Benchmarks of the CPU worker: its step, its attention, its neighbours."""

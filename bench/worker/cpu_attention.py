@@ -1,7 +1,7 @@
-"""`python -m bench.worker.cpu_attention`: both attention backends of the CPU worker on the same steps, side by side.
+"""`python -m bench.worker.cpu_attention`: compares both attention backends of the CPU worker on the same steps.
 
-Per round, each backend runs the same decode step (many sequences, one row each) and the same prefill (one long prompt,
-in chunks); rounds alternate, and what is compared is processor time, since machines are shared. Prints JSON.
+In each round, each backend runs the same decode step (many sequences, one row each) and the same prefill (one long
+prompt, in chunks). Rounds alternate. The benchmark compares processor time, since machines are shared. It prints JSON.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def spent_ms(runner: ModelRunner, steps: list[StepBatch]) -> float:
-    """Processor time of the process."""
+    """Return the processor time of the process."""
     began = time.process_time()
     for step in steps:
         runner.run(step)
@@ -79,7 +79,7 @@ def spent_ms(runner: ModelRunner, steps: list[StepBatch]) -> float:
 
 
 def decode_step(sequences: int, context: int) -> StepBatch:
-    """One row per sequence, on pages that lie anywhere."""
+    """Return a step with one row per sequence, on pages in random places."""
     each = -(-(context + 1) // _PAGE_SIZE)
     table = np.random.default_rng(0).permutation(sequences * each) + 1
     position = context - np.arange(sequences) % 60
@@ -87,7 +87,7 @@ def decode_step(sequences: int, context: int) -> StepBatch:
 
 
 def prefill_steps(prompt: int, chunk: int) -> list[StepBatch]:
-    """One prompt, chunk after chunk."""
+    """Return the steps of one prompt, chunk by chunk."""
     table = np.arange(-(-prompt // _PAGE_SIZE))[None] + 1
     return [
         step_of(np.array([min(chunk, prompt - at)], np.int32), np.array([at], np.int32), table)
@@ -96,7 +96,7 @@ def prefill_steps(prompt: int, chunk: int) -> list[StepBatch]:
 
 
 def step_of(count: np.ndarray, position: np.ndarray, table: np.ndarray) -> StepBatch:
-    """Greedy; tokens are random."""
+    """Return a greedy step with random tokens."""
     size = count.size
     return StepBatch(
         token=np.random.default_rng(1).integers(300, 4000, int(count.sum())),

@@ -1,7 +1,8 @@
-"""`python -m bench.worker.model_impls`: a step computed by Quire's own code, and by the Transformers backend.
+"""`python -m bench.worker.model_impls`: compares a step of Quire's own code with one of the Transformers backend.
 
-Per round, each implementation of `--model-impl` runs the same decode steps (some sequences, one row each) and the same
-chunk of a prompt; rounds alternate. Prints the wall-clock time of a step and the processor time in JSON.
+In each round, each implementation of `--model-impl` runs the same decode steps (some sequences, one row each) and the
+same chunk of a prompt. Rounds alternate. The program prints the wall-clock time and the processor time of a step as
+JSON.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def step_ms(runner: ModelRunner, step: StepBatch, count: int) -> tuple[float, float]:
-    """The median of a step's wall-clock time, and the mean of the process's processor time for it."""
+    """Return the median of a step's wall-clock time, and the mean of the process's processor time for it."""
     walls = []
     spent = time.process_time()
     for _ in range(count):
@@ -74,12 +75,12 @@ def step_ms(runner: ModelRunner, step: StepBatch, count: int) -> tuple[float, fl
 
 
 def rounds_of(by_impl: dict[str, list[tuple[float, float]]], which: int) -> dict[str, list[float]]:
-    """One of the two times of each round, by implementation."""
+    """Return one of the two times of each round, by implementation."""
     return {impl: [round(times[which], 3) for times in rounds] for impl, rounds in by_impl.items()}
 
 
 def ratios(by_impl: dict[str, list[tuple[float, float]]]) -> list[float]:
-    """Wall-clock time through transformers over Quire's own, round by round."""
+    """Return the wall-clock time of transformers divided by Quire's own, round by round."""
     pairs = zip(by_impl["transformers"], by_impl["quire"], strict=True)
     return [round(theirs[0] / ours[0], 2) for theirs, ours in pairs]
 

@@ -1,9 +1,11 @@
-"""`python -m bench.worker.neighbours`: what a second worker on a host costs, and a busy neighbour, without any flag.
+"""`python -m bench.worker.neighbours`: measures the effect of a second worker on a host, and of a busy neighbour, with
+default flags.
 
-Replicas of default settings (a worker and a scheduler process each) answer a steady load of the demo model, alone and
-two at a time: as plain processes, in cgroups with a quota of one core each, and beside a process that computes all the
-time on one core. Each arm is measured in several rounds, by turns. The table has the total of output tokens per second;
-two replicas are to reach 0.85 of what one makes of the same machine. Cgroups need root.
+Replicas with default settings (a worker and a scheduler process each) answer a steady load of the demo model, one or
+two of them at a time. They run as plain processes, in cgroups with a quota of one core each, and next to a process that
+computes all the time on one core. Each arm is measured in several rounds, and the arms take turns. The table has the
+output tokens per second of all replicas. Two replicas should together reach 0.85 of what one reaches on the same
+machine. Cgroups need root.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WANTED = 0.85
 
 @dataclass(frozen=True)
 class Arm:
-    """`of` is the arm that this one's total is compared with; `wanted` 0 wants nothing."""
+    """One arm. `of` is the arm with whose total this one is compared; `wanted` 0: there is no target."""
 
     name: str
     replicas: int
@@ -54,7 +56,7 @@ class Measured:
 
 
 def main() -> int:
-    """0 where all arms reach what is wanted of them."""
+    """Run the benchmark. Returns 0 if all arms reach their targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo")
     parser.add_argument("--streams", type=int, default=16, help="requests that decode at each replica")
@@ -83,7 +85,7 @@ def main() -> int:
 
 
 async def run(arm: Arm, model: str, streams: int, seconds: float) -> Measured:
-    """Start the arm's processes, warm up, measure, end them."""
+    """Start the arm's processes, warm up, measure, and end the processes."""
     with ExitStack() as processes:
         if arm.busy:
             processes.enter_context(BusyProcess())

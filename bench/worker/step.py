@@ -1,13 +1,14 @@
-"""What a step costs the worker's host beside the model: microseconds of the model thread per step of steady decode.
+"""Measures the cost of a step on the worker's host without the model: microseconds of the model thread per step of
+steady decode.
 
     python -m bench.worker.step [--steps 1000 --spares 0] [--beside ../other/checkout --starts 12 --rounds 4]
 
-`launch`: the batch rule and the batch. `collect`: settling and the Report. `encode`: the Report as bytes, the writer
-thread's share. `device`: feeding back and checking stops, the device thread's share. No model runs. Beside them what a
-Grant takes that gives two pages to every row.
+`launch` is the batch rule and the batch. `collect` is settling and the Report. `encode` is the Report as bytes, the
+share of the writer thread. `device` is feeding tokens back and checking stops, the share of the device thread. No model
+runs. The program also prints the time of a Grant that gives two pages to every row.
 
-With `--beside` a process of each checkout measures in turn, and both are started anew several times. Compared is
-the thread's own time of launch, collect and device for 256 rows; the ratio has bounds of 95 % by bootstrap over the
+With `--beside`, a process of each checkout measures in turn, and both are started several times. The benchmark compares
+the thread's own time of launch, collect and device for 256 rows. The ratio has bounds of 95 % by bootstrap over the
 starts.
 """
 
@@ -35,14 +36,14 @@ PAGE_SIZE, CONTEXT, PROMPT = 16, 2048, 100
 
 
 class NullRunner:
-    """Draws token 5 for everybody, in no time."""
+    """Samples token 5 for every row, in no time."""
 
     def run(self, batch: StepBatch) -> StepOutput:
         return StepOutput(np.full(np.count_nonzero(batch.sample), 5, np.int32), None, DeviceTiming(0, 0, 0))
 
 
 class TimedDevice:
-    """Runs a step when it is looked for, and times itself."""
+    """Runs a step when its result is asked for, and measures its own time."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -74,7 +75,7 @@ class TimedDevice:
 
 
 def decoding(rows: int, spares: int) -> tuple[Engine, TimedDevice, EngineSpec, int]:
-    """An engine whose rows are about to decode, its device and sizes, and the first page that nobody has."""
+    """Return an engine whose rows are about to decode, its device and sizes, and the first page that no row has."""
     width = CONTEXT // PAGE_SIZE
     first_new = (rows + spares) * (width - 2) + 1
     spec = EngineSpec(rows, CONTEXT, 32000, PAGE_SIZE, first_new + 2 * rows, (2,))
@@ -98,7 +99,7 @@ def decoding(rows: int, spares: int) -> tuple[Engine, TimedDevice, EngineSpec, i
 
 
 def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
-    """Medians."""
+    """Measure, and return medians."""
     engine, device, spec, first_new = decoding(rows, spares)
     spent: dict[str, list[int]] = {"launch": [], "collect": [], "encode": [], "device": []}
     engine.launch()
@@ -127,7 +128,7 @@ def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
 
 
 def step_us(steps: int) -> float:
-    """Mean microseconds of this thread per step of 256 rows: launch, device and collect."""
+    """Return the mean microseconds of this thread per step of 256 rows: launch, device and collect."""
     engine, device = decoding(256, 0)[:2]
     engine.launch()
     for step in range(steps):
@@ -146,7 +147,7 @@ def answer(steps: int) -> None:
 
 
 def compare(other: Path, options: argparse.Namespace) -> None:
-    """Print the ratio of this checkout's time to another one's."""
+    """Print the ratio of this checkout's time to another checkout's time."""
     from bench.scheduler.core_step import ROOT, ask_by_turns, measuring, ratio
 
     took: dict[Path, list[float]] = {ROOT: [], other: []}

@@ -1,1 +1,2 @@
-"""The compose stack of deploy/compose, really up, under load, with containers killed and restarted."""
+"""Tests the compose stack of deploy/compose with real containers, under load, while containers are killed and
+restarted."""

@@ -1,7 +1,9 @@
-"""`make compose-test`: starts each profile of deploy/compose but gpu with podman-compose, and prints a line for each.
+"""`make compose-test`: starts each profile of deploy/compose, except gpu, with podman-compose, and prints a line for
+each.
 
-Each stack answers over HTTPS with a key, goes on when a container is killed, and is restarted service by service under
-load: all without an error, and with the answers of an undisturbed stack. Needs root and the images of `make images`.
+Each stack must answer over HTTPS with a key, go on when a container is killed, and survive a restart of each service
+under load. There must be no error, and the answers must be those of an undisturbed stack. The test needs root and the
+images of `make images`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _SETTLE_S = 3.0
 
 @dataclass(frozen=True)
 class Case:
-    """A stack and what is done to it."""
+    """A stack, and the steps of its test."""
 
     name: str
     profiles: tuple[str, ...]
@@ -82,7 +84,7 @@ def _passes(case: Case, *, keep: bool) -> bool:
 
 
 async def _run(case: Case, stack: ComposeStack, errors: list[str]) -> str:
-    """Return the line about the case; what went wrong is added to `errors`."""
+    """Return the line about the case. Faults are added to `errors`."""
     began = time.monotonic()
     await asyncio.to_thread(stack.up)
     await asyncio.to_thread(stack.wait_ready)

@@ -1,4 +1,5 @@
-"""Load on a stack: streams that ask again and again over HTTPS, and compare each answer with the undisturbed one."""
+"""Load on a stack: streams that send requests over HTTPS again and again, and compare each answer with the undisturbed
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Load:
     """Answers are streams of greedy completions, so equal prompts have equal answers."""
 
     def __init__(self, url: str, ca: str, key: str, *, reconnects: bool, prompts: Sequence[str]) -> None:
-        """`reconnects`: a request that got no answer is tried again, as API clients do; for stacks with one router."""
+        """`reconnects`: a request that got no answer is sent again, as API clients do. This is for stacks with one
+        router."""
         context = ssl.create_default_context(cadata=ca)
         self._client = httpx.AsyncClient(
             base_url=url, verify=context, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
@@ -38,13 +40,13 @@ class Load:
         self.errors: list[str] = []
 
     async def learn(self) -> None:
-        """Ask each prompt once, undisturbed. Raises RuntimeError, httpx.HTTPError."""
+        """Send each prompt once, while the stack is undisturbed. Raises RuntimeError, httpx.HTTPError."""
         for prompt in self._prompts:
             self._expected[prompt] = await self._ask(prompt)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Ask all the time; at the end, every stream ends its present answer."""
+        """Send requests all the time. At the end, every stream finishes its present answer."""
         ending = asyncio.Event()
         tasks = [asyncio.create_task(self._stream(ending, number)) for number in range(_STREAMS)]
         try:
@@ -57,7 +59,7 @@ class Load:
         await self._client.aclose()
 
     def taken(self) -> str:
-        """The counts since the last call, in words."""
+        """Return the counts since the last call, in words."""
         words = f"{self.answers} answers, {len(self.errors)} errors, longest {self.longest_s:.1f} s"
         if self.reconnected:
             words += f", {self.reconnected} connections tried again"
@@ -81,7 +83,7 @@ class Load:
                 self.errors.append(f"{text!r} is not {self._expected[prompt]!r}")
 
     async def _ask(self, prompt: str) -> str:
-        """Return the whole answer. Raises RuntimeError for one that is refused or not whole, httpx.HTTPError."""
+        """Return the whole answer. Raises RuntimeError for an answer that is refused or incomplete, httpx.HTTPError."""
         body = {"model": "demo", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
@@ -99,8 +101,8 @@ class Load:
             await asyncio.sleep(0.5)
 
     async def _begin(self, body: dict[str, Any]) -> httpx.Response | None:
-        """Return the answer, whose text is yet to come; None if the request is to be tried again, because the only
-        router restarts: it refuses the connection, closes one without an answer, or says 503. Raises
+        """Return the answer, whose text has yet to come. Returns None if the request must be sent again because the
+        only router restarts: the router refuses the connection, closes it without an answer, or answers 503. Raises
         httpx.HTTPError."""
         try:
             response = await self._client.send(
@@ -117,7 +119,8 @@ class Load:
 
 
 async def _text_of(response: httpx.Response) -> str:
-    """The text of a stream of events. Raises RuntimeError for one without an end, or with an error in it."""
+    """Return the text of a stream of events. Raises RuntimeError for a stream without an end, or with an error in
+    it."""
     text = ""
     async for line in response.aiter_lines():
         data = line.removeprefix("data: ")

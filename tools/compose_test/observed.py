@@ -24,7 +24,7 @@ print(urllib.request.urlopen("https://127.0.0.1:9100/metrics", context=context).
 
 
 def all_targets_up(stack: ComposeStack, errors: list[str]) -> str:
-    """Wait until Prometheus reads every service of Quire, and has counted tokens. Returns what it saw, in words."""
+    """Wait until Prometheus scrapes every service of Quire, and has counted tokens. Returns what it found, in words."""
     wanted = {name for name in stack.services if name not in ("redis", "balancer", "prometheus")}
     deadline = time.monotonic() + _SCRAPED_S
     while True:
@@ -39,7 +39,7 @@ def all_targets_up(stack: ComposeStack, errors: list[str]) -> str:
 
 
 def query(stack: ComposeStack, expression: str) -> list[dict[str, Any]]:
-    """The result of a query; nothing while Prometheus does not answer."""
+    """Return the result of a query; empty while Prometheus does not answer."""
     url = f"{stack.url('QUIRE_PROMETHEUS_PORT', 'http')}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -49,7 +49,7 @@ def query(stack: ComposeStack, expression: str) -> list[dict[str, Any]]:
 
 
 def pages_moved(stack: ComposeStack, worker: str) -> int:
-    """KV pages that the worker got from other workers."""
+    """Return the number of KV pages that the worker got from other workers."""
     text = podman("exec", stack.container(worker), "python", "-c", _READ).stdout
     found = re.findall(r'^quire_worker_pages_moved_total\{[^}]*kind="([^"]+)"[^}]*\} (\S+)', text, re.MULTILINE)
     return sum(int(float(count)) for kind, count in found if kind == "pull")

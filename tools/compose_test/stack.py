@@ -1,4 +1,4 @@
-"""A compose stack of deploy/compose, by podman-compose."""
+"""ComposeStack: a compose stack of deploy/compose, started by podman-compose."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PORTS: Final = ("QUIRE_PORT", "QUIRE_PORT_2", "QUIRE_BALANCER_PORT", "QUIRE_PRO
 
 
 class ComposeStack:
-    """One profile, or several; with free ports of this host, and volumes that end with it."""
+    """A stack of one or more profiles. It uses free ports of this host, and its volumes are removed with it."""
 
     def __init__(self, profiles: Sequence[str], settings: dict[str, str]) -> None:
         self._profiles = [word for name in profiles for word in ("--profile", name)]
@@ -47,7 +47,7 @@ class ComposeStack:
         self.services = names
 
     def url(self, port: str = "QUIRE_PORT", scheme: str = "https") -> str:
-        """The address at which this host reaches a published port, by the name of its setting."""
+        """Return the address at which this host reaches a published port, by the name of its setting."""
         return f"{scheme}://localhost:{self._settings[port]}"
 
     def up(self) -> None:
@@ -60,7 +60,7 @@ class ComposeStack:
         self._compose("down", "--volumes", "--timeout", "1", check=False)
 
     def secret(self, what: str) -> str:
-        """The output of the service `secrets`; the first time, podman-compose prints networks before it."""
+        """Return the output of the service `secrets`. At the first call, podman-compose prints networks before it."""
         return self._compose("--profile", "setup", "run", "--rm", "-T", "secrets", what).strip()
 
     def wait_ready(self, services: Sequence[str] = ()) -> None:
@@ -69,7 +69,7 @@ class ComposeStack:
             self._wait(service, self._is_ready)
 
     def check_health(self) -> None:
-        """Run the health check of each container: podman does not, without systemd. Raises TimeoutError."""
+        """Run the health check of each container, since podman does not run it without systemd. Raises TimeoutError."""
         for service in self.services:
             self._wait(service, self._is_healthy)
 
@@ -81,8 +81,8 @@ class ComposeStack:
             time.sleep(0.5)
 
     def kill(self, service: str) -> None:
-        """Kill the container's processes, as a crash would: podman's own `kill` would be a wish of its operator. Raises
-        RuntimeError for a container that does not run."""
+        """Kill the container's processes, as a crash would. podman's own `kill` would count as a stop by the operator.
+        Raises RuntimeError for a container that does not run."""
         if not (process := process_of(self.container(service))):
             raise RuntimeError(f"{service} does not run")
         os.kill(process, signal.SIGKILL)
@@ -93,16 +93,16 @@ class ComposeStack:
         self.wait_ready([service])
 
     def log(self, service: str) -> str:
-        """The end of what the service wrote."""
+        """Return the end of the service's log."""
         done = podman("logs", "--tail", "8", self.container(service), check=False)
         return (done.stdout + done.stderr)[-3000:]
 
     def container(self, service: str) -> str:
-        """The name that podman-compose gives the service's container."""
+        """Return the name that podman-compose gives the service's container."""
         return f"{PROJECT}_{service}_1"
 
     def _is_ready(self, service: str) -> bool:
-        """By /readyz of its metrics port; starting a health check costs more."""
+        """Whether the service is ready, by /readyz of its metrics port. A health check would take longer to start."""
         container = self.container(service)
         if not process_of(container):
             return False
@@ -119,7 +119,8 @@ class ComposeStack:
         return podman("healthcheck", "run", self.container(service), check=False).returncode == 0
 
     def _as_metrics(self) -> ssl.SSLContext:
-        """The credentials of Prometheus, for both authorities. The addresses of containers are in no certificate."""
+        """Return the credentials of Prometheus, for both authorities. Certificates do not contain the addresses of
+        containers."""
         folder = volume_folder(f"{PROJECT}_metrics-secrets")
         context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
         context.load_verify_locations(folder / "public-ca.pem")

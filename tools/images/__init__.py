@@ -1,1 +1,1 @@
-"""Container images: what goes into them, how they are built, and whether they run (`make images`)."""
+"""Container images: their content, their builds, and a test that they run (`make images`)."""

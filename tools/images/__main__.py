@@ -1,7 +1,7 @@
-"""`make images`: builds all images, runs each as an ordinary user on a read-only root without capabilities, and prints
+"""`make images`: builds all images, and runs each as an ordinary user on a read-only root without capabilities. Prints
 a line for each: size, time until ready, memory. Fails if one does not become ready.
 
-Needs root, podman with runc, and debootstrap unless --base names an image.
+It needs root, podman with runc, and debootstrap unless --base names an image.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Base images from Debian's packages alone, for machines that reach no container registry.
+"""Base images made only of Debian's packages, for machines that reach no container registry.
 
-`debian_base` is Debian 12 with Python 3.11; `debian_service` adds one server of Debian's to it, for the compose stack:
+`debian_base` is Debian 12 with Python 3.11. `debian_server` adds one server of Debian's to it, for the compose stack:
 redis, haproxy or prometheus.
 """
 
@@ -25,7 +25,7 @@ _UNNEEDED: Final = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/
 
 
 def debian_base() -> str:
-    """Return the name of the base image, which is made by debootstrap if podman does not have it. Needs root."""
+    """Return the name of the base image. If podman does not have it, debootstrap makes it. Needs root."""
     if not image_exists(BASE):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "root"
@@ -50,8 +50,7 @@ def _import(root: Path) -> None:
 
 
 def debian_server(name: str) -> str:
-    """Return the name of an image with one of SERVERS, which is built of Debian's package if podman does not have
-    it."""
+    """Return the name of an image with one of SERVERS. If podman does not have it, it is built of Debian's package."""
     image = f"localhost/quire/{name}:bookworm"
     if not image_exists(image):
         podman_aloud(

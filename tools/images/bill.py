@@ -10,7 +10,7 @@ from tools.images.podman import podman
 
 
 def bill_problem(image: str, target: str) -> str:
-    """Faults of an image's bill of materials; empty if there are none. The schema is checked if the package
+    """Return the faults of an image's bill of materials; empty if there are none. The schema is checked if the package
     cyclonedx-python-lib is installed."""
     text = podman("run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/opt/quire/sbom.cdx.json").stdout
     found = {re.sub(r"@.*", "", each["purl"]): each["version"] for each in json.loads(text)["components"]}
@@ -26,7 +26,7 @@ def bill_problem(image: str, target: str) -> str:
 
 
 def schema_problem(text: str) -> str:
-    """Violations of the schema of CycloneDX 1.5 in a document; empty if there are none."""
+    """Return violations of the schema of CycloneDX 1.5 in a document; empty if there are none."""
     if find_spec("cyclonedx") is None:
         return ""
     from cyclonedx.schema import SchemaVersion

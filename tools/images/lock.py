@@ -1,7 +1,7 @@
 """Writes deploy/images/requirements.lock: the packages of the images with the hashes of their files.
 
-Versions are those of constraints.txt. Needs `uv` (`pip install uv`) and the network. torch is not in the lock: its CPU
-and CUDA builds have one version and different files.
+The versions come from constraints.txt. The program needs `uv` (`pip install uv`) and the network. The lock does not
+contain torch, because torch's builds for CPU and CUDA have the same version but different files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def entries_for_linux(lock: str) -> list[str]:
-    """The entries of a lock, each with its hashes, that some Python of Quire needs on Linux."""
+    """Return the entries of a lock, each with its hashes, that some Python of Quire needs on Linux."""
     entries = re.findall(r"^[A-Za-z0-9].*\n(?: +--hash.*\n)*", lock, re.MULTILINE)
     return [entry for entry in entries if _is_for_linux(entry.splitlines()[0].strip(" \\"))]
 
@@ -66,14 +66,14 @@ def _is_for_linux(requirement: str) -> bool:
 
 
 def direct_requirements() -> list[str]:
-    """Requirements of our distributions, with the extras that images have, and what torch requires beside
+    """Return the requirements of Quire's distributions, with the extras in images, and the requirements of torch except
     CUDA."""
     found = {str(requirement) for requirement in of_distributions() if canonicalize_name(requirement.name) != "torch"}
     return sorted(found | set(of_torch()))
 
 
 def of_distributions() -> list[Requirement]:
-    """The requirements of our distributions on others."""
+    """Return the requirements of Quire's distributions on other packages."""
     listed: list[str] = []
     for folder in PROJECTS:
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
@@ -84,14 +84,14 @@ def of_distributions() -> list[Requirement]:
 
 
 def of_torch() -> list[str]:
-    """Requirements of the installed torch, without extras and CUDA."""
+    """Return the requirements of the installed torch, without extras and CUDA."""
     found = [Requirement(each) for each in requires("torch") or ()]
     plain = [each for each in found if each.marker is None or "extra" not in str(each.marker)]
     return [str(each) for each in plain if not canonicalize_name(each.name).startswith(_OF_CUDA)]
 
 
 def locked_versions(lock: Path = LOCK) -> dict[str, str]:
-    """The versions of the lock by name."""
+    """Return the versions in the lock by name."""
     lines = [line.split(";")[0].strip(" \\") for line in lock.read_text().splitlines()]
     pins = [line.split("==") for line in lines if line[:1].isalnum()]
     return {canonicalize_name(name): version for name, version in pins}

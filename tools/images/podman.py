@@ -13,12 +13,12 @@ _SETTINGS: Final = Path(__file__).with_name("containers.conf")
 
 
 def environment() -> dict[str, str]:
-    """The environment of podman and of what calls it."""
+    """Return the environment of podman and of programs that call it."""
     return {"CONTAINERS_CONF": str(_SETTINGS), **os.environ}
 
 
 def podman(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run podman and return what it printed. Raises CalledProcessError, with what it printed as a note."""
+    """Run podman and return its output. Raises CalledProcessError, with the output as a note."""
     command = ["podman", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment(), errors="replace"
@@ -31,29 +31,29 @@ def podman(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> sub
 
 
 def podman_aloud(*arguments: str, timeout_s: float) -> None:
-    """Run podman, which prints to this terminal. Raises CalledProcessError."""
+    """Run podman with its output on this terminal. Raises CalledProcessError."""
     subprocess.run(["podman", *arguments], timeout=timeout_s, check=True, env=environment())
 
 
 def inspect(container: str) -> dict[str, Any]:
-    """Podman's record of a container."""
+    """Return podman's record of a container."""
     (found,) = json.loads(podman("container", "inspect", container).stdout)
     return dict(found)
 
 
 def address_of(container: str) -> str:
-    """The first address of a container on its bridge networks."""
+    """Return the first address of a container on its bridge networks."""
     networks: Mapping[str, Mapping[str, Any]] = inspect(container)["NetworkSettings"]["Networks"]
     return next(str(each["IPAddress"]) for each in networks.values() if each["IPAddress"])
 
 
 def process_of(container: str) -> int:
-    """The container's first process, by its number on this host; 0 while it does not run."""
+    """Return the pid of the container's first process on this host; 0 while it does not run."""
     return int(inspect(container)["State"]["Pid"])
 
 
 def volume_folder(name: str) -> Path:
-    """The folder of a volume's files on this host."""
+    """Return the folder of a volume's files on this host."""
     return Path(json.loads(podman("volume", "inspect", name).stdout)[0]["Mountpoint"])
 
 
@@ -63,11 +63,12 @@ def image_exists(name: str) -> bool:
 
 
 def image_bytes(name: str) -> int:
-    """The size of an image with all of its layers."""
+    """Return the size of an image with all of its layers."""
     return int(json.loads(podman("image", "inspect", name).stdout)[0]["Size"])
 
 
 def remove_containers(names: Sequence[str]) -> None:
-    """Remove containers, also running ones, and their anonymous volumes; those that are not there are no error."""
+    """Remove containers, also running ones, and their anonymous volumes. A container that does not exist is not an
+    error."""
     if names:
         podman("rm", "--force", "--volumes", "--ignore", "--time", "1", *names, check=False)

@@ -14,12 +14,12 @@ _LIMIT_S: Final = 3600.0
 
 
 def image_name(target: str) -> str:
-    """The name that `make images` gives an image: with the version of the distributions."""
+    """Return the name that `make images` gives an image, with the version of the distributions."""
     return f"localhost/quire/{target}:{(ROOT / 'VERSION').read_text().strip()}"
 
 
 def build_image(target: str, base: str) -> str:
-    """Build one target on the base image; the context is this repository, with dist/. Returns the image's name. Raises
+    """Build one target on the base image. The context is this repository, with dist/. Returns the image's name. Raises
     CalledProcessError."""
     image = image_name(target)
     # podman reads health checks of the docker format alone. What the wheelhouse has needs no network.

@@ -1,5 +1,5 @@
-"""Runs the images of `make images`, hardened, and measures them. The services find each other on a network of their
-own, so that each becomes ready as in production: the scheduler with a worker, the router with all others."""
+"""Runs the images of `make images`, hardened, and measures them. The services find each other on their own network, so
+each of them becomes ready as in production: the scheduler with a worker, the router with all others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Report:
 
 
 class Runs:
-    """Containers of one check; all are removed at its end."""
+    """The containers of one check. All are removed at its end."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -84,7 +84,7 @@ class Runs:
         podman("network", "rm", "--force", NETWORK, check=False)
 
     def run(self, target: str) -> Report:
-        """Run one image, beside those that were run before."""
+        """Run one image, together with the images that ran before."""
         try:
             return self._run_all_in_one() if target == "all-in-one" else self._run_service(target)
         except TimeoutError as error:
@@ -124,7 +124,8 @@ class Runs:
         return name
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Raise TimeoutError, with the end of the container's log, for one that ends or does not become ready."""
+        """Raise TimeoutError, with the end of the container's log, for a container that ends or does not become
+        ready."""
         deadline = time.monotonic() + READY_LIMIT_S
         while not ready():
             ended = not process_of(name)
@@ -138,7 +139,7 @@ class Runs:
 
 
 def is_ready(address: str) -> bool:
-    """Whether the gRPC service there says that it is ready."""
+    """Whether the gRPC service at the address says that it is ready."""
     with grpc.insecure_channel(address) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service="readiness")
@@ -157,7 +158,7 @@ def _is_ok(url: str) -> bool:
 
 
 def answer_of(url: str) -> str:
-    """The text that the stack answers to a prompt."""
+    """Return the stack's answer to a prompt."""
     body = {"model": "demo", "prompt": "ROMEO:", "max_tokens": 8, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
@@ -167,6 +168,7 @@ def answer_of(url: str) -> str:
 
 
 def memory_of(name: str) -> int:
-    """Bytes that the container's processes hold, shared ones divided among those that share them."""
+    """Return the bytes of memory of the container's processes. Shared memory is divided among the processes that share
+    it."""
     first = psutil.Process(process_of(name))
     return sum(int(process.memory_full_info().pss) for process in (first, *first.children(recursive=True)))

@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def download_packages(folder: Path, version: list[str]) -> None:
-    """All packages of the lock, each checked against its hashes. Markers are left out, since pip would take them for
-    questions about this Python. Raises CalledProcessError."""
+    """Download all packages of the lock, each checked against its hashes. Markers are left out, because pip would
+    evaluate them for this Python. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as scratch:
         lock = Path(scratch) / "requirements.txt"
         lock.write_text(re.sub(r" ;.*(?= \\$)", "", LOCK.read_text(), flags=re.MULTILINE))
@@ -46,14 +46,14 @@ def download_packages(folder: Path, version: list[str]) -> None:
 
 
 def download_torch(folder: Path, version: list[str]) -> None:
-    """torch alone, in its CPU build where the index of such builds answers. Raises CalledProcessError."""
+    """Download only torch, in its CPU build if the index of such builds answers. Raises CalledProcessError."""
     index = os.environ.get("TORCH_INDEX", CPU_INDEX if answers(CPU_INDEX) else "")
     source = ["--index-url", index] if index else []
     _download(folder, *version, *source, "--no-deps", "--constraint", str(CONSTRAINTS), "torch")
 
 
 def download_cuda(folder: Path, version: list[str]) -> None:
-    """The package index's torch, with CUDA and all else that it requires. Raises CalledProcessError."""
+    """Download torch from the package index, with CUDA and all its requirements. Raises CalledProcessError."""
     _download(folder, *version, "--constraint", str(CONSTRAINTS), "torch")
 
 

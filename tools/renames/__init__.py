@@ -1,1 +1,1 @@
-"""Renames code by a map that is checked in, and proves that a commit did that and nothing else."""
+"""Renames code by a checked-in map, and proves that a commit did this and nothing else."""

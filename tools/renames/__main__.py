@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Returns 1 where a proof fails."""
+    """Run the program. Returns 1 if a proof fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("apply", "prove"))
     parser.add_argument("map", type=Path)

@@ -1,5 +1,5 @@
-"""Applies a map to the working tree: moves files by `git mv`, and rewrites identifiers, imports and strings by libcst,
-so that layout and comments stay as they are."""
+"""Applies a map to the working tree. It moves files with `git mv`, and rewrites identifiers, imports and strings with
+libcst, so that layout and comments stay unchanged."""
 
 from __future__ import annotations
 
@@ -149,12 +149,12 @@ class Rewriter(cst.CSTTransformer):
 
 
 def rewrite(source: str, renames: RenameMap, path: str) -> str:
-    """A file's text with the map applied; `path` is where it was."""
+    """Return a file's text with the map applied; `path` is the file's old path."""
     return cst.parse_module(source).visit(Rewriter(renames, path)).code
 
 
 def apply_map(root: Path, renames: RenameMap) -> list[str]:
-    """Rewrite all Python files that git knows, and move those whose modules move; returns the files that changed."""
+    """Rewrite all Python files that git tracks, and move the files of modules that move. Returns the changed files."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True)
     changed = []
     words = {rule.old for rule in renames.rules} | {old.rpartition(".")[2] for old in renames.modules}

@@ -1,8 +1,10 @@
-"""Proves that a commit renamed by a map and did nothing else: the map, applied to the syntax trees of its parent, gives
-the commit's own. Docstrings, and the order of imports and of `__slots__` and `__all__`, do not count.
+"""Proves that a commit renamed by a map and did nothing else. It applies the map to the syntax trees of the parent
+commit, and compares the result with the trees of the commit. Docstrings do not count, nor does the order of imports, of
+`__slots__` and of `__all__`.
 
-The rules are written a second time here, for Python's own trees, so that the proof does not trust the rewriter. Two
-names of one function, or two members of one class, that would become one are found too: equal trees would hide that.
+The rules are written a second time here, for Python's own trees, so that the proof does not depend on the rewriter. If
+two names of one function, or two members of one class, become one, the trees could still be equal. So this module
+reports such names too.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class _Renamer(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        """The text between an f-string's braces is no literal of its own."""
+        """Skip the text between the braces of an f-string, because it is not a string literal."""
         node.values = [each if isinstance(each, ast.Constant) else self.visit(each) for each in node.values]
         return node
 
@@ -172,7 +174,8 @@ class _Renamer(ast.NodeTransformer):
 
 
 def normal_form(source: str, renames: RenameMap | None = None, path: str = "") -> str:
-    """The tree of a file, with the map applied if there is one, as text that two files with the same code share."""
+    """Return the tree of a file, with the map applied if there is one, as text. Two files with the same code give the
+    same text."""
     tree = ast.parse(source)
     _strip_docstrings(tree)
     if renames is not None:
@@ -187,14 +190,15 @@ def normal_form(source: str, renames: RenameMap | None = None, path: str = "") -
 
 
 def merged(source: str, renames: RenameMap, path: str) -> list[str]:
-    """Names of one function, and members of one class, that the map makes one."""
+    """Return the names of a function, and the members of a class, that the map merges into one."""
     renamer = _Renamer(renames, path)
     renamer.visit(ast.parse(source))
     return sorted(renamer.merged)
 
 
 def differences(root: Path, commit: str, renames: RenameMap) -> list[str]:
-    """Files of a commit whose code is not that of its parent with the map applied, and names that the map merges."""
+    """Return the files of a commit whose code is not the parent's code with the map applied, and the names that the map
+    merges."""
     before, after = _python_files(root, f"{commit}^"), _python_files(root, commit)
     wanted = {path_of(path, renames): normal_form(source, renames, path) for path, source in before.items()}
     found = {path: normal_form(source) for path, source in after.items()}
@@ -231,7 +235,7 @@ def _strip_docstrings(tree: ast.AST) -> None:
 
 
 def _is_text(statement: object) -> bool:
-    """A docstring, or the text behind a field."""
+    """Whether a statement is a docstring, or the text after a field."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

@@ -44,7 +44,7 @@ KINDS = ("name", "attribute", "keyword", "identifier", "string")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One identifier, or string literal, that gets another name."""
+    """A rule that renames one identifier or string literal."""
 
     kind: str
     old: str
@@ -54,7 +54,8 @@ class Rule:
     on: tuple[str, ...] = ()
 
     def applies(self, path: str, definition: str, owner: str) -> bool:
-        """In a file, inside a definition by its qualified name; `owner` is what has the attribute."""
+        """Whether the rule applies in a file, inside a definition given by its qualified name. `owner` is the object
+        that has the attribute."""
         if self.on and owner not in self.on:
             return False
         if self.scope and not any(fnmatch(path, pattern) for pattern in self.scope):
@@ -64,20 +65,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class RenameMap:
-    """All of one commit. Names of modules are dotted."""
+    """All renames of one commit. Names of modules are dotted."""
 
     modules: dict[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
     def renamed(self, kind: str, old: str, path: str, definition: str, owner: str = "") -> str:
-        """The name that an identifier has afterwards; the same where no rule applies."""
+        """Return the new name of an identifier; its old name if no rule applies."""
         for rule in self._by_old.get((kind, old), ()):
             if rule.applies(path, definition, owner):
                 return rule.new
         return self.renamed("attribute", old, path, definition, owner) if kind == "keyword" else old
 
     def module(self, dotted: str) -> str:
-        """The new dotted name of a module or of a name in it; the longest rule that matches wins."""
+        """Return the new dotted name of a module or of a name in it. The longest matching rule wins."""
         name, rest = dotted, ""
         while name:
             if name in self.modules:
@@ -97,7 +98,7 @@ class RenameMap:
 
 
 def load_map(path: Path) -> RenameMap:
-    """Raises ValueError for a table that is none of the kinds, and for one without an old or a new name."""
+    """Read a map. Raises ValueError for an unknown kind of table, and for a rule without an old or a new name."""
     tables = tomllib.loads(path.read_text())
     everywhere = tables.pop("scope", ())
     if unknown := set(tables) - {*KINDS, "module"}:
@@ -118,7 +119,7 @@ def load_map(path: Path) -> RenameMap:
 
 
 def module_of(path: str) -> str:
-    """The dotted name of a file's module."""
+    """Return the dotted name of a file's module."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "services":
         parts = parts[2:]
@@ -126,7 +127,7 @@ def module_of(path: str) -> str:
 
 
 def path_of(path: str, renames: RenameMap) -> str:
-    """The path that a file has after the renames."""
+    """Return the path of a file after the renames."""
     old = module_of(path)
     new = renames.module(old)
     if new == old or not path.endswith(".py"):

@@ -1,1 +1,1 @@
-"""Each kernel of a step against its floor."""
+"""Compares each kernel of a step with its floor, the least possible time."""

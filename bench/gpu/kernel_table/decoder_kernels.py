@@ -1,7 +1,7 @@
-"""Cases of a decode step's kernels from token ids to logits: each layer's, the embedding and the head; and the gated
-product of prompts, which has these weights.
+"""The cases of a decode step's kernels from token ids to logits: the kernels of each layer, the embedding and the head.
+The gated linear layer of prompts is here too, because it uses the same weights.
 
-Weights are cold, keys and values too; what one kernel leaves to the next is as warm as it is in a step.
+Weights, keys and values are cold (not in a cache). The output of one kernel is as warm for the next as in a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATTENTION_WANTED, _LEAST_KV_BYTES = 0.85, 100 << 20
 
 
 class DecoderKernels:
-    """One model's weights, made once for all batches."""
+    """The weights of one model, made once for all batches."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -47,7 +47,7 @@ class DecoderKernels:
         }
 
     def cases(self, batch: int, context: int) -> Iterator[KernelCase]:
-        """Of a step in which so many sequences decode after so many tokens."""
+        """Yield the cases of a step in which this many sequences decode, with this many tokens each."""
         yield self._embedding(batch)
         yield from self._norms(batch)
         for role in self._weights:
@@ -56,7 +56,8 @@ class DecoderKernels:
         yield self._activation(batch)
 
     def attention(self, batch: int, context: int, *, alone: bool = True) -> Iterator[KernelCase]:
-        """Decode attention, and unless it is wanted alone what writes the pages before it."""
+        """Yield the case of decode attention and, unless only that is wanted, of the kernel before it, which writes the
+        pages."""
         bench, shape = self._bench, self._shape
         element = bench.dtype.itemsize
         cost = attention_cost(Attended.of(context - 1, 1).times(batch), shape, element, element)
@@ -83,7 +84,8 @@ class DecoderKernels:
         )
 
     def gated_product(self, rows: int) -> KernelCase:
-        """Of a prompt's rows: by one kernel, or where no table says so by a product and an activation."""
+        """Yield the case of a prompt's gated linear layer: one kernel or, if the table has none, a GEMM and an
+        activation."""
         bench, weights = self._bench, self._weights["gate_up"]
         outputs, inputs = weights[0].data.shape
         x = bench.random(rows, inputs)
@@ -141,7 +143,7 @@ class DecoderKernels:
         return KernelCase("rope and page write", run, cost)
 
     def _pages(self, batch: int, context: int, layers: int) -> tuple[Tensor, TritonPlan]:
-        """Full of numbers, in random order."""
+        """Return pages full of numbers, in random order."""
         bench, page = self._bench, self._bench.page_size
         each = -(-context // page)
         pages = bench.random(batch * each + 1, bench.spec.kv_heads, layers, 2, page, bench.spec.head_dim)

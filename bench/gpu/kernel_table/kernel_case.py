@@ -1,4 +1,4 @@
-"""KernelCase: one kernel of a step at one size, and what it must at the least move and compute."""
+"""KernelCase: one kernel of a step at one size, with the least bytes and operations that it needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE_US = 1.13
 
 
 class Bench(NamedTuple):
-    """What cases are made of: a model's shape, its ops, and sizes that suit the device."""
+    """The common parts of cases: a model's shape, its ops, and sizes that suit the device."""
 
     spec: ArchSpec
     ops: TritonOps
@@ -34,7 +34,7 @@ class Bench(NamedTuple):
     page_size: int
 
     def random(self, *shape: int) -> Tensor:
-        """Normal numbers, since zeros are computed faster."""
+        """Return normally distributed numbers, since zeros are computed faster."""
         return torch.randn(shape, dtype=self.dtype, device=self.device)
 
     def ids(self, *shape: int) -> Tensor:
@@ -48,8 +48,8 @@ class Bench(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """`run(index)` launches the kernel on the index-th copy, in turn, of what it reads cold, and returns what it made.
-    `cost` is of one call."""
+    """`run(index)` launches the kernel on one of several copies of its cold inputs, in turn, and returns its result.
+    `cost` is the cost of one call."""
 
     name: str
     run: Callable[[int], Tensor]
@@ -61,8 +61,8 @@ class KernelCase:
     """Share of the floor; 0: none in particular."""
 
     def figures(self, peak: Peak | None) -> dict[str, float]:
-        """Times it: the rate that bounds it, its floor, and what its nodes take where that is more. Without a peak
-        there is no floor to stand beside."""
+        """Time the case. Returns the rate that bounds it, its floor, and the time of its graph nodes if that is longer.
+        Without a known peak rate, there is no floor."""
         us = self._time_us()
         if peak is None:
             return {"us": us}
@@ -79,5 +79,5 @@ class KernelCase:
 
 
 def copies_of(num_bytes: int) -> int:
-    """How many of so many bytes each are cold by the time that the first has its turn again."""
+    """Return how many copies of this size are needed, so that the first is cold again when its turn comes."""
     return max(2, min(CALLS, -(-COLD_BYTES // max(1, num_bytes))))

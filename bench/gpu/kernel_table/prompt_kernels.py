@@ -1,6 +1,7 @@
-"""Cases of prefill attention: prompts that begin in the step, in Triton's tiles over pages and by torch's (cuDNN).
+"""The cases of prefill attention, for prompts that begin in the step: by Triton's tiles over pages, and by torch's
+attention (cuDNN).
 
-Their keys and values are what the kernel before has just written, so nothing of them is cold.
+The kernel before has just written their keys and values, so these are not cold.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quire_worker.profile.cost import Attended, attention_cost
 
 
 def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Iterator[KernelCase]:
-    """In tiles; `fresh`: by torch's attention as well."""
+    """Yield the cases with tiles; with `fresh`, also those with torch's attention."""
     shape, element = HeadShape.of(bench.spec), bench.dtype.itemsize
     cost = attention_cost(Attended.of(0, tokens).times(prompts), shape, element, element)
     rows = prompts * tokens

@@ -1,9 +1,9 @@
-"""Stage 5, second half: the kernel table: each kernel of a step against its floor, at batch 1, 32 and 256.
+"""Stage 5, second half: the kernel table, which compares each kernel of a step with its floor, at batch 1, 32 and 256.
 
-Random numbers of the real shapes; keys, values and weights are cold. A kernel is timed in a captured chain of its own
-calls, so that no launch by the host counts; where the nodes of a graph that it becomes take more than its floor by
-themselves (1.13 us each), `nodes_us` says so. Floors: profile/cost.py over 4.3 TB/s and 790 TFLOP/s. A trace of a whole
-step by `quire profile` follows for each shape, and lies in bench/results/profile.
+Inputs are random numbers of the real shapes; keys, values and weights are cold. A kernel is timed in a captured chain
+of its own calls, so the host's launches do not count. If the nodes of its graph (1.13 us each) take longer than its
+floor, `nodes_us` shows their time. Floors are those of profile/cost.py, with 4.3 TB/s and 790 TFLOP/s. A trace of a
+whole step by `quire profile` follows for each shape, in bench/results/profile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _PROFILED = ("decode attention", "prefill attention", "sampling: thresholds", "s
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Both shapes on a GPU; without one a tiny shape under the interpreter, which shows that every row is there."""
+    """Run both shapes on a GPU. Without a GPU, run a tiny shape under the interpreter, which shows that every row
+    exists."""
     on_gpu = torch.cuda.is_available()
     peak = PEAKS.get(torch.cuda.get_device_name()) if on_gpu else None
     for name, spec in SHAPES.items() if on_gpu else (("tiny", TINY),):
@@ -54,7 +55,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 
 
 def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
-    """As a worker has it. The interpreter computes in float32 alone."""
+    """Return the common parts for a worker's model. The interpreter only computes in float32."""
     device, dtype = torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32
     products = gemm_configs_for(torch.cuda.get_device_name(device)) if on_gpu else GemmConfigs({})
     ops = TritonOps(HeadShape.of(spec), device, products)
@@ -63,7 +64,7 @@ def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
 
 
 def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
-    """(where it belongs, case), one at a time: what a case holds is free when the next is asked for."""
+    """Yield (group, case), one at a time, so that the memory of a case is free when the next is made."""
     decoder = DecoderKernels(bench)
     for batch in (2,) if small else _BATCHES:
         bench.ops.kept_logits = torch.empty(batch, bench.spec.vocab_size, dtype=bench.dtype, device=bench.device)
@@ -80,8 +81,8 @@ def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
 
 
 def report(recorder: Recorder, name: str, found: Iterator[tuple[str, KernelCase]], peak: Peak | None) -> None:
-    """A line for each case, and a check where a share of the floor is wanted, or where no numbers come out. One that
-    cannot be timed is a check that fails."""
+    """Report a line for each case, and a check if a share of the floor is the target, or if the result has no valid
+    numbers. A case that cannot be timed is a failed check."""
     for where, case in found:
         title = f"{name} {where}, {case.name}"
         with recorder.attempt(title):
@@ -100,7 +101,7 @@ def _report_case(recorder: Recorder, title: str, case: KernelCase, peak: Peak | 
 
 
 def _profile(recorder: Recorder, name: str, spec: ArchSpec, on_gpu: bool) -> None:
-    """A whole step with a prompt beside what decodes, drawn with filters and logprobs."""
+    """Profile a whole step with a prompt and sequences that decode, sampled with limits and logprobs."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_config(Path(folder) / name, spec, 4096 if on_gpu else 512)
         out = ROOT / "bench" / "results" / "profile" / name if on_gpu else Path(folder) / "profile"

@@ -1,6 +1,6 @@
-"""Cases of what reads a decode step's logits: tokens, drawn greedily and otherwise, controls, logprobs; and of what
-feeds tokens back. Logits are as warm as the head leaves them; the floor is to read them once, however a token is drawn.
-"""
+"""The cases of kernels that read a decode step's logits: sampling (greedy, and with limits), controls and logprobs. The
+kernel that feeds tokens back is here too. Logits are as warm as the output head leaves them. The floor is the time to
+read them once, for any kind of sampling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAUNCHES, _FILTERED = 2, 4
 
 
 def sampling_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
-    """Of a step in which so many sequences decode."""
+    """Yield the cases of a step in which this many sequences decode."""
     vocab, element = bench.spec.vocab_size, bench.dtype.itemsize
     logits, last_token = bench.random(batch, vocab), bench.ids(batch)
     token, finish = (bench.full(batch, 0) for _ in range(2))
@@ -67,7 +67,7 @@ def sampling_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
 
 
 def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
-    """Greedy; nothing stops."""
+    """Return columns for greedy sampling without stops."""
     return DeviceSamplingColumns(
         params=_params(bench, batch, Sampling()),
         position=bench.full(batch, _PROMPT),
@@ -80,7 +80,7 @@ def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
 
 
 def _params(bench: Bench, batch: int, sampling: Sampling) -> Tensor:
-    """Rows that ask for the same, with seeds of their own."""
+    """Return rows with the same parameters, and a seed for each row."""
     rows = rows_of([sampling] * batch)
     rows["seed"] = np.arange(batch)
     return torch.from_numpy(rows.view(np.int32)).to(bench.device)
@@ -94,7 +94,7 @@ def _feed(bench: Bench, batch: int, columns: DeviceSamplingColumns, last_token: 
 
 
 def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DeviceSamplingColumns, last_token: Tensor) -> KernelCase:
-    """Every row has a frequency penalty, after a prompt of its own."""
+    """Return the case in which every row has a frequency penalty, with its own prompt."""
     vocab, rng = bench.spec.vocab_size, np.random.default_rng(0)
     sampling = Sampling(controls=LogitControls(frequency_penalty=0.5))
     prompts = [rng.integers(0, vocab, _PROMPT).astype(np.int32) for _ in range(batch)]

@@ -1,1 +1,1 @@
-"""KV pages from one GPU's memory to another's."""
+"""Benchmarks of copying KV pages from one GPU's memory to another's."""

@@ -1,4 +1,4 @@
-"""Ways of copying pages from one GPU's memory to another's: what the kernel that gathers them is measured against."""
+"""Methods of copying pages from one GPU's memory to another's, with which the gather kernel is compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class _Attributes(ctypes.Structure):
 
 
 class PeerCopies:
-    """Each method has the form of Copy; the driver's calls are bound here, since nothing but this check uses them."""
+    """Each method has the signature of Copy. The driver's calls are declared here, since only this benchmark uses
+    them."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
@@ -39,7 +40,7 @@ class PeerCopies:
         driver.library.cuMemcpyDtoDAsync_v2.argtypes = (address, address, size, ctypes.c_void_p)
 
     def plain(self, source: int, target: Tensor, source_page: Int32, target_page: Int32) -> None:
-        """As many bytes, as one copy: the mark. Which pages is not looked at."""
+        """Copy the same number of bytes in one call, whatever the pages. This is the fastest possible copy."""
         self._copy(target.data_ptr(), source, len(source_page) * target.shape[1])
 
     def loop(self, source: int, target: Tensor, source_page: Int32, target_page: Int32) -> None:
@@ -59,7 +60,7 @@ class PeerCopies:
             current.wait_stream(stream)
 
     def batched(self, source: int, target: Tensor, source_page: Int32, target_page: Int32) -> None:
-        """One call of the driver for all pages, for its copy engines."""
+        """Copy all pages with one call of the driver, on its copy engines."""
         pairs = _addresses(source, target, source_page, target_page)
         count = len(pairs)
         array = ctypes.c_uint64 * count
@@ -92,7 +93,7 @@ def kernel(shape: GatherShape) -> Copy:
 
 
 def _addresses(source: int, target: Tensor, source_page: Int32, target_page: Int32) -> list[tuple[int, int]]:
-    """Of each page there and here: target's first."""
+    """Return the addresses of each page, the target's first, then the source's."""
     size, base = target.shape[1], target.data_ptr()
     return [
         (base + given * size, source + taken * size)

@@ -1,9 +1,10 @@
-"""Pages between two GPUs by the real transfer agents of two workers: rings, processes, frames and leases included.
+"""Moves pages between two GPUs with the real KV transfer agents of two workers, including rings, processes, frames and
+leases.
 
-`python -m bench.gpu.peers.movers export PAGES` has a pool of 2-MiB pages on its GPU, says where they are served,
-and exports all for each line (a lease key); `... pull PAGES GPU` starts that on another GPU, pulls all by each
-transport, and prints a JSON line for each, with what the time of a pull by CUDA IPC goes into. Without a GPU
-a stand-in takes as long as a link of 394 GB/s does, and copies nothing: the rest of the time is real.
+`python -m bench.gpu.peers.movers export PAGES` makes a pool of 2-MiB pages on its GPU, prints the address that serves
+them, and exports all pages for each input line (a lease key). `... pull PAGES GPU` starts the first program on another
+GPU and pulls all pages with each transport. It prints a JSON line for each, with the parts of the time of a pull by
+CUDA IPC. Without a GPU, a stand-in takes as long as a link of 394 GB/s, and copies nothing; all other times are real.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LINK_BYTES_PER_S = 394e9
 
 
 class Side:
-    """A pool of one more than the pages that move, and a transfer agent before it. Without a GPU there is no pool."""
+    """A pool with one page more than the pages that move, and its transfer agent. Without a GPU there is no pool."""
 
     def __init__(self, pages: int) -> None:
         self.pool: CudaPages | None = None
@@ -67,7 +68,7 @@ class Side:
         self.engine.transfer_agent.wake = count
 
     def timed(self, move: PageMove) -> tuple[float, dict[str, float]]:
-        """Seconds that a pull takes, and what they go into."""
+        """Return the seconds of a pull, and the parts of this time."""
         watch = self.copiers[0].watch = Watch()
         self.engine.carry([move])
         ended = time.perf_counter()
@@ -75,7 +76,7 @@ class Side:
         return ended - watch.began, {**watch.parts_ms(ended), **counts}
 
     def wipe(self) -> None:
-        """So that what comes can be told from what was there."""
+        """Overwrite the pages, so that new content differs from old content."""
         if self.pool is not None:
             self.pool.rows.fill_(0xA5)
             torch.cuda.synchronize()

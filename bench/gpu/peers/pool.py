@@ -1,7 +1,7 @@
-"""A page pool on a GPU whose content anybody can compute.
+"""A page pool on a GPU with content that every process can compute.
 
-`python -m bench.gpu.peers.pool PAGES PAGE_BYTES` has one, prints its descriptor as hex, and keeps it until its
-input ends.
+`python -m bench.gpu.peers.pool PAGES PAGE_BYTES` makes one, prints its descriptor as hex, and keeps it until its input
+ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire_worker.cuda.peers.ipc_memory import IpcMemory
 
 
 def page_content(page: int, page_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [page_bytes] that differ from page to page and from word to word."""
+    """Return uint8 [page_bytes], which differs from page to page and from word to word."""
     word = torch.arange(page_bytes // 4, dtype=torch.int32, device=device)
     word = word * 40503 + (page * 2654435761 & 0x7FFFFFFF)
     return (word ^ (word >> 13)).view(torch.uint8)

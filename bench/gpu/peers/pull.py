@@ -1,7 +1,7 @@
-"""Stage 7: KV pages from one GPU to another of the host, by CUDA IPC between two processes.
+"""Stage 7: copies KV pages from one GPU to another GPU of the host, by CUDA IPC between two processes.
 
-Each process sees its own GPU alone, as workers of a deployment do; where that cannot be, both see both. With one GPU
-two processes share it, which shows that the bytes are right and says nothing of a link.
+Each process sees only its own GPU, as workers of a deployment do. If that is not possible, both see both GPUs. With one
+GPU, two processes share it. This shows that the bytes are right, and says nothing about a link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMIT_S = 90.0
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Without a GPU: the kernel alone, under the interpreter."""
+    """Run the stage. Without a GPU, run only the kernel, under the interpreter."""
     if not torch.cuda.is_available():
         _interpreted(recorder)
         recorder.skip("pages from GPU to GPU", "there is no GPU")
@@ -53,7 +53,7 @@ def _interpreted(recorder: Recorder) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """GPUs of this process, as its children are told of them; none without a GPU."""
+    """Return the GPUs of this process, in the form for its children; none without a GPU."""
     if not torch.cuda.is_available():
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -63,7 +63,7 @@ def visible_gpus() -> list[str]:
 def _pull(
     recorder: Recorder, theirs: tuple[str, ...], ours: tuple[str, ...], page_bytes: int, pages: int
 ) -> list[dict[str, float]]:
-    """What was found, by way and number of pages; nothing where the memory could not be opened."""
+    """Return the results by method and number of pages; empty if the memory could not be opened."""
     found: list[dict[str, float]] = []
     title = f"{page_bytes >> 10} KiB, {'own GPU alone seen' if len(ours) == 1 else 'both GPUs seen'}"
     with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def _judge(recorder: Recorder, found: list[dict[str, float]], *, link: bool) -> 
 
 @contextlib.contextmanager
 def _process(command: list[str], gpus: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-    """Ended by the end of its input, and after a while by force."""
+    """Run a process that ends with its input, or is killed after a while."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     child = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,5 +1,5 @@
-"""`python -m bench.gpu.peers.puller DESCRIPTOR PAGE_BYTES`: opens another process's pool and copies pages out of
-it in every way there is. Prints a JSON line for each: GB/s, and whether every byte is what it should be."""
+"""`python -m bench.gpu.peers.puller DESCRIPTOR PAGE_BYTES`: opens another process's pool and copies pages out of it
+with each method. Prints a JSON line for each method: GB/s, and whether every byte is right."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SHAPES = [
 
 
 class _Trusting(CudaDriver):
-    """For a driver that says nothing about memory that is another's."""
+    """Accepts memory of another process, for a driver that gives no information about it."""
 
     def allocation_of(self, address: int) -> tuple[int, int]:
         return address, 1 << 48
 
 
 class Puller:
-    """A pool of its own as large as the largest pull, on the current device."""
+    """A pool as large as the largest pull, on the current device."""
 
     def __init__(self, descriptor: bytes, page_bytes: int) -> None:
         torch.zeros(1, device="cuda")  # makes the context
@@ -88,7 +88,7 @@ class Puller:
         tell(name, pages=count, gb_per_s=gb / device_s, with_host=gb / whole_s, us=whole_s * 1e6, wrong_pages=wrong)
 
     def _timed(self, copy: Copy, source: Int32, target: Int32) -> tuple[float, float]:
-        """Seconds on the device, and from the call to its end as the host sees it."""
+        """Return the seconds on the device, and the seconds from the call to its end on the host."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -99,7 +99,7 @@ class Puller:
         return start.elapsed_time(end) / 1e3, time.perf_counter() - began
 
     def _wrong(self, source: Int32, target: Int32) -> int:
-        """Pages that are not the other's, and pages that were changed though nobody asked."""
+        """Return the pages whose content is wrong, and the pages that changed although they should not."""
         size, device = self._pool.shape[1], self._pool.device
         came = dict(zip(target.tolist(), source.tolist(), strict=True))
         untouched = torch.full((size,), 0xA5, dtype=torch.uint8, device=device)

@@ -1,5 +1,5 @@
-"""WatchedCopier: says when a pull's pages were asked for, enqueued and seen to be there. HostStandIn: a device for
-machines without one, whose copies take as long as they are said to and copy nothing."""
+"""WatchedCopier records when a pull's pages were requested, enqueued and complete. HostStandIn is a device for machines
+without a GPU; its copies take a given time and copy nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire_worker.kv_transfer.ring import Ring
 
 @dataclass
 class Watch:
-    """Of one pull; times are `time.perf_counter()`."""
+    """The times of one pull, on the clock `time.perf_counter()`."""
 
     began: float = field(default_factory=time.perf_counter)
     asked: float = 0.0
@@ -30,8 +30,8 @@ class Watch:
     """How often the engine was woken: once for each group of frames, and for each end of copies."""
 
     def parts_ms(self, ended: float) -> dict[str, float]:
-        """What the time went into: until the engine was asked for pages, enqueuing them, all copies as the host sees
-        them, and what is said afterwards until the move is over."""
+        """Return the parts of the time: until the engine was asked for pages, enqueuing, all copies on the host's
+        clock, and the messages until the move is over."""
         if not self.launches:
             return {}
         copies_s = self.seen - self.asked - self.launch_s
@@ -41,7 +41,7 @@ class Watch:
 
 
 class WatchedCopier:
-    """Implements Copier: another's, looked at."""
+    """Implements Copier by another copier, and records its times."""
 
     def __init__(self, inner: Copier) -> None:
         self.watch = Watch()
@@ -91,7 +91,7 @@ class WatchedCopier:
 
 
 class HostStandIn(NoCopier):
-    """Implements Copier. `page_s`: seconds that a page takes."""
+    """Implements Copier. `page_s`: the seconds of a page."""
 
     def __init__(self, page_s: float, ring: Ring) -> None:
         super().__init__(ring, bytes(ring.page_bytes))
