@@ -14,7 +14,7 @@ QuireError
 ├── StartFailed            a local service did not start; `service` and `log` say which and where
 └── Internal               a bug; the services' logs have the rest
 
-Knows nothing of gRPC: `quire.wire` decodes the services' rich status into these.
+This module knows nothing of gRPC: `quire.wire` decodes the services' rich status into these.
 """
 
 from __future__ import annotations

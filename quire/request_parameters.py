@@ -1,8 +1,9 @@
 """The parameters of a request, each declared once: name, type, bounds, default, place in the contract, description.
 
-`SamplingParams`, the HTTP tables and with them OpenAPI, the gRPC codecs, the flags of `quire bench serve`, the worker's
-columns and docs/parameters.md derive from this table; services read it through quire_common.request_parameters. A
-parameter has one name in Python, HTTP, gRPC and in the domain records. Knows no service, and no route but by name.
+Many parts of Quire derive from this table: `SamplingParams`, the HTTP tables, OpenAPI, the gRPC codecs, the flags of
+`quire bench serve`, the worker's columns and docs/parameters.md. Services read it through
+quire_common.request_parameters. A parameter has one name in Python, HTTP, gRPC and in the domain records. This module
+knows no service, and knows routes only by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pages from one worker to another, by each transport, beside memcpy, plain TCP and NIXL, in one run.
+"""Compares the transports that carry pages from one worker to another with memcpy, plain TCP and NIXL, in one run.
 
 `python -m bench.disaggregation.transfer` prints JSON. For each page size:
 
@@ -10,7 +10,8 @@
     share    tcp and grpc / raw_tcp, and shm / memcpy, of the same round: the median over rounds, the least and the most
     cpu_us   per page, of the process that exports and of the one that pulls
 
-All but NIXL take turns within a round, and change places from round to round. Measure with nothing else running.
+All arms but NIXL take turns within a round, in an order that changes from round to round. Nothing else may run on the
+machine.
 """
 
 from __future__ import annotations

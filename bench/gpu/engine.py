@@ -197,8 +197,8 @@ def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
 
 
 def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> WorkerConfig:
-    """Return a worker's configuration with random weights of a model's shape; the config is written to `folder`.
-    `tokens`: tokens of a step; 0: the worker chooses them, as it chooses the number of pages."""
+    """Return a worker's configuration with random weights of a model's shape, and write the config to `folder`.
+    `tokens` is the limit of tokens in a step; 0: the worker chooses it, as it chooses the number of pages."""
     return WorkerConfig(
         model=str(write_config(folder / name, MODELS[name], CONTEXT)),
         device="cuda" if name in SHAPES else "cpu",

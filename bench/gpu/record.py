@@ -25,8 +25,8 @@ _TOLD = 400
 
 @dataclass
 class Recorder:
-    """A check is good, bad, or skipped with the reason; figures are recorded too. `out` is the file for JSON lines,
-    `log` is the bench log; None: neither is written."""
+    """Records checks and figures. A check is good, bad, or skipped with the reason. `out` is the file for JSON lines,
+    and `log` is the bench log; None: the results are not written there."""
 
     stage: int
     machine: str

@@ -1,4 +1,5 @@
-"""Pages in and out of the kvstore's tiers, beside what memory, a socket, the disk and Redis can do by themselves.
+"""Measures how fast the kvstore's tiers store and return pages, compared with plain memory, a socket, the disk and
+Redis.
 
 `python -m bench.kvstore` prints JSON. For each page size and each tier, by name of the tier:
 
@@ -7,11 +8,12 @@
                    with O_DIRECT, Redis in pipelines; by one thread, and by as many as the tier has
     share          kvstore / the faster of its raws of the same round: the median over rounds, the least and the most
 
-Tiers are a store in the benchmark's own process (ram, disk, redis) and a kvstore process over each of a KV transfer
-agent's transports (shm, tcp, grpc: bench/kvstore/transport_arms.py).
+There are two groups of tiers. In the first group (ram, disk, redis), the store is in the benchmark's own process. In
+the second (shm, tcp, grpc: bench/kvstore/transport_arms.py), a KV transfer agent uses a kvstore process through one of
+its transports.
 
-A tier and its raws take turns within a round, and change places from round to round. A Redis is started where
-redis-server is installed. The disk is that of `--folder`.
+A tier and its raw arms take turns within a round, in an order that changes from round to round. The benchmark starts a
+Redis if redis-server is installed. The disk is the one with the folder `--folder`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Plain memory, sockets, disks and Redis with pages, without the kvstore. Their speed is the upper bound of the
-kvstore's.
+"""Arms that store pages in plain memory, sockets, disks and Redis, without the kvstore. Their speed is an upper bound
+for the kvstore's speed.
 
-Each arm stores and reads whole framed pages, and does only what the medium needs: no checksums, numbers instead of
-names, memory that is resident and aligned. `put` and `get` return seconds.
+Each arm stores and reads whole framed pages, and does only what the medium needs. It computes no checksums, uses
+numbers instead of names, and its memory is resident and aligned. `put` and `get` return seconds.
 """
 
 from __future__ import annotations

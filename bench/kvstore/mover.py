@@ -1,11 +1,15 @@
 """Compares two ways of moving pages between an engine's pool and a kvstore process: the KV transfer agent's process,
 and threads in the engine.
 
-`python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. It has for both arms: MB/s of stores and
-loads while the model thread is idle, and while it runs steps of Python work (`--step-ms` without moves); the factor by
-which such a step becomes longer; CPU time of the engine process per page; and how long the model thread waits at a step
-boundary (`stall_us`). Arms alternate, and figures are medians over rounds. Three processes need a core each; on a
-loaded machine the figures mean little.
+`python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. For both arms it has:
+
+- MB/s of stores and loads while the model thread is idle, and while it runs steps of Python work (`--step-ms` each)
+- the factor by which moves make such a step longer
+- CPU time of the engine process per page
+- how long the model thread waits at a step boundary (`stall_us`)
+
+Arms alternate, and figures are medians over rounds. The three processes need a core each; on a loaded machine the
+figures mean little.
 """
 
 from __future__ import annotations

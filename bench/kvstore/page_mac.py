@@ -1,4 +1,4 @@
-"""What MACs of pages cost.
+"""Measures the cost of MACs of pages.
 
 `python -m bench.kvstore.page_mac` prints JSON. For each page size:
 

@@ -48,8 +48,8 @@ def warm_up(stack: LocalStack, requests: list[Request]) -> None:
 async def serve_requests(
     address: str, requests: list[Request], streams: int, secure: grpc.ChannelCredentials | None = None
 ) -> tuple[float, list[float], list[float]]:
-    """Serve the requests with at most `streams` open at once. Returns the seconds of all requests, those to each first
-    message, and those between two messages of a stream."""
+    """Serve the requests with at most `streams` open at once. Returns three times in seconds: of all requests together,
+    until each first message, and between two messages of a stream."""
     ttft: list[float] = []
     gaps: list[float] = []
     gate = asyncio.Semaphore(streams)

@@ -18,8 +18,8 @@ SLO_TTFT_S, SLO_ITL_S = 2.0, 0.05
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one run; times are in ms. `apart`: the share of requests that another replica prefilled. `second`:
-    their time from the first token to the second; None if there were none."""
+    """The figures of one run, in ms. `apart` is the share of requests that another replica prefilled. `second` is the
+    time of these requests from the first token to the second; None if there were none."""
 
     hit_rate: float
     ttft: tuple[float, float]

@@ -47,9 +47,9 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class Setup:
-    """The simulated fleet. `prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`:
-    bytes per second into a decode side; `near_bandwidth`: from its own host. `per_host` replicas share a host, the same
-    number of each role; 0: none do. `tells_hosts`: the router learns the hosts."""
+    """The simulated fleet. `prefill` of the `replicas` prefill, and the others decode; 0: all do both. `bandwidth` is
+    in bytes per second into a decode side, and `near_bandwidth` is the bandwidth from its own host. `per_host` replicas
+    share a host, with the same number of each role; 0: no two share one. `tells_hosts`: the router learns the hosts."""
 
     policy: str = "kv_aware"
     replicas: int = 16
@@ -66,8 +66,9 @@ class Setup:
 
 @dataclass
 class Outcome:
-    """The outcomes of the requests, in the order of arrival, and the CPU seconds of decisions. `apart`: the number of
-    requests whose prompt another replica computed; `seconds`: their times between first and second token."""
+    """The outcomes of the requests, in the order of arrival, and the CPU seconds of decisions. `apart` is the number of
+    requests whose prompt another replica computed. `seconds` are the times of these requests from the first token to
+    the second."""
 
     runs: list[Run]
     gaps: list[tuple[float, int]]

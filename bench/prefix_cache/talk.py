@@ -1,8 +1,8 @@
 """Runs conversations through five services, and measures by the services' own counters how much prefill the prefix
 cache and the tiers save.
 
-In every run the same users say the same, one after the other, greedily. So all runs must give the same tokens. The
-bounds are those of bench.prefix_cache.bounds for the actual conversations.
+In every run, the same users send the same messages, one after the other, and sampling is greedy. So all runs must give
+the same tokens. The upper bounds of hits are computed by bench.prefix_cache.bounds from these conversations.
 """
 
 from __future__ import annotations

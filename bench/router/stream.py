@@ -9,7 +9,7 @@ new processes:
 It prints a JSON line per rate: the received tokens per second, the events per token (below 1: deltas were joined, since
 a process could not keep up), and the CPU time per token of router and tokenizer. It also prints p50 and p99 of the time
 from the scheduler's emission of a token to the arrival of its event in the client's socket, including the scheduler's
-own delays. With `--groups`, not all sequences step at once: they form so many groups, which take turns.
+own delays. With `--groups N`, the sequences form N groups that step in turn, instead of all at once.
 """
 
 from __future__ import annotations

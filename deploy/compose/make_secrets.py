@@ -1,4 +1,5 @@
-"""Makes what the services of the stack need to trust each other, each service's files in a folder of its own.
+"""Makes the certificates, passwords and keys with which the services of the stack trust each other. Each service has
+its own folder of files.
 
     make        certificates, the passwords of Redis, an API key and the key of pages' MACs. Certificates are made anew
                 each time; all else stays as it is. Prints the API key.

@@ -1,6 +1,5 @@
 """Prints the bill of materials (CycloneDX 1.5, JSON) of the Python that runs this: its distributions, and Debian's
-packages. Needs the standard library alone, since it runs while an image is built.
-"""
+packages. This module needs the standard library alone, since it runs while an image is built."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Measures decoding alone: the time per token while the greatest number of requests decode and none waits for its first
 token.
 
-TPOT is close to what a user sees: it also counts steps that compute prompts of other requests, and the end of a load,
-when few requests are left. The time of an engine's step can only be seen between those. An event may carry several
-tokens. So the measurement needs a server that reports their number (`return_token_ids`), or one that sends an event per
-token. For other servers there is no result.
+TPOT is close to what a user sees. But TPOT also covers steps that compute prompts of other requests, and the end of a
+load, when few requests are left. To see only the engine's decode steps, this module leaves out both. An event may carry
+several tokens. So the measurement needs a server that reports their number (`return_token_ids`), or one that sends an
+event per token. For other servers there is no result.
 """
 
 from __future__ import annotations

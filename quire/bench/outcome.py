@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def event_tokens(self) -> list[int] | None:
-        """Return the tokens of each event: as the server reported them, or one each if there are as many events as
-        tokens; None: not known."""
+        """Return the number of tokens of each event. It is the number that the server reported, or one if there are as
+        many events as tokens; None: not known."""
         counts = self.told_tokens or [1] * self.frames
         return counts if len(counts) == self.frames and sum(counts) == self.output_tokens else None

@@ -29,8 +29,9 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Gpu:
-    """`bandwidth` is a copy kernel's, in bytes per second; `flops` is that of large bf16 GEMMs. Both were measured,
-    except for the H100's `flops`: it is the H200's, since the two chips differ only in their memory."""
+    """The measured speed of a GPU. `bandwidth` is the bandwidth of a copy kernel, in bytes per second. `flops` is the
+    speed of large bf16 GEMMs. All were measured but the H100's `flops`, which is copied from the H200, because the two
+    chips differ only in their memory."""
 
     name: str
     memory_gib: float

@@ -37,8 +37,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Plan:
-    """`spare`: extra replicas, so that the load stays within its limits while one is down. `batch`: sequences at a time
-    of a replica. `busy`: the used share of a replica's capacity. `basis`: see `SpeedModel.basis`."""
+    """The result. `spare` is the number of extra replicas with which the load stays within its limits while one replica
+    is down. `batch` is the number of sequences that a replica runs at a time. `busy` is the used share of a replica's
+    capacity. `basis`: see `SpeedModel.basis`."""
 
     replicas: int
     spare: int

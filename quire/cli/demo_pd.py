@@ -1,5 +1,5 @@
-"""`quire demo-pd`: starts prefill and decode replicas, with each member in its own network namespace. It answers long
-prompts, shows in tables how their pages moved, and stops everything; nothing is left."""
+"""`quire demo-pd`: starts prefill and decode replicas, each member in its own network namespace. It answers long
+prompts, shows in tables how their pages moved, and stops everything without leaving a process or file."""
 
 from __future__ import annotations
 

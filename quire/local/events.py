@@ -1,5 +1,5 @@
 """The events that a supervisor sends to its owner, the process that started it. Each event is plain data, sent as one
-line of JSON. Knows nothing of how events are shown."""
+line of JSON. This module knows nothing of how events are shown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Failed:
 @dataclass(frozen=True)
 class Died:
     """A service of a ready stack has ended; the other services go on. A new process replaces it after `restart_in_s`
-    seconds; a negative value means that none will."""
+    seconds; a negative value means that there will be no new process."""
 
     service: str
     code: str

@@ -1,5 +1,5 @@
-"""The GPUs that the workers of a local stack may use, and the GPU of each worker. Asks no driver, because the machine
-may have none."""
+"""The GPUs that the workers of a local stack may use, and the GPU of each worker. This module asks no driver, because
+the machine may have none."""
 
 from __future__ import annotations
 

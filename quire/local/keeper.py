@@ -30,8 +30,8 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def delay_s(self, exit_code: int | None, served_s: float | None) -> float | None:
-        """Return the seconds until the next process is started; None if the member is given up. `served_s` is the time
-        for which the last process served; None: it never served."""
+        """Return the seconds until the next process is started; None if the member is given up. `served_s` is how long
+        the last process served requests; None if it never did."""
         if served_s is None:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:

@@ -1,4 +1,5 @@
-"""The disk folder in which a local stack's kvstore keeps KV pages, and its size limit. Knows nothing of pages.
+"""The disk folder in which a local stack's kvstore keeps KV pages, and its size limit. This module knows nothing of
+pages.
 
 A lasting stack (`quire up`, `quire serve`) may be started again under its name. Its pages are in the user's cache
 folder, so that its next start finds them. Cache folders are not backed up, and the user may delete them at any time. A
@@ -22,8 +23,8 @@ _OWN = "pages"
 
 
 def pages_folder(name: str, *, lasting: bool) -> Path:
-    """Return the folder for pages of the stack of this name: in the user's cache if they are `lasting`, else in the
-    stack's own directory."""
+    """Return the folder for pages of the stack of this name. It is in the user's cache folder if the pages are
+    `lasting`, else in the stack's own directory."""
     if not lasting:
         return StateDirectory(name).path / _OWN
     return cache_folder(_OWN) / name

@@ -4,9 +4,10 @@
         network.hosts["worker"]      # 198.18.x.3, reached from here and from all of them
         network.prefix("worker")     # what to put in front of the command that is to run there
 
-Nothing of it has a name in the system but one interface, the way in. This process holds the namespaces by descriptors,
-and the kernel takes them back, with all that is in them, when neither it nor a process inside is left: so nothing
-stays, however it ends. Knows nothing of services.
+Only one interface of the network has a name on this machine: the one through which this machine reaches the members.
+This process holds the namespaces by descriptors. When this process and all processes inside a namespace have ended, the
+kernel removes the namespace with its content. So nothing stays, however this process ends. This module knows nothing of
+services.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds the reason for a service's end: the signal that killed it, or else the typed error, the traceback or the last
-line in its log."""
+"""Finds the reason for a service's end. It is the signal that killed the service, or else the typed error, the
+traceback or the last line in its log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RootCause:
 
 
 def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> RootCause:
-    """Find the reason for the end of a process: the signal that killed it, else the error that it logged, else its
-    traceback, else the last line of its log. `exit_code` is negative for a signal. The log before byte `log_start`
-    belongs to an earlier process, and is not read."""
+    """Find the reason for the end of a process. It is the signal that killed the process, else the error that it
+    logged, else its traceback, else the last line of its log. `exit_code` is negative for a signal. The log before byte
+    `log_start` belongs to an earlier process, and is not read."""
     lines = _tail(log, log_start)
     if exit_code is not None and exit_code < 0:
         return _killed(signal.Signals(-exit_code))

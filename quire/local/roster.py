@@ -1,7 +1,7 @@
 """Roster: the processes of a stack's members, with their ports, their phases, and their entries in the state file. A
 member is one process of the stack.
 
-Does not decide when members start or end. Used from the supervisor's event loop.
+This module does not decide when members start or end. Used from the supervisor's event loop.
 """
 
 from __future__ import annotations

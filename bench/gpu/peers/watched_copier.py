@@ -30,8 +30,8 @@ class Watch:
     """How often the engine was woken: once for each group of frames, and for each end of copies."""
 
     def parts_ms(self, ended: float) -> dict[str, float]:
-        """Return the parts of the time: until the engine was asked for pages, enqueuing, all copies on the host's
-        clock, and the messages until the move is over."""
+        """Return the parts of the time of a pull, in milliseconds: until the engine was asked for pages, enqueuing the
+        copies, running all copies (on the host's clock), and the messages until the move is over."""
         if not self.launches:
             return {}
         copies_s = self.seen - self.asked - self.launch_s

@@ -1,5 +1,6 @@
-"""Tables of the way that requests took through a stack with prefill and decode replicas: one table has a row per
-request, and one shows how many pages each replica pulled from each other. Only formats the values that it is given."""
+"""Tables of the way of requests through a stack with prefill and decode replicas. One table has a row per request. The
+other one has the number of pages that each replica pulled from each other replica. This module only formats the values
+that it gets."""
 
 from __future__ import annotations
 

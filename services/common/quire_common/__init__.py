@@ -1,4 +1,5 @@
-"""What Quire's services share. Knows nothing of models, HTTP routes or schedules; imports no service."""
+"""The code that Quire's services share. It knows nothing of models, HTTP routes or schedules,
+and imports no service."""
 
 import os
 

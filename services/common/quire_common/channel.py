@@ -15,9 +15,9 @@ from quire_common.transport import CHANNEL_OPTIONS, verified_name, watched_crede
 def aio_channel(
     address: str, config: ServiceConfig, service: str, own: Sequence[tuple[str, int]] = ()
 ) -> grpc.aio.Channel:
-    """Open a channel for asyncio code. `address` is host:port, or dns:///name:port, whose calls are spread round robin.
-    `service` is the server's: under TLS, its certificate must contain the DNS name of that service. `own`: gRPC options
-    beside those that all channels have."""
+    """Open a channel for asyncio code. `address` is host:port, or dns:///name:port, whose addresses get calls in turn
+    (round robin). `service` is the name of the server's service: under TLS, the server's certificate must contain the
+    DNS name of this service. `own` has gRPC options in addition to those of all channels."""
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
     credentials = watched_credentials(config)
     if credentials is None:

@@ -156,8 +156,8 @@ def _sendable(text: str) -> str:
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise AssertionError unless `holds`, under `python -O` too. Only for invariants of our own state: for input of a
-    user or another process, raise one of the errors above instead."""
+    """Raise AssertionError unless `holds`, under `python -O` too. Use this only for invariants of the program's own
+    state. For input of a user or another process, raise one of the errors above instead."""
     if not holds:
         raise AssertionError(what)
 

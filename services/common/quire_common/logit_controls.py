@@ -1,10 +1,10 @@
-"""What a client may ask of the logits before a token is drawn: penalties, biases, allowed and forbidden tokens.
+"""LogitControls: the changes of logits that a client may ask for: penalties, biases, allowed and forbidden tokens.
 
-vLLM's names and meanings. A sequence that asks for none of it has no LogitControls at all, so that it costs nothing.
-The order in which they are applied is the worker's: see quire_worker.sampling.logits_state.
+Names and meanings are vLLM's. A sequence without such changes has no LogitControls, so they cost it nothing. The worker
+decides the order in which they are applied: see quire_worker.sampling.logits_state.
 
-All siblings of a request repeat its controls on the wire. Each process parses, checks and writes those with lists once,
-and all sequences share one object: a list of thousands of ids costs a millisecond and half a megabyte otherwise.
+All sequences of a request repeat its controls on the wire. A list of thousands of ids costs a millisecond and half a
+megabyte. So each process parses, checks and writes controls with lists only once, and all sequences share one object.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class _Derived:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class LogitControls:
-    """presence and frequency count the output, repetition prompt and output; `bad_words` are sequences of token ids
-    that may not come to stand in the output; `allowed_token_ids` empty: all."""
+    """The presence and frequency penalties count tokens of the output; the repetition penalty counts tokens of prompt
+    and output. `bad_words` are sequences of token ids that must not occur in the output. `allowed_token_ids` empty: all
+    tokens are allowed."""
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

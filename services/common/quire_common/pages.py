@@ -1,4 +1,5 @@
-"""What a KV page is called, and how one travels: identity and framing. Knows nothing of where pages live.
+"""The identity of a KV page, and its framing on the way between processes. This module knows nothing of where pages are
+stored.
 
 Identity. A page's key is (namespace, H, group). Full pages have a hash, a partial last page has none:
 
@@ -12,8 +13,9 @@ Identity. A page's key is (namespace, H, group). Full pages have a hash, a parti
                            positions [start, start + length) of this page hold embeddings offset.. of the blob;
                            on every page that the blob touches, in order of start
 
-The chain carries adapter and salt into every later page. Page size, dtype and layout are the namespace's, so one
-chain serves all pools of a page size; ranks never enter. No random seed: any process computes the same.
+Through the chain of hashes, adapter and salt affect every later page. The namespace contains page size, dtype and
+layout, so one chain serves all pools of a page size. Ranks have no effect. There is no random seed, so all processes
+compute the same hashes.
 
 Framing. A page that leaves a worker is a header of 128 bytes and the body. Little-endian:
 
@@ -24,11 +26,11 @@ Framing. A page that leaves a worker is a header of 128 bytes and the body. Litt
      12   2  checksum algorithm: 1 = xxh3-64
      14   2  number of the MAC's key, or zero
 
-Checksum and MAC are both over bytes [0, 120), with zeros for the MAC and its key's number, and the body. So a page can
-get a MAC later, while others read it. The checksum finds accidents; the MAC (see PageMac) also finds pages that
-somebody without the cluster's key has made, changed or given another name.
+Checksum and MAC both cover the body and bytes [0, 120), in which the MAC and its key's number count as zeros. So a page
+can get a MAC later, while other processes read it. The checksum finds accidental damage. The MAC (see PageMac) also
+finds pages that were made, changed or renamed without the cluster's key.
 
-Whatever does not match is PageCorrupt, which callers treat as a miss: they recompute.
+A page that does not match raises PageCorrupt. Callers treat it as a miss, and compute the page again.
 """
 
 from __future__ import annotations
@@ -269,9 +271,9 @@ def remove_mac(head: memoryview) -> None:
 def check_page(
     framed: PageBytes, key: PageKey, dtype: str = "", length: int | None = None, mac: PageMac | None = None
 ) -> memoryview:
-    """Return the body of a framed page as a view, without a copy. Raises PageCorrupt unless its header and checksum are
-    those of the key and, where given, of `dtype` and `length`; PageUnauthenticated unless `mac`, where given, verifies
-    it."""
+    """Return the body of a framed page as a view, without a copy. Raises PageCorrupt unless header and checksum match
+    the key and, if given, `dtype` and `length`. Raises PageUnauthenticated unless `mac`, if given, verifies the
+    page."""
     view = _bytes(framed)
     body = view[HEADER_BYTES:]
     check_parts(view[:HEADER_BYTES], body, key, dtype, length, mac=mac)
@@ -287,8 +289,8 @@ def check_parts(
     checksum: int | None = None,
     mac: PageMac | None = None,
 ) -> None:
-    """Raise PageCorrupt unless header and body, which lie apart, are the page of the key; see `check_page`. `checksum`:
-    what `copy_body` returned, if it copied the body."""
+    """Raise PageCorrupt unless header and body, which are separate buffers, are the page of the key; see `check_page`.
+    `checksum` is the result of `copy_body`, if that copied the body."""
     head, body = _bytes(head), _bytes(body)
     header = PageHeader.unpack(head)
     if header.key != key:

@@ -161,8 +161,8 @@ def _time_left_ms(deadline_s: float) -> int:
 
 
 def _deadline_s(message: pb.RequestContext) -> float:
-    """Return the deadline on this process's monotonic clock; infinite where there is none. Only a peer that sends no
-    time left makes it depend on the wall clock."""
+    """Return the deadline on this process's monotonic clock; infinite if there is none. It depends on the wall clock
+    only if the peer sends no remaining time."""
     if message.HasField("time_left_ms"):
         return time.monotonic() + message.time_left_ms / 1000
     if message.deadline_unix_ms:

@@ -40,9 +40,10 @@ _COMPARED = ("page_bytes", "layout", "dtype", "layers", "kv_heads", "head_dim", 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """`page_hashes` name the full pages of what the prefill side was given to compute, `tail_handle` the page after
-    them with `tail_tokens` in it; without such a page both are empty. The last known token's KV is there too, so
-    whoever has all pages and the drawn token computes nothing again."""
+    """The offer of a prompt's pages by a prefill side. `page_hashes` name the full pages of the prompt. `tail_handle`
+    names the page after them, which has `tail_tokens`; without such a page both are empty. The pages also have the KV
+    of the last known token. So a decode side that has all pages and the sampled token need not compute anything
+    again."""
 
     transfer_id: bytes
     instance: str
@@ -95,14 +96,14 @@ class KvTransfer:
 
 
 def tail_handle(tokens: NDArray[np.int32], extras: PageExtras, parent: bytes, first: int) -> bytes:
-    """The name of a partial page with these tokens, of which there is at least one, from position `first` on: what a
-    page of just this size would be called, so that no full page of the pool can have it."""
+    """Return the name of a partial page with these tokens, from position `first` on. There must be at least one token.
+    The name is the hash that a page of exactly this size would have, so no full page of the pool can have it."""
     return chain_hashes(tokens, len(tokens), extras, parent, first)[0]
 
 
 def compatibility_digest(geometry: PageGeometry) -> bytes:
-    """Return a digest that is equal where pages of two engines hold the same: namespace, page size, and every group but
-    for how it is cut into shards."""
+    """Return a digest that is equal for two engines whose pages are interchangeable: same namespace, same page size,
+    and same groups, whatever their division into shards."""
     digest = hashlib.sha256(b"quire compatibility 1")
     facts = [geometry.namespace.hex(), str(geometry.page_size)]
     for group in geometry.groups:

@@ -43,9 +43,9 @@ _NO_COMPRESSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """What a server takes from strangers. `calls` and `connections` are at the same time; more are refused.
-    `receive_timeout_s` bounds how long the one message of a call may take. Compressed messages are refused: 60 KB may
-    hold 64 MiB."""
+    """The limits of a server for clients outside the cluster. `calls` and `connections` limit the number at the same
+    time; more are refused. `receive_timeout_s` limits the time until the single message of a call has arrived.
+    Compressed messages are refused, because 60 KB may expand to 64 MiB."""
 
     message_bytes: int
     calls: int
@@ -121,8 +121,8 @@ def callers_of(config: ServiceConfig, server: str) -> CallerCheck | None:
 
 
 def watched_credentials(config: ServiceConfig) -> WatchedFiles[grpc.ChannelCredentials] | None:
-    """Return TLS credentials towards peers if the config names an authority, with our certificate where there is one,
-    else None. Raises ConfigError for files that cannot be loaded."""
+    """Return TLS credentials for peers if the config names an authority, else None. They contain this process's
+    certificate, if there is one. Raises ConfigError for files that cannot be loaded."""
     files = tls_files(config)
     if not files.ca:
         return None

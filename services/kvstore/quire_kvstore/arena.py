@@ -66,8 +66,8 @@ class Arena:
         self._map.madvise(_MADV_POPULATE_WRITE, start, min(size, self.capacity_bytes - start))
 
     def allocate(self, size: int) -> int | None:
-        """Take room for a page of `size`, and give it a generation of its own. Returns the page's offset; None where no
-        room is left."""
+        """Allocate room for a page of `size`, and give it a new generation. Returns the page's offset; None if there is
+        no room."""
         slab = self._slabs.allocate(self.footprint(size))
         if slab is None:
             return None
@@ -101,8 +101,8 @@ class Arena:
 
 
 def _sealed(fd: int) -> int | None:
-    """Seal the memory, and return a new descriptor that can only be read; None where the kernel does not know these
-    seals (Linux before 5.1, some sandboxes)."""
+    """Seal the memory, and return a new descriptor that can only be read. Returns None if the kernel does not know
+    these seals (Linux before 5.1, some sandboxes)."""
     try:
         os.fchmod(fd, 0o400)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)

@@ -1,4 +1,5 @@
-"""Which page goes first: policies by name. Knows nothing of memory, files or leases. None is thread-safe.
+"""Eviction policies by name, which choose the page to evict. They know nothing of memory, files or leases, and are not
+thread-safe.
 
 lru   least recently used
 arc   adaptive replacement (Megiddo and Modha, 2003) in bytes: pages used once and pages used again have queues of
@@ -25,8 +26,8 @@ class EvictionPolicy(Protocol):
         """Yield the pages that are not held."""
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """Add a new page, as the one used last. `held`: the page is held from the start; this does not count as a
-        second use."""
+        """Add a new page, as the most recently used one. `held`: the page is held from the start; this does not count
+        as a second use."""
 
     def hold(self, key: PageKey) -> None:
         """Note a use of the page, which is then not evicted until `release`."""
@@ -165,8 +166,9 @@ class ArcPolicy:
             self._queue(key).remove(key)
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
-        """Evict the oldest page that is neither held nor spared: of the recent queue if that exceeds its target, else
-        of the frequent one; if it has none, of the other. The page becomes a ghost. None if there is no such page."""
+        """Evict the oldest page that is neither held nor spared. It comes from the recent queue if that exceeds its
+        target, else from the frequent queue; if that queue has no such page, from the other one. The page becomes a
+        ghost. Returns None if there is no such page."""
         queues = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
         if self._recent.total_bytes <= self._recent_target:
             queues.reverse()

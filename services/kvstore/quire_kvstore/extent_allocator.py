@@ -21,8 +21,8 @@ class ExtentAllocator:
         self._used_sizes: dict[int, int] = {}
 
     def allocate(self, unit: int, most: int) -> tuple[int, int] | None:
-        """Take an extent of one to `most` units from the first free extent that has room for one, as many as fit there.
-        Returns its start and its number of units; None where not even one fits."""
+        """Allocate an extent of one to `most` units, as large as possible, in the first free extent with room for at
+        least one unit. Returns its start and its number of units; None if there is no room for one unit."""
         for index, start in enumerate(self._free_starts):
             available = self._free_sizes[start]
             if available < unit:

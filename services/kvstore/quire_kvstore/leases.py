@@ -1,9 +1,9 @@
 """Leases: each has a name, a key and a deadline, for pages or a put that a peer holds. LeaseTable does not know the
 held objects.
 
-The name is used on the control channel (gRPC). On data connections, a handle names the lease; the handle is useless
-without the key. An unknown, an ended and an expired lease all give the same error, NOT_FOUND. Not thread-safe: the
-store's lock guards it.
+The name is used on the control channel (gRPC). On data connections, a handle names the lease; without the key, the
+handle is useless. Unknown, ended and expired leases all give the same error, NOT_FOUND. The table is not thread-safe;
+the store's lock guards it.
 """
 
 from __future__ import annotations

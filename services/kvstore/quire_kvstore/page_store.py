@@ -1,12 +1,12 @@
 """The store: pages, the leases that hold them, and puts in two phases. All methods may be called from any thread.
 
-One lock guards everything, and nothing slow happens under it: bytes are copied and checksums computed outside, by the
-thread that brings or fetches a page.
+One lock guards everything, and is never held for long. The thread that stores or reads a page copies its bytes and
+computes its checksum without the lock.
 
-    BeginPut   reserves memory; the pages are invisible, and no other put wants them meanwhile (put_manager.py)
-    CommitPut  makes the complete and intact ones visible, gives the memory of the others back
-    a lookup   pins what is in memory, and waits a while for what the tiers below may have (tier_manager.py)
-    a lease's end, by release or by time, unpins what a lookup pinned and drops a put that was not committed
+    BeginPut   reserves memory; the pages are invisible, and other puts skip them meanwhile (put_manager.py)
+    CommitPut  makes the complete and intact pages visible, and frees the memory of the others
+    a lookup   pins the pages in memory, and waits some time for pages of lower tiers (tier_manager.py)
+    the end of a lease, by release or by time, unpins the pages of a lookup, and drops an uncommitted put
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PageStore:
 
     @property
     def watched(self) -> bool:
-        """Whether watchers are told of all pages that lookups can find. They are not told of pages that other instances
+        """Whether watchers learn of all pages that lookups can find. They do not learn of pages that other instances
         put into a shared tier."""
         return all(tier.backend.local for tier in self._tiers)
 
@@ -102,8 +102,8 @@ class PageStore:
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
-        lower tiers. Returns its length and the lease that holds it, None where nothing was found. Without `pin`, only
-        count what this instance holds. Raises Overloaded, TooLarge."""
+        lower tiers. Returns its length and the lease that holds it (None if nothing was found). Without `pin`, only
+        count the pages of this instance. Raises Overloaded, TooLarge."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -160,8 +160,8 @@ class PageStore:
                 self._ram.release_page(page)
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
-        """Return whether a pinned page is what its key says; a damaged one is dropped and counted, and a MAC that does
-        not verify is made anew. Raises NotFound."""
+        """Return whether a pinned page matches its key. A damaged page is dropped and counted. If only its MAC is
+        wrong, the MAC is computed again. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:

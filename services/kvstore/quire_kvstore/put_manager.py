@@ -1,12 +1,12 @@
-"""Puts in two phases, and the memory that pages under way take. Knows nothing of lookups.
+"""PutManager: puts in two phases, and the memory of their incomplete pages. It knows nothing of lookups.
 
-    begin    reserves memory; the pages are invisible, and no other put wants them meanwhile
-    write    fills it; a page that is complete is checked then and there, while it is warm, by whoever wrote its end
-    finish   makes the intact pages visible, gives the memory of the others back
+    begin    reserves memory; the pages are invisible, and other puts skip them meanwhile
+    write    fills the memory; the thread that writes the end of a page checks it at once, while it is in the cache
+    finish   makes the intact pages visible, and frees the memory of the others
 
-Nobody but this process can write to the memory of a page (see Arena), so what was checked stays as it was. Memory that
-somebody is still writing to when its put ends is given back when the writer leaves. Methods whose names begin with `_`
-and those that say so are called with the store's lock held; checksums are computed without it.
+Only this process can write to the memory of a page (see Arena), so a checked page stays unchanged. If a thread is still
+writing to a page when its put ends, the memory is freed when the thread has finished. Methods whose names begin with
+`_`, and those that say so, are called with the store's lock held. Checksums are computed without the lock.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class PutManager:
         return [i for i, key in enumerate(keys) if key not in self._pending and not self._tier_manager.has_page(key)]
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
-        """Reserve memory for as many of the missing pages as there is room for, and return them as a put; None where
-        there is no room. Called with the lock held."""
+        """Reserve memory for the missing pages, or for as many of them as there is room, and return them as a put; None
+        if there is no room. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -149,8 +149,9 @@ class PutManager:
         return self._writer_left.wait_for(lambda: not self._writers, timeout_s)
 
     def finish(self, put: Put, *, publish: bool) -> int:
-        """End the put. With `publish`, its intact pages become visible, and watchers and tiers are told; other memory
-        is freed, once its writer has left. Returns how many became visible. Called with the lock held."""
+        """End the put. With `publish`, its intact pages become visible, and watchers and tiers learn of them. Other
+        memory is freed when its writer has finished. Returns how many pages became visible. Called with the lock
+        held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes
@@ -186,8 +187,8 @@ class PutManager:
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:
-        """Return whether a page that has come is what its key says. A page from shared memory needs no MAC, and
-        loses one that it has: nobody has verified it."""
+        """Return whether a page that has arrived matches its key. A page from shared memory needs no MAC, and loses its
+        MAC if it has one, because no process has verified it."""
         if checksum is None:
             return is_intact(framed, key, mac=self._mac)
         if self._mac is not None:

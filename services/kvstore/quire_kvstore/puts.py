@@ -1,7 +1,7 @@
 """Put: the pages of a put that is under way. They are being written, and lookups do not see them yet. Put does not
 manage memory.
 
-A page has one writer at a time, from `begin` to `end`. Not thread-safe: the store's lock guards it.
+A page has one writer at a time, from `begin` to `end`. Put is not thread-safe; the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Put:
         return self.received.get(index, 0) == self.framed_bytes
 
     def restarts_under_writer(self, index: int, offset: int) -> bool:
-        """Whether a sender starts a page anew that another stream still writes: its first connection may have broken
-        a moment ago, before the store has noticed."""
+        """Whether a sender starts a page again that another stream still writes. This happens if the sender's first
+        connection has just broken and the store has not noticed yet."""
         return offset == 0 and index in self.busy
 
     def begin(self, index: int, offset: int, size: int) -> int:
-        """Mark the page as being written, and return where in memory this part goes. Parts come in order; offset 0
-        starts the page anew. Raises InvalidArgument. To be followed by `end`."""
+        """Mark the page as being written, and return the place in memory for this part. Parts come in order; offset 0
+        starts the page again. The caller must call `end` afterwards. Raises InvalidArgument."""
         if index not in self.offsets:
             raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
         if index in self.busy:

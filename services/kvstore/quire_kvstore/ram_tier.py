@@ -1,9 +1,9 @@
-"""RamTier: the visible pages in memory, their pins, and their eviction. RamTier knows nothing of leases or peers.
+"""RamTier: the visible pages in memory, their pins, and their eviction. It knows nothing of leases or peers.
 
 The eviction policy orders the pages. A run of pages is refreshed from its end, so that a prefix loses its tail before
-its head. A pinned page is never evicted; it counts as used when its last pin is removed. A page that a lower tier is
-copying is not evicted either, but keeps its place in the order. A dropped page is invisible to lookups at once; its
-memory is freed when no reader uses it any more. Not thread-safe: the store's lock guards it.
+its head. A pinned page is never evicted, and counts as used when its last pin is removed. A page that a lower tier is
+copying is not evicted either, but keeps its place in the order. A dropped page is invisible to lookups at once, and its
+memory is freed when no reader uses it any more. RamTier is not thread-safe; the store's lock guards it.
 """
 
 from __future__ import annotations

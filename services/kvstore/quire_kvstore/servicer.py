@@ -60,9 +60,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def LookupAndPin(
         self, request: kvstore_pb2.LookupAndPinRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.LookupAndPinResponse:
-        """Look up the keys' longest prefix, and pin it under a lease unless `no_pin`; a part of the caller's time may
-        be waited for lower tiers. `direct` adds what is needed to read the pages beside gRPC. If the caller has left,
-        the lease is released."""
+        """Look up the longest prefix of the keys, and pin it under a lease unless `no_pin` is set. The lookup may wait
+        for lower tiers for a part of the caller's time. `direct` adds the data with which the caller can read the pages
+        without gRPC. If the caller has left, the lease is released."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
@@ -166,8 +166,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def _fill_access(
         self, response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse, lease_id: bytes
     ) -> None:
-        """Fill in the response what a reader of the lease's pages needs to fetch them beside gRPC: key, addresses, and
-        the pages' offsets and generations in the arena."""
+        """Add to the response the data with which a reader of the lease can fetch the pages without gRPC: key,
+        addresses, and the pages' offsets and generations in the arena."""
         lease, offsets, generations = self._store.page_locations(lease_id)
         response.lease_key = lease.key
         response.data_port = self._endpoints.port

@@ -1,7 +1,8 @@
 """SlabAllocator: slabs, which are places of one size, cut from spans of the block. It touches no memory.
 
-Each page size has its own spans, so that small pages do not fragment the room for large ones. A span whose last slab is
-given back becomes free as a whole, for any page size. Not thread-safe: the store's lock guards it.
+Each page size has its own spans, so that small pages do not fragment the room for large ones. When the last slab of a
+span is freed, the whole span becomes free for any page size. SlabAllocator is not thread-safe; the store's lock guards
+it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class SlabAllocator:
         """By slab size and start: spans with a free slab."""
 
     def allocate(self, slab_bytes: int) -> int | None:
-        """Take a slab from a span of this slab size that has one free, or else from a new span. Returns its start; None
-        where no span fits."""
+        """Allocate a slab from a span of this slab size that has a free one, or else from a new span. Returns its
+        start; None if no span fits."""
         spans = self._open.setdefault(slab_bytes, {})
         if spans:
             span = spans[next(reversed(spans))]

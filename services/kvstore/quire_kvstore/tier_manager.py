@@ -194,9 +194,9 @@ class TierManager:
             self._feed.force_snapshots()
 
     def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
-        """Look at the lookup's next keys, as many as its window takes: pin pages in RAM, share loads under way, and
-        request others of the fastest tier that may have them. The prefix ends at a page that nobody has or, without
-        `load_missing`, that is not in RAM."""
+        """Process the lookup's next keys, as many as its window allows: pin pages in RAM, share loads that are under
+        way, and request other pages from the fastest tier that may have them. The prefix ends at a page that no tier
+        has or, without `load_missing`, at a page that is not in RAM."""
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor

@@ -12,7 +12,7 @@
         highest_priority: 0
         kept_responses_mib: 16
 
-Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
+Errors name the entry and what is wrong with it, never a key. This module knows nothing of requests.
 """
 
 from __future__ import annotations

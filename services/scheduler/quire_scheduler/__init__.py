@@ -1,1 +1,2 @@
-"""The scheduler service: one engine replica's queue, KV page allocator and grants. Knows nothing of text or tensors."""
+"""The scheduler service: one engine replica's queue, KV page allocator and grants. It knows nothing of text or
+tensors."""

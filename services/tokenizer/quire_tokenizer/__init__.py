@@ -1,1 +1,1 @@
-"""Quire's tokenizer service: text to tokens and back. Knows nothing of engines, schedules or HTTP."""
+"""Quire's tokenizer service: text to tokens and back. It knows nothing of engines, schedules or HTTP."""

@@ -1,6 +1,6 @@
 """Encodes texts to token ids, within bounds. Long texts are encoded in threads, not in the event loop.
 
-A prompt that cannot fit is refused without encoding all of it. Knows nothing of chats or protobuf.
+A prompt that cannot fit is refused without encoding all of it. This module knows nothing of chats or protobuf.
 """
 
 from __future__ import annotations

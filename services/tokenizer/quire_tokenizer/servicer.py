@@ -64,8 +64,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request_iterator: AsyncIterator[pb.DetokenizeRequest],
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> AsyncIterator[pb.DetokenizeResponse]:
-        """Turn a stream of engine steps into text: each message opens, advances and closes requests. Each is answered
-        by one message, or by several where its texts may be long."""
+        """Turn a stream of engine steps into text. Each message opens, advances and closes requests. Each message is
+        answered by one message, or by several if its texts may be long."""
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
                 started, answer = time.perf_counter_ns(), StepText()

@@ -1,1 +1,2 @@
-"""The muscle of one engine replica: weights, page pool, kernels, sampling, KV movement. Knows nothing of text."""
+"""The worker service, which computes the steps of one replica: weights, page pool, kernels, sampling, KV transfer. It
+knows nothing of text."""

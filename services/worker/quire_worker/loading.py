@@ -51,8 +51,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a Hugging Face folder or a GGUF file for the CPU.
 
-    Raises ConfigError or Unsupported, which say what is wrong with it and what to do. The number of torch threads must
-    be set before, and must not change after where torch computes layers (see SharingRunner).
+    Raises ConfigError or Unsupported, with the cause and the fix. The caller must set the number of torch threads
+    before. If torch computes layers, the number must not change afterwards (see SharingRunner).
     """
     options = options or LoadOptions()
     if options.kv_cache_dtype != "auto":

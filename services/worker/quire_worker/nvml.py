@@ -39,8 +39,8 @@ class GpuCollector:
 
     @classmethod
     def open(cls, uuid: str, library: Any = None) -> GpuCollector | None:
-        """Return the collector of the GPU with this UUID, as in `nvidia-smi -L`; None where NVML does not know it.
-        `library`: another than the driver's, in tests."""
+        """Return the collector of the GPU with this UUID, as printed by `nvidia-smi -L`; None if NVML does not know it.
+        Tests pass another `library` than the driver's."""
         try:
             library = ctypes.CDLL(_LIBRARY) if library is None else library
         except OSError:

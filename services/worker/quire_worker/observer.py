@@ -64,8 +64,8 @@ class WorkerObserver:
         self._spare.set(spare)
 
     def slot_ended(self, trace: SlotTrace) -> None:
-        """Record two spans under the request's own: prefill, from start to first token, and decode. Does nothing if
-        tracing is off; an error is logged and not raised."""
+        """Record two spans under the request's own span: prefill, from start to first token, and decode. Does nothing
+        if tracing is off. An error is logged and not raised."""
         if not tracing.enabled():
             return
         try:

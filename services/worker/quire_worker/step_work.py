@@ -1,5 +1,5 @@
 """StepWork: how many floating-point operations a step takes, and how many bytes it must read and write, by the model's
-sizes. Knows neither time nor device: what a device achieved is this over the time of its steps."""
+sizes. This module knows neither time nor device: what a device achieved is this over the time of its steps."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     quire:instances:{service}             set of instance names, so that nobody scans a Redis full of pages
     quire:life                            random value, set once: another one means that Redis lost its memory
 
-Redis being away is not an error of the service: heartbeats go on trying, and watchers keep the last list they knew.
+A service goes on if Redis does not answer: it repeats its heartbeats, and its watchers keep the last list of peers.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RedisDiscovery:
 
     async def _read(self, service: str) -> tuple[dict[str, Endpoint], str | None]:
         """Read the service's instances, and the value that changes when Redis loses its memory. Instances whose key has
-        expired are removed from the index; unreadable ones are logged and skipped."""
+        expired are removed from the index. Unreadable instances are logged and skipped."""
         instances = sorted(await self._redis.smembers(_index(service)))
         keys = [f"quire:endpoint:{service}:{instance}" for instance in instances]
         life, *values = await self._redis.mget([LIFE_KEY, *keys])

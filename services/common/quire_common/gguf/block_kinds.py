@@ -1,6 +1,6 @@
 """The kinds of blocks in which GGUF files store tensors: names and sizes, as ggml numbers them.
 
-Knows nothing of how values are packed into a block.
+This module knows nothing of how values are packed into a block.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The reader checks every count and length against the bytes that are left in the file before it allocates. No single
 allocation exceeds the file's size. The rules are llama.cpp's: keys and tensor names are unique, and each tensor begins
-where the one before it ends, aligned. Knows nothing of models.
+where the one before it ends, aligned. This module knows nothing of models.
 """
 
 from __future__ import annotations

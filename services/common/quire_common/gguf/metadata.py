@@ -1,6 +1,6 @@
 """The key-value pairs of a GGUF file, read by type: a value that is absent or of another kind is a typed error.
 
-Knows names and types; knows nothing of what a value means to a model.
+This module knows names and types, and nothing of what a value means to a model.
 """
 
 from __future__ import annotations

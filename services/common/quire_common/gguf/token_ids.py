@@ -2,7 +2,8 @@
 
 The worker and the tokenizer both read eos tokens here, so that they agree. The rules are those of llama.cpp's
 src/llama-vocab.cpp, with three exceptions. A token that is not a control token is text, whatever it looks like. Tokens
-of fill-in-the-middle do not end an answer. A `gpt2` vocabulary has no default ids. Knows nothing of merges or scores.
+of fill-in-the-middle do not end an answer. A `gpt2` vocabulary has no default ids. This module knows nothing of merges
+or scores.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
 
 
 def special_token_id(metadata: Metadata, role: str, *, required: bool = False) -> int | None:
-    """The id of the token with a role: bos, eos, unknown, padding and so on. None where there is none.
+    """Return the id of the token with a role: bos, eos, unknown, padding and so on. None if there is none.
 
-    An id outside the vocabulary counts as absent, as in llama.cpp, unless it is of an eos role or `required`: then
-    ConfigError. Of a file without tokens, every int32 is an id.
+    An id outside the vocabulary counts as absent, as in llama.cpp. If its role is an eos role or it is `required`, the
+    error is ConfigError instead. In a file without tokens, every int32 is accepted as an id.
     """
     key = f"tokenizer.ggml.{role}_token_id"
     size = len(metadata.text_array(TOKENS)) if TOKENS in metadata else None

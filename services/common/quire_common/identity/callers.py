@@ -1,7 +1,7 @@
 """Decides which peer may call which RPC, under mutual TLS.
 
-The table `CALLERS` has one row for each RPC of each server. An RPC without a row is refused to everybody. The module
-knows certificates only as gRPC's auth context shows them.
+The table `CALLERS` has one row for each RPC of each server. An RPC without a row is refused for every caller. This
+module sees certificates only through gRPC's auth context.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 asyncio.
 
 `get_pages` returns pages as the store sent them. Callers check each page with `quire_common.pages.check_page` and treat
-PageCorrupt as a miss. All failures are QuireErrors; for a caller, each of them means that the pages must be computed
-anew.
+PageCorrupt as a miss. All failures are QuireErrors. After any of them, the caller must compute the pages again.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class PageMac:
 
     @classmethod
     def from_config(cls, keys: str, keys_file: str = "") -> PageMac | None:
-        """Return the PageMac of these keys, of which the first makes MACs; None if there are no keys. If `keys_file` is
-        given, changes of that file take effect while the process runs. Raises ConfigError."""
+        """Return the PageMac of these keys; None if there are none. The first key makes MACs. If `keys_file` is given,
+        changes of that file take effect while the process runs. Raises ConfigError."""
         if not keys:
             return None
         if keys_file:

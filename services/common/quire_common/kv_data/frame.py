@@ -1,11 +1,13 @@
-"""Frames of a data connection: a head of fixed size, then a payload. Knows nothing of sockets or of what is done.
+"""Frames of a data connection. A frame is a head of fixed size, then a payload. This module knows nothing of sockets,
+or of the effects of frames.
 
     head      kind u8 | flags u8 | zero u16 | page u32 | offset u64 | length u32 | zero u32 | handle 16 |
               page header 128                                              little-endian
     tags      of the payload 16 | of head and payload's tag 16             see seal.py
     payload   `length` bytes
 
-The header of a page travels in the head, so that a payload is nothing but body, and lands where a body belongs.
+The header of a page is part of the frame's head. So a payload is only body, and can be received directly into the
+memory of the page's body.
 
     GET      payload: int32 indices of the lease's pages       -> PAGE ..., END, or REFUSED
     PUT      a part of a page's body, from `offset` on         -> for the last part TAKEN, or REFUSED
@@ -17,7 +19,7 @@ and on a Unix socket, where descriptors travel:
     LEND     here is a descriptor of the writer's own memory   -> END, or REFUSED
     TAKE     `page` lies there, its body at `offset`           -> TAKEN, or REFUSED
 
-Between two workers the one that has pages serves them, each once it is filled:
+Between two workers, the worker with the pages serves each page when it is filled:
 
     GET      as above                                          -> ALIVE or PAGE ..., END, or REFUSED
              on a Unix socket                                  -> ALIVE or SHOWN ..., END, or REFUSED
@@ -32,8 +34,9 @@ Between two workers the one that has pages serves them, each once it is filled:
                                                                   metadata), or REFUSED
     SHOW     as GET on a Unix socket, by way of that agent     -> ALIVE or SHOWN ..., END, or REFUSED
 
-What was read from a place that PLACED names counts once LOCATE or DONE was answered after it: then the lease still
-stood. What was read by way of an agent has its header beside it, and counts by its checksum.
+A page that was read from a place that PLACED names is valid when a later LOCATE or DONE has been answered, because the
+lease was still valid then. A page that was read through an agent has its header beside it, and is valid if its checksum
+is right.
 """
 
 from __future__ import annotations

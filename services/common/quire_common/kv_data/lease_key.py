@@ -1,4 +1,5 @@
-"""What a lease's key is good for. It travels over gRPC alone; what is derived from it may be seen by anybody.
+"""Derives values from the key of a lease. The key itself is sent only over gRPC, and is secret. The derived values need
+not be secret.
 
 handle   names the lease on data connections: who overhears it can neither make frames nor use it over gRPC
 keys     of one connection, a pair: for frames to the store and from it. Both ends' nonces go in, so that nothing

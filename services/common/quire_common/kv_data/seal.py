@@ -1,14 +1,13 @@
-"""What makes a frame genuine: GMAC, that is AES-256-GCM over data that is authenticated and not encrypted.
+"""Authenticates frames with GMAC, which is AES-256-GCM for data that is not encrypted.
 
-Why a real MAC over every byte, and this one: a page's own checksum (xxh3) finds accidents, but anybody can make a
-page with a given checksum, so a MAC of a header that names it would not protect the body. Of the real ones only GMAC
-keeps up with a socket: 23 GB/s here, where keyed BLAKE3 does 6.5, HMAC-SHA256 1.8 and keyed BLAKE2b 0.95 (2 MiB, one
-thread).
+A page's own checksum (xxh3) finds accidents, but an attacker can make another page with the same checksum. So a MAC of
+the header alone, which contains the checksum, would not protect the body, and the MAC covers every byte. Only GMAC is
+as fast as a socket: it reached 23 GB/s, keyed BLAKE3 6.5, HMAC-SHA256 1.8 and keyed BLAKE2b 0.95 (2 MiB, one thread).
 
-Where the library is missing (AVAILABLE), there are no data connections, and pages go over gRPC.
+If the library is missing (AVAILABLE), there are no data connections, and pages go over gRPC.
 
-GMAC breaks where a nonce comes twice under one key. Keys belong to one direction of one connection (lease_key.py), and
-a nonce is the number of a tag on it, which only grows.
+GMAC is insecure if a nonce is used twice with one key. So a key belongs to one direction of one connection
+(lease_key.py), and a nonce is the number of a tag in this direction, which only grows.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ L = TypeVar("L")
 
 
 class ServedSession(ABC, Generic[L]):
-    """One session; `run` is the body of its thread. `authenticated`: the peer has shown the key of a lease. `busy`: the
-    session is not waiting for a request. `goes_on_refused`: the connection goes on after a refused request."""
+    """One session; `run` is the main function of its thread. `authenticated`: the peer has proved that it knows the key
+    of a lease. `busy`: the session is not waiting for a request. `goes_on_refused`: the connection goes on after a
+    refused request."""
 
     goes_on_refused: bool
 
@@ -96,8 +97,8 @@ class ServedSession(ABC, Generic[L]):
             frame.close_fds()
 
     def _answer(self, frame: ReceivedFrame) -> bool:
-        """Verify a request and have its handler answer it; a QuireError is sent as a refusal. Returns whether the
-        connection goes on. Raises DataConnectionError for what is not genuine."""
+        """Verify a request and let its handler answer it; a QuireError is sent as a refusal. Returns whether the
+        connection goes on. Raises DataConnectionError for a frame that is not genuine."""
         try:
             seals, lease = self._admit(frame)
         except QuireError as error:

@@ -1,8 +1,9 @@
-"""Health of a service: whether its process lives, and whether the service can do its work.
+"""Health of a service: whether its process answers, and whether the service can do its work.
 
-grpc.health.v1 answers for both. The name `liveness` is SERVING from the opening of the port to the end of the process:
-a process that does not answer has to be restarted. The name `readiness`, the empty name and the names of gRPC services
-follow `Readiness`: a service that says NOT_SERVING gets no requests, but nobody should restart it.
+grpc.health.v1 answers both questions. The name `liveness` is SERVING from the opening of the port to the end of the
+process; a process that does not answer must be restarted. The name `readiness`, the empty name and the names of gRPC
+services follow `Readiness`. A service that says NOT_SERVING gets no requests, but must not be restarted for this
+reason.
 """
 
 from __future__ import annotations

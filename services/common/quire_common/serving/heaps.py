@@ -1,8 +1,8 @@
-"""How many heaps the C library gives to the threads of a service.
+"""Limits the number of heaps that the C library gives to the threads of a service.
 
-glibc makes up to eight for each core, and memory that was freed in one of them serves no other: what a few large
-requests took on a dozen threads stays with the process, in pieces. Services whose threads share the interpreter lock
-lose nothing by sharing heaps.
+glibc makes up to eight heaps for each core. Memory that was freed in one heap cannot be used by another. So the memory
+of a few large requests on a dozen threads stays with the process, in pieces. In these services the threads share the
+GIL, so they lose nothing by sharing heaps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _M_ARENA_MAX: Final = -8
 
 
 def bound_heaps() -> bool:
-    """Limit the C library to MOST_HEAPS heaps; to be called before threads have begun. Returns whether it was done: not
-    where MALLOC_ARENA_MAX is set, nor by C libraries that have no such limit."""
+    """Limit the C library to MOST_HEAPS heaps; call this before any thread is started. Returns whether the limit was
+    set. It is not set if MALLOC_ARENA_MAX is set, or if the C library has no such limit."""
     if "MALLOC_ARENA_MAX" in os.environ:
         return False
     try:

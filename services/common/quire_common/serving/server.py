@@ -1,9 +1,9 @@
-"""The life of a service process: bind, start, serve, leave, drain, stop. Every service has the same.
+"""The life of a service process: bind, start, serve, leave, drain, stop. It is the same for every service.
 
-The port opens at once, and health says that the service lives, but is not ready until `start` returns. On SIGTERM or
-SIGINT a ready service *leaves*: health says that it is not ready, discovery forgets the service, and it goes on serving
-for `--drain-delay-s`, in which its callers notice. Then it drains and stops. A second signal ends the delay. A start
-that fails logs one line with the root cause, its code and its fix, and the process exits with 2.
+The port opens at once. Health says that the process lives, but is not ready until `start` returns. On SIGTERM or
+SIGINT, a ready service *leaves*: health says that it is not ready, and discovery forgets it. It still serves for
+`--drain-delay-s`, so that its callers have time to notice. Then it drains and stops. A second signal ends the delay. If
+the start fails, one line is logged with the root cause, its code and its fix, and the process exits with 2.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ class BoundServer:
         self._fail(error)
 
     def set_serving(self, up: bool) -> None:
-        """Say in grpc.health.v1 whether an asyncio service that was ready still is; from its loop. Changes nothing
-        before the start has succeeded, except what is said then, nor once the stop has begun."""
+        """Set whether an asyncio service that was ready is still ready, for grpc.health.v1. Call this in the service's
+        loop. Before the start has succeeded, this only sets the state that will hold then. After the stop has begun, it
+        has no effect."""
         self._set_serving(up)
 
     def when_leaving(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called once, when a ready service begins to leave. The service still serves then, but reports
-        that it is not ready: by grpc.health.v1, and wherever else `tell` makes it do so. `tell` is called in the
-        service's own thread or loop."""
+        """Register `tell`, which is called once when a ready service begins to leave, in the service's own thread or
+        loop. The service then still serves, but grpc.health.v1 reports that it is not ready. `tell` can report the same
+        elsewhere."""
         self._leaving.append(tell)
 
     def leave(self) -> None:
@@ -134,9 +135,9 @@ class SyncService(Protocol):
 
 
 def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
-    """Make the config from flags and run the service: the body of every `__main__`. A bad flag is logged as a typed
-    error on one line. With `--explain-config` nothing runs: every value and where it came from is printed. Returns the
-    exit code."""
+    """Make the config from flags and run the service. This is the body of every `__main__`. A bad flag is logged as a
+    typed error on one line. With `--explain-config`, every value and its origin are printed, and nothing runs. Returns
+    the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if _EXPLAIN in argv:
@@ -158,8 +159,9 @@ def run_aio(
     limits: PortLimits | None = None,
     public_tls: TlsFiles | None = None,
 ) -> int:
-    """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
-    `--metrics-listen`. `limits` are those of a port that strangers reach, and `public_tls` is its certificate."""
+    """Run an asyncio service until a signal. Returns the exit code. Without `metrics_port`, the service itself serves
+    `--metrics-listen`. `limits` and `public_tls` (the certificate) are for a port that clients outside the cluster
+    reach."""
     bound_heaps()
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits, public_tls or tls_files(config)))
 
@@ -265,8 +267,8 @@ async def _serve_aio(
 
 
 def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
-    """Run a threaded service until a signal or `BoundServer.fail`; returns the exit code. `max_workers` threads answer
-    calls; calls beyond a multiple of that are refused."""
+    """Run a threaded service until a signal or `BoundServer.fail`. Returns the exit code. `max_workers` threads answer
+    calls. Calls beyond a multiple of that number are refused."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()
@@ -368,8 +370,8 @@ def _bind(
     name: str,
     fail: Callable[[QuireError], None],
 ) -> BoundServer:
-    """Bind the address of --listen, and return what the service may know of it. Raises ConfigError where the port is
-    taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
+    """Bind the address of --listen, and return the parts of the process that the service may use. Raises ConfigError if
+    the port is taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
     require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)

@@ -1,1 +1,2 @@
-"""Logs, traces and metrics, and the interceptors that produce them. Knows nothing of what the services do."""
+"""Logs, traces and metrics, and the interceptors that produce them. This module knows nothing of what the services
+do."""

@@ -1,7 +1,8 @@
 """Log lines: one JSON object or one readable line per event, on stderr, with request and trace ids.
 
-Fields are keyword arguments: `log.info("page stored", pages=3)`. Prompts and keys are never logged: fields of such
-names are masked here as a last resort, callers do not pass them. Knows nothing of where the lines go afterwards.
+Fields are keyword arguments: `log.info("page stored", pages=3)`. Prompts and keys are never logged. Callers must not
+pass them, and as a last resort this module masks fields with such names. It does not know where the lines go
+afterwards.
 """
 
 from __future__ import annotations

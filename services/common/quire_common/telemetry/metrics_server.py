@@ -1,5 +1,5 @@
-"""The HTTP server of `/metrics`, `/livez` and `/readyz`, with TLS where the service has a certificate. A connection has
-a thread of its own, also for its handshake: a client that is slow holds up nobody."""
+"""The HTTP server of `/metrics`, `/livez` and `/readyz`, with TLS if the service has a certificate. Each connection has
+its own thread, also for its handshake. So a slow client delays no other client."""
 
 from __future__ import annotations
 

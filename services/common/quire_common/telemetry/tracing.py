@@ -1,8 +1,8 @@
 """Traces: OpenTelemetry spans with W3C context, sent by OTLP over gRPC.
 
-Without an endpoint every call here is a cheap no-op, and neither the SDK nor the exporter is imported. The recorder is
-our own and not OpenTelemetry's global provider, so a process can be set up and shut down more than once (tests do).
-Knows nothing of gRPC interception: see interceptors/.
+Without an endpoint, every call of this module is a cheap no-op, and neither the SDK nor the exporter is imported. The
+recorder is our own and not OpenTelemetry's global provider, so a process can be set up and shut down more than once
+(tests do). This module knows nothing of gRPC interception: see interceptors/.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def setup_tracing(
     """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests). Without either, do nothing.
 
     `ca` is a PEM file with the authority of an https endpoint; empty: the system's authorities. `ratio` is the share of
-    traces beginning here that are sampled; a trace with a parent keeps the parent's decision. Raises ConfigError
-    if the authority is unreadable, or if the endpoint is not https.
+    traces that are sampled, among traces that begin in this process. A trace with a parent keeps the parent's decision.
+    Raises ConfigError if the authority is unreadable, or if the endpoint is not https.
     """
     global _recorder  # noqa: PLW0603  # tracing is a property of the process
     if not endpoint and processor is None:

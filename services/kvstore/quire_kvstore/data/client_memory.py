@@ -1,15 +1,16 @@
-"""Memory that a writer lends: a memfd, mapped to be read, from which pages are copied into the arena.
+"""Memory that a writer lends to the store: a memfd, from which the store copies pages into the arena.
 
-Why the store copies. The writer could instead have a part of the arena to write to, and the store make that visible as
-it is; but a part that was once writable for others stays so for whoever mapped it, so each put would need a file of its
-own, sealed after the writer has let go of it, never used again and never given back in part. Measured (2 MiB pages,
-checksums on both sides, one thread after the other, memcpy 11.7 GB/s): sealed files 1.1 GB/s (new memory for each
-page), a slab for the writer and a copy from there 6.1, one copy from where the page lies already 9. The transfer agent
-has its pages in shared memory anyway, so the last is the least work, and the copy is out of the writer's reach.
+The store copies, because the writer must not be able to change a page later. The alternative is that the writer writes
+into a part of the arena. But a process that has mapped memory as writable can write to it for ever. So each put would
+need its own file, which is sealed after the put and never used again. Measurements (2 MiB pages, checksums on both
+sides, one thread after the other, memcpy 11.7 GB/s): sealed files reach 1.1 GB/s, since each page needs new memory; a
+copy from a slab that the writer fills reaches 6.1; one copy from the memory in which the page lies already reaches 9.
+The KV transfer agent has its pages in shared memory anyway, so this last variant is also the least work.
 
-What is lent is not trusted. It must be memory (a read from a pipe or a file could wait), sealed against being cut short
-(that would kill this process), and no larger than `max_bytes`: holes that are read become memory at our expense. That
-the writer goes on writing while we copy is its own affair: the copy is what is verified.
+The lent memory is not trusted. It must be memory, because a read from a pipe or a file could block. It must be sealed
+against truncation, which would kill this process. It must not exceed `max_bytes`, because a hole that is read becomes
+memory of the store. The writer may still write while the store copies. This does no harm, because the store verifies
+the copy.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _JOIN_S = 5.0
 
 
 class DataPort:
-    """Listens from the start, and serves from `start` on. Clients are told `port` and `arena`; they are 0 and empty if
-    there is no such listener. Raises ConfigError."""
+    """The listeners of the data connections. They listen from the start, and serve after `start`. Clients get `port`
+    and `arena`; these are 0 and empty if there is no such listener. Raises ConfigError."""
 
     def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
         self._config = config

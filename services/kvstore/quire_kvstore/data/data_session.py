@@ -26,8 +26,8 @@ _MAX_SEALS = 64
 
 
 class DataSession(ServedSession[bytes]):
-    """One connection. A lease is represented by its name. The client is told of a request that the store refuses
-    (NOT_FOUND and the like), and the connection goes on."""
+    """One connection. A lease is represented by its name. If the store refuses a request (NOT_FOUND and the like), the
+    client gets the error, and the connection goes on."""
 
     goes_on_refused = True
 

@@ -91,8 +91,8 @@ class DiskBackend:
         self._index.refresh(keys)
 
     def open(self) -> None:
-        """Claim the folder, and index the pages that are there; those beyond the capacity are removed. A failure is
-        counted and tried again later. Nothing where the disk is open, or it is too early to try."""
+        """Claim the folder, and index its pages; pages beyond the capacity are removed. A failure is counted and tried
+        again later. Does nothing if the disk is open already, or if it is too early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -168,8 +168,8 @@ class DiskBackend:
         require(not missing, "a page of the index has no file")
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
-        """Write one page, evicting others to make room. Returns whether it is kept, or was there already. After a
-        failed write the disk is left alone for a while; if it is full, a few old pages are removed too."""
+        """Write one page, and evict others to make room. Returns whether the page is stored now. After a failed write,
+        the disk is not used for some time; if it is full, a few old pages are removed too."""
         if job.key in self._index:
             return True
         if not self._is_open or not self._write_breaker.try_now():

@@ -1,11 +1,11 @@
-"""One file per page in a folder of sub-folders. Knows nothing of capacity, or of which page goes first.
+"""DiskFiles: one file per page in a folder of sub-folders. It knows nothing of capacity or eviction.
 
     <root>/3f/3f9c...e1.page    the framed page, padded with zeros to 4 KiB; its name is a hash of its key
 
-A file is written under a temporary name and renamed, so that a page is there whole or not at all. Nothing is synced: a
-page that a power cut leaves half written is found out by its checksum, as any other damage. Writes and reads bypass the
-system's cache (O_DIRECT) where the filesystem lets them, and go straight from and to the caller's memory where that is
-aligned as the disk wants it; only the last, broken block is copied. What is not named like ours is never touched.
+A file is written under a temporary name and then renamed, so a page is either complete or absent. Files are not synced;
+if a power failure leaves a page half written, its checksum shows this like any other damage. If the filesystem allows
+it, writes and reads bypass the system's cache (O_DIRECT). If the caller's memory is aligned, they need no copy, except
+of an incomplete last block. Files with other names are never touched.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class DiskFiles:
         self.path(key).unlink(missing_ok=True)
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
-        """Return all pages by their headers, the one used last at the end; bodies are not read. Temporary files, and
-        files of ours that are no page of their name and length, are removed. Counts go to `figures`."""
+        """Return all pages by their headers, the most recently used one last; bodies are not read. Removes temporary
+        files, and page files with a wrong name, length or content. Counts go to `figures`."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -163,8 +163,8 @@ class DiskFiles:
                 raise
 
     def _read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """Read the page's file into `into`, and set the file's time to `stamp_ns`. Returns how many bytes came; 0 where
-        the file has another length."""
+        """Read the page's file into `into`, and set the file's time to `stamp_ns`. Returns the number of bytes read; 0
+        if the file has another length."""
         fd = self._open(self.path(key), os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != whole_blocks(len(into)):
@@ -239,8 +239,8 @@ class DiskFiles:
             return act()
 
     def _write_all(self, fd: int, zero_copy: memoryview, rest: memoryview) -> None:
-        """Write both parts to the file, in as many calls as it takes. O_DIRECT is switched off where the filesystem
-        refuses it at a write. Raises OSError for a write that is cut short."""
+        """Write both parts to the file, in as many calls as necessary. If the filesystem refuses O_DIRECT at a write,
+        it is switched off. Raises OSError for a write that is cut short."""
         parts = [zero_copy, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:

@@ -67,8 +67,9 @@ class DiskIndex:
                     self._policy.refresh(key)
 
     def begin_write(self, key: PageKey, size: int) -> list[PageKey] | None:
-        """Take room for a page that is about to be written. Returns the pages evicted for it: remove their files, then
-        call `finish_removal`. None if the page is here, is being written or removed, or is too big."""
+        """Take room for a page that is about to be written. Returns the pages evicted for it: the caller removes their
+        files and then calls `finish_removal`. Returns None if the page is stored, is being written or removed, or is
+        too large."""
         with self._lock:
             if key in self._sizes or key in self._being_written or key in self._being_removed:
                 return None

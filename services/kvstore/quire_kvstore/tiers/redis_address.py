@@ -1,4 +1,4 @@
-"""Where a Redis is, from its URL, and the socket to it. Knows nothing of what is said there.
+"""Where a Redis is, from its URL, and the socket to it. This module knows nothing of what is said there.
 
 redis://[[user]:password@]host[:6379][/db]     plain
 rediss://...[?ssl_ca_certs=FILE]               TLS, by the system's authorities or those of a file

@@ -132,8 +132,8 @@ class RedisBackend:
         self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """Set the pages that Redis does not have. Those that it has, from any kvstore, get a new time to live. Returns
-        how many it has now."""
+        """Write the pages that Redis does not have. Pages that it has already, from any kvstore, get a new time to
+        live. Returns the number of these pages that Redis has now."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]

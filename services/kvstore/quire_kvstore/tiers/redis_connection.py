@@ -1,7 +1,8 @@
-"""One connection to a Redis, in its protocol (RESP2): commands out in pipelines, answers in, values without a copy.
+"""One connection to a Redis, in its protocol (RESP2): it sends commands in pipelines and receives answers, and does not
+copy values.
 
-A value is sent from the memory that it is in and received to the memory that it is for. Knows nothing of pages. Not
-thread-safe. After a RedisConnectionLost the connection is of no use any more.
+A value is sent from its own memory, and received into its final memory. This module knows nothing of pages, and is not
+thread-safe. After a RedisConnectionLost, the connection cannot be used any more.
 """
 
 from __future__ import annotations

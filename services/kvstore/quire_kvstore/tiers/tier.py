@@ -140,8 +140,8 @@ class Tier:
         return jobs[room:]
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
-        """Queue pages, a run from its head on, to be written if they are still in RAM then. Those for which the queue
-        has no room are dropped and counted."""
+        """Queue pages, a run from its head on. They are written if they are still in RAM when their turn comes. Pages
+        for which the queue has no room are dropped and counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
@@ -167,8 +167,8 @@ class Tier:
         self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads, drop what is queued and close the backend. Returns False if a thread hangs in the backend,
-        which is then left alone."""
+        """Stop the threads, drop queued jobs and close the backend. Returns False if a thread hangs in the backend; the
+        backend is then not closed."""
         with self._lock:
             self._stopping = True
             self._reads.clear()
@@ -202,8 +202,8 @@ class Tier:
                         self._to_write.notify_all()
 
     def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
-        """Read a batch from the backend and check each page: intact ones go to `on_page_read`, the others to
-        `on_page_missed`. Damaged pages are removed from the backend. A job that gets no buffer is over."""
+        """Read a batch from the backend and check each page: intact pages go to `on_page_read`, the others to
+        `on_page_missed`. Damaged pages are removed from the backend. A job without a buffer ends."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:

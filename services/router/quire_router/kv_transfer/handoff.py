@@ -136,8 +136,8 @@ class Handoff:
         return session.instance
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """Drop the reservation, because its decode side was lost before the first token, and tell the migrator. When
-        the first token comes, another decode side is chosen."""
+        """Drop the reservation, because its decode side was lost before the first token, and report this to the
+        migrator. When the first token comes, another decode side is chosen."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()

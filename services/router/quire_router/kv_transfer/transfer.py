@@ -1,5 +1,5 @@
-"""A transfer: the KV pages of one ticket, which a prefill side keeps until the transfer is released or its lease ends.
-Knows nothing of the engine that pulls the pages."""
+"""A transfer: the KV pages of one ticket. A prefill side keeps them until the transfer is released or its lease ends.
+This module knows nothing of the engine that pulls the pages."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""How much a key may ask for: requests and tokens per minute, and sequences in progress. Routers share the counts
-through Redis where there is one."""
+"""The limits of an API key: requests and tokens per minute, and sequences in progress. If there is a Redis, all routers
+count together."""

@@ -39,7 +39,7 @@ class ConcurrencyLimits:
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def enter(self, tenant: str, limit: int, places: int) -> None:
-        """Take places of the tenant. `limit` is the tenant's limit; 0: no limit. Raises Overloaded if too few places
+        """Take `places` of the tenant. `limit` is the tenant's limit; 0: no limit. Raises Overloaded if too few places
         are free, and InvalidArgument if `places` exceeds the limit. A cancelled call takes no places."""
         if not limit:
             return

@@ -83,8 +83,8 @@ class SharedBuckets:
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
-        """Subtract tokens, and return the levels after that. The level may become negative; a negative `tokens` gives
-        tokens back. A charge that is sent several times under one `number` is taken once; numbers only grow."""
+        """Subtract tokens, and return the levels after that. A level may become negative; a negative `tokens` gives
+        tokens back. If a charge is sent several times under one `number`, it is subtracted once. Numbers only grow."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 

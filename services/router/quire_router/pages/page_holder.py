@@ -152,8 +152,9 @@ class PageHolder:
             self._directory.close(former)
 
     def _report(self) -> None:
-        """Tell `moved` the holder's number in the directory (-1: none) and the life (boot id) of which the directory
-        has every page, if either has changed. The life is 0 while pages are missing or the stream is not followed."""
+        """Report the holder's number in the directory (-1: none) to `moved`, and the life (boot id) of which the
+        directory has every page, if either has changed. The life is 0 while pages are missing or the stream is not
+        followed."""
         life = 0
         if self._follows and self.epoch is not None and not self._directory.lacks(self.number):
             life = self.epoch.boot_id

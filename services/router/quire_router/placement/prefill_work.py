@@ -1,5 +1,5 @@
-"""PrefillWork: the cost of the first token, as the number of prompt tokens that a replica must compute before it, those
-of other requests included."""
+"""PrefillWork: the cost of the first token. It is the number of prompt tokens that a replica must compute before this
+token, including the tokens of other requests."""
 
 from __future__ import annotations
 

@@ -187,9 +187,9 @@ class ReplicaTable:
         return sequences
 
     def queue(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the prompt tokens that each replica has yet to compute. This is the larger of two numbers: the tokens
-        that it last reported plus those that this router has sent since, and the tokens that this router's own requests
-        still need there."""
+        """Return the prompt tokens that each replica has yet to compute. This is the larger of two numbers. The first
+        is the number that the replica last reported, plus the tokens that this router has sent since. The second is the
+        number of tokens that this router's own requests still need there."""
         queue: NDArray[np.int64] = np.maximum(
             self.queued_tokens[rows] + self.sent_tokens[rows], self.pending_tokens[rows]
         )

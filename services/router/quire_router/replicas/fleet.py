@@ -1,5 +1,5 @@
-"""The replicas of all schedulers that discovery names, and the models that they run. Knows which replicas can take a
-sequence now; placement/ chooses among them."""
+"""The replicas of all schedulers that discovery names, and the models that they run. This module knows which replicas
+can take a sequence now; placement/ chooses among them."""
 
 from __future__ import annotations
 

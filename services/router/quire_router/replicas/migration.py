@@ -4,12 +4,12 @@ continues there with all its tokens, under a new handle and a new attempt number
 If another replica should compute the prompt, the sequence begins with a Handoff. When the prompt is computed, this
 module moves the sequence to the decode side.
 
-If no replica can take a sequence, the sequence waits. It fails after it was without an engine for
-`--migration-wait-s`, counted since its last token. A request is not passed on if it has lost `--migration-limit`
-engines in a row without a new token (see poison_detection.py).
+If no replica can take a sequence, the sequence waits. It fails after it was without an engine for `--migration-wait-s`,
+counted since its last token. A request is not passed on if it has lost `--migration-limit` engines in a row without a
+new token (see poison_detection.py).
 
-Knows nothing of streams. sequences/engine_failure.py interprets the failures of engines, and placement/ chooses the
-best replica.
+This module knows nothing of streams. sequences/engine_failure.py interprets the failures of engines, and placement/
+chooses the best replica.
 """
 
 from __future__ import annotations

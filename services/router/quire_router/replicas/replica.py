@@ -1,7 +1,7 @@
 """One scheduler as the router sees it: its load, its model and its session. The replica renews the session and the load
 stream with a backoff when they end.
 
-Knows nothing of other replicas; placement/ decides which replica gets a request.
+This module knows nothing of other replicas; placement/ decides which replica gets a request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The session with one scheduler: opens the Session stream, sends messages on it, and ends it. session_codec.py reads
 the scheduler's messages, and session_reducer.py applies them.
 
-Knows nothing of clients; a sequence learns of its end from the reducer or from its Detokenize stream.
+This module knows nothing of clients; a sequence learns of its end from the reducer or from its Detokenize stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts a SessionResponse to plain values. Token ids stay int32 bytes. Knows no sequences."""
+"""Converts a SessionResponse to plain values. Token ids stay int32 bytes. This module knows no sequences."""
 
 from __future__ import annotations
 

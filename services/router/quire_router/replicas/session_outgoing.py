@@ -114,8 +114,8 @@ class SessionOutgoing:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
-        """Make the next message, with as many entries of each queue as one message may have. Handles that are not in
-        the session's tables any more are left out. If a submit cannot be made, only this submission fails."""
+        """Make the next message, with as many entries of each queue as one message may have. Handles that are no longer
+        in the session's tables are left out. If a submit cannot be made, only this submission fails."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()

@@ -1,6 +1,5 @@
 """Applies the messages of a scheduler to the sequences and reservations of its session. Only this module writes the
-sequences' EngineProgress from an engine's messages. Knows neither protobuf nor the stream.
-"""
+sequences' EngineProgress from an engine's messages. This module knows neither protobuf nor the stream."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Bounds the number of sequences that are in flight in this router process. A request beyond the bound is refused at
-once. Knows nothing of what the requests contain."""
+once. This module knows nothing of what the requests contain."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Beam search, with the algorithm of vLLM. The router runs it over logprobs: for each step of the search, it starts a
 job that generates one token for every beam.
 
-The engine sees ordinary short requests whose prompts begin alike. So its prefix cache has all pages of these prompts
-but the last ones, and the requests can migrate to another replica like all others. The result is a Generation that has
-ended, and one delta for each beam of the answer. Knows nothing of formats.
+The engine gets ordinary short requests whose prompts have the same beginning. So its prefix cache has all pages of
+these prompts except the last ones. The requests can also migrate to another replica, like all others. The result is a
+Generation that has ended, and one delta for each beam of the answer. This module knows nothing of formats.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The beams of one prompt, and the arithmetic over logprobs by which they grow by a token. Knows no engine and no
-format.
+"""The beams of one prompt, and the arithmetic over logprobs by which they grow by a token. This module knows no engine
+and no format.
 
 The client decides how many beams there are and how long they get, so both must be cheap. A beam is an array with 4
 bytes per token, and the candidates of a step are compared as NumPy columns.

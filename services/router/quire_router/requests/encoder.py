@@ -1,5 +1,5 @@
-"""Turns prompts into token ids by calls to the tokenizers. Knows nothing of engines. The pipeline checks the lengths,
-because it knows the model's limit."""
+"""Turns prompts into token ids by calls to the tokenizers. This module knows nothing of engines. The pipeline checks
+the lengths, because it knows the model's limit."""
 
 from __future__ import annotations
 

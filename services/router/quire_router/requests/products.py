@@ -2,7 +2,7 @@
 
 If every sequence of a request repeats a field, the field counts once per sequence. `check_request` needs only the
 request, and runs before any work. `check_encoded` needs the lengths of the prompts, and `check_compiled` the compiled
-grammar; both run before a request goes to an engine. Knows no protocol.
+grammar; both run before a request goes to an engine. This module knows no protocol.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def charged(
     """Charge an estimate of the prompts' tokens at once. The `with` block calls the yielded function with the real
     lengths, which replace the estimates. If no tokenizer is available, the charge is taken back.
 
-    `most` is the most tokens that are charged for one prompt, because a longer prompt is refused as soon as so many of
-    its tokens are encoded; 0: no bound.
+    `most` is the greatest number of tokens that are charged for one prompt; 0: no bound. A longer prompt is refused
+    when this number of its tokens has been encoded.
     """
     paid = 0
 

@@ -1,7 +1,7 @@
-"""Lays the timings of a request out on its time line: when each phase began, and how long it took.
+"""Places the timings of a request on its time line: when each phase began, and how long it took.
 
-Services report how long a phase took, and not when it began. A phase is drawn from the earliest moment at which it can
-begin. Phases of several steps, such as the decode steps, are drawn as one bar.
+Services report how long a phase took, but not when it began. So a phase is shown from the earliest moment at which it
+can begin. Phases of several steps, such as the decode steps, are shown as one bar.
 """
 
 from __future__ import annotations

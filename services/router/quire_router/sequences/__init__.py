@@ -1,1 +1,1 @@
-"""The life of a sequence, as records with one writer each. Knows neither streams nor formats."""
+"""The life of a sequence, as records with one writer each. This module knows neither streams nor formats."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ClientProgress:
-    """The client's side of one sequence. Reads the engine's tokens and the tokenizer's text. `finish` and `stop_reason`
-    are those that the client gets; they are 0 and None until the sequence has `ended` for the client."""
+    """The client's side of one sequence. It reads the engine's tokens and the tokenizer's text. The client gets
+    `finish` and `stop_reason`; they are 0 and None until the sequence has `ended` for the client."""
 
     __slots__ = (
         "_characters",

@@ -18,8 +18,8 @@ ERROR, REPETITION = FinishReason.ERROR.value, FinishReason.REPETITION.value
 
 @dataclass(slots=True)
 class LogprobEntry:
-    """One token's logprob and its alternatives, by id: arrays, since an answer may keep many. Not frozen: made once per
-    token on the hot path."""
+    """The logprob of one token, and its alternatives by id. The alternatives are arrays, because an answer may have
+    many. The class is not frozen, because the hot path makes an object for each token."""
 
     token_id: int
     logprob: float

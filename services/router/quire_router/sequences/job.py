@@ -1,5 +1,5 @@
-"""A client's request as plain values, the same for HTTP and gRPC. Knows nothing of replicas or formats, and does not
-interpret tokens."""
+"""A client's request as plain values, the same for HTTP and gRPC. This module knows nothing of replicas or formats, and
+does not interpret tokens."""
 
 from __future__ import annotations
 

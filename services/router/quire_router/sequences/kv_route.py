@@ -1,7 +1,7 @@
 """The interface of a KV route. A KV route is the object that has a sequence's KV pages transferred between engines: it
 provides the ticket for the Submit, and is called when something happens to the transfer.
 
-Knows no streams. Most routes are a Handoff; see kv_transfer/handoff.py.
+This module knows no streams. Most routes are a Handoff; see kv_transfer/handoff.py.
 """
 
 from __future__ import annotations

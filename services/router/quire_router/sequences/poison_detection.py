@@ -6,8 +6,9 @@ lost last (`Outage.kind`). And at least half of the other sequences that ran the
 seems to follow this sequence.
 
 Other lost engines do not count. An engine that was only unreachable, and comes back in the same epoch, had not broken.
-An engine where the sequence only waited has hardly broken because of it. But no sequence is passed on for ever: it also
-fails after several times as many lost engines that do not count. Knows no replicas.
+If the sequence only waited at an engine, it has hardly caused the failure. But a sequence does not move from engine to
+engine for ever: it also fails after several times as many lost engines that do not count. This module knows no
+replicas.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 placement and the KV transfer.
 
 The state contains everything that another replica or tokenizer needs to continue the sequence: prompt ids, output ids,
-seed, characters sent, attempt. Callers report events by calling methods, which update the records. Knows neither
-streams nor formats.
+seed, characters sent, attempt. Callers report events by calling methods, which update the records. This module knows
+neither streams nor formats.
 """
 
 from __future__ import annotations

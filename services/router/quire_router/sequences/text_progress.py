@@ -68,8 +68,8 @@ class TextProgress:
         self.more_rows = rows - engine_rows
 
     def add_answer(self, characters: int, used: int, us: float) -> None:
-        """Add the answer to a row: `used` of its tokens count, and their text has so many characters. `us` is the
-        tokenizer's time for the row, in microseconds."""
+        """Add the answer to a row. `used` is the number of the row's tokens that count, and `characters` is the length
+        of their text. `us` is the tokenizer's time for the row, in microseconds."""
         self.rows_back += 1
         self.confirmed += used
         self.chars_sent += characters

@@ -1,4 +1,4 @@
-"""Converts a tokenizer's DetokenizeResponse to plain values. Knows no streams and no sequences."""
+"""Converts a tokenizer's DetokenizeResponse to plain values. This module knows no streams and no sequences."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Packs rows of engine steps into messages to a tokenizer. Rows that wait are joined, and long rows are cut. Knows no
-streams.
+"""Packs rows of engine steps into messages to a tokenizer. Rows that wait are joined, and long rows are cut. This
+module knows no streams.
 
 The tokenizer answers each row once. So functions that cut or join rows return how many rows more, or fewer, each
 sequence has now.

@@ -1,5 +1,5 @@
-"""The standing stream to one tokenizer, for short texts, conversations and grammars. A request on the stream has about
-half the way of a unary call, because gRPC sets up each call anew.
+"""The permanent stream to one tokenizer, for short texts, conversations and grammars. A request on the stream takes
+about half as long as a unary call, because gRPC must set up each call.
 
 The caller makes a unary call instead if the stream is not open, or if its answer does not come in time. The stream
 never opens if the tokenizer is of a release that does not know this RPC.

@@ -125,8 +125,8 @@ class TokenizerPool:
 
     @contextlib.asynccontextmanager
     async def _alone_at(self, peer: TokenizerLink) -> AsyncIterator[None]:
-        """Wait until no other suspect is tried, reserve the tokenizer, and wait until its other calls have ended. The
-        second wait ends after `--tokenizer-timeout-s`; then the suspect runs beside the other calls."""
+        """Wait until no other suspect is tried, and reserve the tokenizer. Then wait until its other calls have ended,
+        but at most `--tokenizer-timeout-s`. After that time, the suspect runs while other calls run."""
         async with self._suspects_turn:
             self._reserved = peer
             try:

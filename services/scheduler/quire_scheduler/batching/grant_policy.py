@@ -1,5 +1,5 @@
-"""GrantPolicy: how much credit (positions that the worker may compute) the Grants give, and when. The policies lockstep
-and free running differ in nothing else."""
+"""GrantPolicy: decides how much credit (positions that the worker may compute) Grants give, and when. There are two
+policies, lockstep and free running, and they differ only in this."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Two resources are scarce: slots, and the worker's time to compute prompts. The wait for each is the work ahead of the
 request divided by the measured speed, and the estimate is the longer of the two waits. A quantity that has not been
-measured counts as no wait. The speeds are those of a worker that does nothing else. So the estimate tends to be too
-low: it is too high, and a request is refused without need, only as far as the measured means are wrong.
+measured counts as no wait. The speeds are those of a worker that does nothing else, so the estimate tends to be too
+low. It can only be too high, so that a request is refused without need, if the measured means are wrong.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ class Lifecycle:
         return swapped
 
     def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
-        """Free the slot of a request that the worker has ended; its pages may be reused after `fence`. Pages from index
-        `suspect` on may be wrong, so their names are forgotten; None: all pages are sound."""
+        """Free the slot of a request that the worker has ended. Its pages may be reused after `fence`. The content of
+        pages from index `suspect` on may be wrong, so the caches forget them; None: all pages are sound."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)

@@ -209,7 +209,7 @@ class OutputProcessor:
                 rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:
-        """Handle the first token of each of these slots since its request was started: record the time, name the
+        """Handle the first token of each of these slots since its request was started. Record the time, name the
         prompt's pages, count the prompt's tokens by the source of their KV, and offer full pages to the kvstore."""
         replica = self._replica
         for slot in first:
@@ -225,8 +225,8 @@ class OutputProcessor:
             replica.kv.offload.filled(request, least=1)
 
     def _end_prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
-        """End the prefill-only requests that have sampled their token. The requests in slots `heads` still held their
-        slots when they did; those in `late` had lost theirs."""
+        """End the prefill-only requests that have sampled their token. Requests in the slots `heads` still held their
+        slots at that time. Requests in `late` had lost theirs."""
         holder = self._replica.slots.holder
         drawn = [request for slot in heads if (request := holder[slot])]
         drawn += [request for request in late if request and request.known_len > request.sequence.known_len]

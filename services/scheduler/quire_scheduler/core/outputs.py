@@ -53,8 +53,8 @@ class PrefilledNote(NamedTuple):
 
 
 class PulledNote(NamedTuple):
-    """The pull of a request is over: `pages` of the `wanted` pages came. `error`: why some are missing; `near`: they
-    came from a worker on the same host."""
+    """The note that the pull of a request is over: `pages` of the `wanted` pages came. `error` is the reason if some
+    are missing. `near`: the pages came from a worker on the same host."""
 
     handle: int
     pages: int

@@ -1,5 +1,5 @@
-"""RequestChecks: decides whether a request may enter the queue. A request that can never run here gets an error that
-says why; when the queue is full, a request gets Overloaded."""
+"""RequestChecks: decides whether a request may enter the queue. A request that can never run on this replica gets an
+error with the reason. If the queue is full, a request gets Overloaded."""
 
 from __future__ import annotations
 

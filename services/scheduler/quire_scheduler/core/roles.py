@@ -1,5 +1,6 @@
-"""Roles: which requests a replica is meant for, as routers are told, and which ones it refuses while its role changes.
-A role is advice: except during a change, no request is refused because of it."""
+"""The roles of replicas: which requests a replica is intended for, as reported to routers, and which requests it
+refuses while its role changes. A role is advice. A replica refuses a request because of its role only during a
+change."""
 
 from __future__ import annotations
 

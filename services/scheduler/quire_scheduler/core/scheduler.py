@@ -140,8 +140,8 @@ class Scheduler:
         return True
 
     def abort_session(self, session: int, now: float) -> int:
-        """End all requests and transfers of a session that nobody listens to any more, and drop its outputs. Returns
-        the number of requests that were ended."""
+        """End all requests and transfers of a session whose router has left, and drop its outputs. Returns the number
+        of requests that were ended."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)

@@ -56,8 +56,8 @@ class Handovers:
         self._go_on(request)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """Take the request's first ticket or the refusal of it; later tickets, and those after a give-up, are ignored.
-        If the ticket cannot be used, the session is told."""
+        """Record the ticket of a request's prefill, or the message that there will be none. Only the first of these
+        counts, and none after a give-up. If the ticket cannot be used, tell the session."""
         if ticket is None and refusal is None:
             return
         if self._records.had_ticket(request):

@@ -185,8 +185,8 @@ class Pulls:
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
-        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`; the others
-        are newly allocated, and one move per KV group fills those that the ticket covers. The caller has checked
+        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`. The other
+        pages are newly allocated, and one move per KV group fills those that the ticket covers. The caller has checked
         that enough pages are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
@@ -206,9 +206,9 @@ class Pulls:
         self.settle_pull(request)
 
     def settle_pull(self, request: Request) -> None:
-        """Let a request that holds pages go on, after a move has ended or tokens have come. Once all moves have ended,
-        its session is told. Once its tokens are there too, the request waits for a slot; if pages are missing and
-        there is a kvstore, it gives its pages back and is looked up there first."""
+        """Let a request that holds pages go on, after a move has ended or tokens have come. When all moves have ended,
+        tell its session. When its tokens have come too, the request waits for a slot. If pages are missing and there is
+        a kvstore, the request instead releases its pages, and the kvstore is asked first."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return
@@ -229,8 +229,8 @@ class Pulls:
             self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
-        """End the pull of a waiting request, if it has one. If the request holds pages, its moves are cancelled; else
-        its ticket is dropped and its session is told."""
+        """End the pull of a waiting request, if it has one. If the request holds pages, cancel its moves. Otherwise
+        drop its ticket and tell its session."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return

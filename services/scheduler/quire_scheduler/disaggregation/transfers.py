@@ -206,8 +206,8 @@ class Transfers:
         return transfer
 
     def _ticket(self, request: Request, lease_s: float) -> Ticket:
-        """Make a ticket for the request's pages: the names of the full pages, that of a last page that is not full, the
-        worker's address, a new key and the lease."""
+        """Make a ticket for the request's pages. It has the names of the full pages, the name of the last page if that
+        is not full, the worker's address, a new key and the lease."""
         geometry, known = self._hello.model.pages, request.known_len
         identify(request, geometry.page_size)
         whole = known // geometry.page_size

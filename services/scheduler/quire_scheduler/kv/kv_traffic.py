@@ -205,9 +205,9 @@ class KvTraffic:
                 self.offload.forget(asked[result.pages :])
 
     def must_ask(self, request: Request, local: int) -> bool:
-        """Whether a READY request must be looked up before it starts: after a swap or an incomplete pull, or if the
-        last answer can no longer be used. An answer is dropped if its lease ends too soon, or if its pages no longer
-        follow the local ones."""
+        """Whether a READY request must be looked up in the kvstore before it starts. This is so after a swap or an
+        incomplete pull, or if the last answer cannot be used any more. An answer is dropped if its lease ends too soon,
+        or if its pages no longer follow the local ones."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
@@ -308,7 +308,7 @@ class KvTraffic:
             self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a load: release its lease, name the pages that arrived, and note that the kvstore lacks the
+        """Handle the end of a load. Release its lease, name the pages that arrived, and note that the kvstore lacks the
         others. If the request still holds these pages, it computes those that did not arrive."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)

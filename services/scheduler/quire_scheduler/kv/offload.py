@@ -223,8 +223,8 @@ class Offload:
         return digest in self._known
 
     def quarantine(self, hashes: Sequence[bytes]) -> None:
-        """Note that the kvstore's pages with these hashes may be damaged, since their sequence ended by an error: they
-        are not loaded until they are stored anew."""
+        """Quarantine the kvstore's pages with these hashes: they may be damaged, because their sequence ended by an
+        error. They are not loaded until they have been stored again."""
         if not self.enabled:
             return
         self.forget(hashes)

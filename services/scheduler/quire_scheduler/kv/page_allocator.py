@@ -1,6 +1,6 @@
 """PageAllocator: reference counts and states of the device pages of one KV group.
 
-Somebody references a page in use. A page without a reference is in one of four states:
+A page in use has references. A page without a reference is in one of four states:
 
   fenced   it was released, but steps in flight may still read or write it
   free     it may be allocated
@@ -139,7 +139,7 @@ class PageAllocator:
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
         """Drop one reference to each page. When the fence has passed, pages without a reference become idle if their
-        content is kept, else free. Among the idle ones, the last page of the list is evicted first."""
+        content is kept, else free. Of these idle pages, the last one in the list is evicted first."""
         if not pages:
             return
         at = np.array(pages)

@@ -1,9 +1,9 @@
-"""PageMoves: moves in flight. A move is a copy of pages to or from the device that the worker carries out; a Grant
-carries it to the worker, and a Report tells of its end.
+"""PageMoves: moves in flight. A move is a copy of pages to or from the device that the worker carries out. A Grant
+orders the move, and a Report tells of its end.
 
-A move holds a reference of its own to the pages that it writes, whatever happens to its request. Pages that it reads
-are lent to it. For each kind of move, `owners` has a function that is called when such a move ends. This module does
-not know why pages are moved or when leases end.
+A move has its own references to the pages that it writes, whatever happens to its request. Pages that it reads are lent
+to it. For each kind of move, `owners` has a function that is called when such a move ends. This module does not know
+why pages are moved or when leases end.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class MoveEnd(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """The total of the moves of one kind that one Report tells of: their bytes, and the time of the longest. `near`:
-    pulls from the same host, which have a transport of their own and are measured apart."""
+    """The total of the moves of one kind in one Report: their bytes, and the time of the longest. `near`: pulls from
+    the same host, which use another transport and are measured separately."""
 
     kind: MoveKind
     amount: int

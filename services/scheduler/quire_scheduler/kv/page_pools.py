@@ -1,5 +1,5 @@
-"""PagePools: the page allocators of all KV groups. A sequence has the same number of pages in each group. Before kept
-pages are used anew, `evicted` is called with their group and their numbers."""
+"""PagePools: the page allocators of all KV groups. A sequence has the same number of pages in each group. Before idle
+pages are used for other content, `evicted` is called with their group and their numbers."""
 
 from __future__ import annotations
 
@@ -125,8 +125,9 @@ class PagePools:
         written: Iterable[tuple[int, Sequence[int]]],
         read: Iterable[tuple[int, Sequence[int]]],
     ) -> None:
-        """Check that the references are exactly those of the requests' tables and of the moves that write (`written`),
-        and the loans exactly those of the moves that read (`read`); both as (group, pages). Raises AssertionError."""
+        """Check references and loans. The references must be those of the requests' tables and of the moves that write
+        (`written`). The loans must be those of the moves that read (`read`). Both arguments are (group, pages). Raises
+        AssertionError."""
         requests, written, read = list(requests), list(written), list(read)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]

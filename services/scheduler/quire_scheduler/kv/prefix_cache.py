@@ -94,8 +94,9 @@ class PrefixCache:
         self._ready_pages.pop(request.uid, None)
 
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
-        """Note that the request starts on the pages of `hit`, followed by pages of its own; those before index `loaded`
-        are loaded. The request's own full pages are promised, so that other requests may start on them."""
+        """Note that the request starts on the pages of `hit`, followed by its own pages. Pages before index `loaded`
+        are loaded from the kvstore. The request's own full pages are promised, so that other requests may start on
+        them."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return
@@ -148,8 +149,8 @@ class PrefixCache:
                 del promised[digest]
 
     def leave(self, request: Request, positions: int) -> None:
-        """Handle a request that is giving up its pages: name those that its `positions` computed tokens fill, and
-        withdraw its unkept promises, and those of requests that wait for these."""
+        """Handle a request that is releasing its pages. Name the pages that its `positions` computed tokens fill.
+        Withdraw its promises that it has not kept, and the promises of requests that wait for these."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)
@@ -183,8 +184,8 @@ class PrefixCache:
         return ready < request.expected_tokens and ready <= request.cached_tokens
 
     def check_integrity(self, requests: Iterable[Request], stopping: Iterable[Request]) -> None:
-        """Raise AssertionError if names, promises and tables disagree, or if a request other than its writer shares a
-        page that is not full. `stopping`: requests of which a step may still be reported."""
+        """Raise AssertionError if names, promises and tables disagree, or if two requests share a page that is not
+        full. `stopping` are requests of which a step may still be reported."""
         requests = list(requests)
         uids = {request.uid for request in (*requests, *stopping)}
         require(self._ready_pages.keys() <= uids, "pages are ready for nobody")
@@ -233,8 +234,8 @@ class PrefixCache:
         return Hit(tuple(table[:most] for table in tables), min(ready, most))
 
     def _name(self, request: Request, group: int, first: int, pages: Sequence[int]) -> None:
-        """Name the pages, which hold their content; the first is page `first` of the request. Keep the content of those
-        that got a name, and remove their promises."""
+        """Name the pages, which hold their content. The first is page `first` of the request. Keep the content of the
+        pages that got a name, and remove their promises."""
         if not pages:
             return
         size, end = self._pools.page_size, first + len(pages)

@@ -156,9 +156,9 @@ class Engine:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> None:
-        """Give a request to the core, with a trace span of its own. `held_tokens`: the number of leading tokens whose
-        pages somebody has, as the router believes; None: the router did not say. Raises Unavailable if there is no
-        worker, and the QuireError by which the role or the core refuses the request."""
+        """Give a request to the core, with its own trace span. `held_tokens` is the number of leading tokens whose
+        pages some replica or kvstore has, according to the router; None: the router did not say. Raises Unavailable if
+        there is no worker, and the QuireError by which the role or the core refuses the request."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
@@ -298,10 +298,10 @@ class Engine:
         return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
 
     async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
-        """Change the replica's role. From now on, requests that the new role does not take are refused. The engine
-        waits until the requests and transfers that do not fit the new role have ended, then changes the role. Those
-        that remain after `timeout_s` are ended first (None: wait without limit). Returns the former role and the
-        number of requests that were failed. Raises the errors of Roles.change."""
+        """Change the replica's role. From now on, requests that the new role does not accept are refused. The role
+        changes when all requests and transfers that do not fit it have ended. Those that remain after `timeout_s` are
+        ended first (None: wait without limit). Returns the former role and the number of requests that were failed.
+        Raises the errors of Roles.change."""
         former = self.roles.role
         with self.roles.change(role):
             ended = await self._until(

@@ -26,8 +26,8 @@ _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field
 
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
-    """Yield load messages to one watcher, for ever: at once when the phase changes; when the load has changed, at most
-    once per interval; and every 2 s as a heartbeat."""
+    """Yield load messages to one watcher, for ever. A message comes at once when the phase changes, at most once per
+    interval when the load has changed, and every 2 s as a heartbeat."""
     wanted = interval_ms or engine.config.load_interval_ms
     interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
     loop = asyncio.get_running_loop()

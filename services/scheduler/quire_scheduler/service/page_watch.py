@@ -68,9 +68,9 @@ class _Watch:
         self._resumed = False
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield a snapshot of the worker's named pages and then their changes, at most once per interval; after a gap,
-        yield a snapshot again. When an epoch ends, a frame says that no pages are held. Nothing is yielded while
-        there is no worker."""
+        """Yield a snapshot of the worker's named pages and then their changes, at most once per interval. After a gap,
+        yield a snapshot again. When an epoch ends, yield a frame that says that no pages are held. While there is no
+        worker, yield nothing."""
         clock = asyncio.get_running_loop().time
         changed_s = sent_s = clock()
         while True:

@@ -156,9 +156,9 @@ class Session:
         return self._waiting.popleft()
 
     def _take_step(self, outputs: SessionOutputs) -> bool:
-        """Queue a step's outputs for the router: joined to the last waiting message if possible, else as new messages.
-        If outputs with prompt logprobs find no room, the requests of these fail, and the rest is queued. Returns
-        False if there is no room even so: the router reads too slowly, and the session ends."""
+        """Queue a step's outputs for the router, joined to the last waiting message if possible, else as new messages.
+        If outputs with prompt logprobs find no room, their requests fail, and the rest is queued. Returns False if
+        there is no room for the rest either. Then the router reads too slowly, and the session ends."""
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
         if len(messages) == 1 and self._join_last_message(outputs, messages[0]):

@@ -99,9 +99,9 @@ class WorkerLink:
         await self._channel.close()
 
     async def _wait_until_free(self) -> None:
-        """Wait until no scheduler is attached to the worker, or the worker does not answer: two schedulers that take a
-        worker from each other would serve nobody. The worker's epoch is no help, since it changes late in a
-        takeover."""
+        """Wait until no scheduler is attached to the worker, or the worker does not answer. Otherwise two schedulers
+        could take the worker from each other again and again, and serve no request. The worker's epoch does not help,
+        since it changes late in a takeover."""
         with contextlib.suppress(grpc.RpcError):
             while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
                 await asyncio.sleep(_FREE_POLL_S)

@@ -1,7 +1,7 @@
 """Renders a conversation to the text of a prompt, and finds the special tokens in it that the template wrote.
 
-Brings together the checked conversation, the model's (or the request's) template, the rendering processes and the
-provenance of special tokens. Knows nothing of protobuf, or of how text becomes tokens.
+This module combines the checked conversation, the model's (or the request's) template, the rendering processes and the
+provenance of special tokens. It knows nothing of protobuf, or of how text becomes tokens.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class ChatRenderer:
             )
 
     def _source(self, request: ChatRequest, conversation: Conversation) -> str:
-        """Return the template's source: the request's own, else the model's for tools if there are tools, else its
-        default. Raises FailedPrecondition where there is none."""
+        """Return the template's source: the template of the request, else the model's template for tools if there are
+        tools, else the model's default. Raises FailedPrecondition if there is none."""
         templates = self._vocabulary.templates
         source = request.template
         if not source and conversation.tools:

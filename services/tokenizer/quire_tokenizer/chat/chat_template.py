@@ -1,7 +1,7 @@
 """One chat template, compiled in an immutable sandbox with Hugging Face's conventions.
 
-Used in rendering processes (and, to compile the model's template once, at start). Puts no bounds on time or memory:
-its process does. Knows nothing of tokens.
+It is used in rendering processes, and once at the start to compile the model's template. It does not limit time or
+memory; its process does. It knows nothing of tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""OpenAI's `messages`, `tools` and template arguments, checked and brought into the form that chat templates read.
+"""Checks OpenAI's `messages`, `tools` and template arguments, and converts them to the form that chat templates read.
 
-Content parts other than text are refused by name. Roles come from a fixed list: a template may build special tokens
-from them. Knows nothing of templates' sources or tokens.
+Content parts other than text are refused by name. Roles come from a fixed list, because a template may make special
+tokens of them. This module knows nothing of the sources of templates, or of tokens.
 """
 
 from __future__ import annotations

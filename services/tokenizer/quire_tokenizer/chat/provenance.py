@@ -7,7 +7,7 @@ cannot turn disguised text into a special token. Each character is replaced by o
 when the disguise is taken off.
 
 A template may test for the disguised characters, and then render another text. To notice this, the plain and the
-disguised rendering are compared. Knows nothing of processes, tokenizers or messages.
+disguised rendering are compared. This module knows nothing of processes, tokenizers or messages.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class RenderPool:
         self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, what)
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait,
-        and InvalidArgument or another typed error that says what is wrong with the template or conversation."""
+        """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.
+        Raises InvalidArgument or another typed error for a fault of the template or the conversation."""
         job = framed({"source": source, "variables": variables, "max_chars": self._max_chars})
         try:
             answer = await self._children.run(job)

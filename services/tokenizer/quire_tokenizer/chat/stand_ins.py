@@ -1,7 +1,9 @@
-"""The symbols that take other characters' places while a conversation is rendered. Imports nothing: all sides share it.
+"""The symbols that replace other characters while a conversation is rendered. This module imports nothing, because all
+processes share it.
 
-SignWriting: symbols without case, width or normal forms, and printable, so that Python's repr, which some templates
-show, does not escape them as it would private characters. Rare in text; where they are met, another block is taken.
+The symbols are from the Unicode block SignWriting. They have no case, width or normal forms. They are printable, so
+Python's repr, which some templates use, does not escape them as it escapes private characters. They are rare in text;
+if a text contains them, another block is used.
 """
 
 FIRST, LAST = 0x1D800, 0x1D9FF

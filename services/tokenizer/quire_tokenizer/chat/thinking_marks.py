@@ -1,7 +1,7 @@
 """ThinkingMarks: the tokens that begin and end a model's thinking. Thinking budgets need them.
 
 The marks are those that --reasoning-config (vLLM's option) names, or a known pair among the tokens that were added to
-the vocabulary. Does not count tokens.
+the vocabulary. This module does not count tokens.
 """
 
 from __future__ import annotations

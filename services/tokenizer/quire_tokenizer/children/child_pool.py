@@ -1,7 +1,7 @@
 """A pool of child processes of one program. Children are started when needed, killed when they are too slow, and
 replaced when they have died. A failure affects only one job.
 
-Knows nothing of what the jobs are.
+This module knows nothing of what the jobs are.
 """
 
 from __future__ import annotations

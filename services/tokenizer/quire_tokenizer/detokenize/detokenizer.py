@@ -1,7 +1,8 @@
 """The open requests of one Detokenize stream, by handle. Each request is opened, advanced step by step, and closed.
 
 An error of one request is reported in the answer, and the stream goes on. Rows whose handles are not open are skipped:
-the engine may send further rows before it learns that the tokenizer has found a stop string. Knows nothing of protobuf.
+the engine may send further rows before it learns that the tokenizer has found a stop string. This module knows nothing
+of protobuf.
 """
 
 from __future__ import annotations

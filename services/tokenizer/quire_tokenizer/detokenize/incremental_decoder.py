@@ -35,8 +35,8 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 class TextDecoder(Protocol):
     """Decodes the tokens of one sequence to text. Not safe for use by two threads at once.
 
-    The joined results of `feed` and a last `flush` are the text. Ids are not negative; those beyond the vocabulary add
-    nothing, and neither do skipped special tokens.
+    The joined results of `feed` and a last `flush` are the text. Ids must not be negative. Ids beyond the vocabulary
+    and skipped special tokens add no text.
     """
 
     def feed(self, token_id: int) -> str:

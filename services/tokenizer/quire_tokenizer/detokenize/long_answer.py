@@ -1,6 +1,6 @@
 """Cuts an answer whose texts are too long for one message into parts. If a part is full, the text of a row is cut.
 
-The last part of a row's text carries the row's token count and its end. Knows nothing of protobuf.
+The last part of a row's text carries the row's token count and its end. This module knows nothing of protobuf.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ text was cut into pieces.
 
 The matcher builds no automaton. It sorts the stop strings once. Its only state is the held text: the suffix of the text
 that may become a stop string. This suffix is found by bisection in the sorted strings. A beginning that fails is never
-tried again, so each character is tried at most twice on average, and the time is linear in the text. Knows nothing of
-tokens.
+tried again, so each character is tried at most twice on average, and the time is linear in the text. This module knows
+nothing of tokens.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _sorted_once(stops: tuple[str, ...]) -> StopStrings:
 
 class StopMatcher:
     """The search in one text. `held` has the characters at the end of the text that may become a stop string.
-    `stop_index` and `stop_length` are those of the match; the index is -1 until there is one."""
+    `stop_index` and `stop_length` describe the match; the index is -1 until there is a match."""
 
     __slots__ = ("_stops", "held", "stop_index", "stop_length")
 

@@ -2,8 +2,8 @@
 the tokenizers library matches added tokens.
 
 A plain regular expression with hundreds of alternatives tries each of them at many positions, and blocks all other
-threads meanwhile. This matcher tries common beginnings only once, and searches a text in pieces. Knows nothing of
-tokens.
+threads meanwhile. This matcher tries common beginnings only once, and searches a text in pieces. This module knows
+nothing of tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns the tokens of one request into text: decodes them, holds back text that may become a stop string, cuts the text
 at stop strings, and counts tokens and characters.
 
-The text, the cut and the counts do not depend on how tokens were grouped into rows. Knows nothing of streams, handles
-or protobuf.
+The text, the cut and the counts do not depend on how tokens were grouped into rows. This module knows nothing of
+streams, handles or protobuf.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The table of the piece that every token adds to a text. The table is made once, and makes streaming cheap.
 
-Most decoders look at one token at a time, but for two things: characters whose UTF-8 bytes come from several tokens,
-and spaces at the very start. For these decoders a table of each token's text (or bytes, where they are no whole
-characters) says all. `build_pieces` knows which decoders these are; for others it returns None, and texts are decoded
-by the library. Knows nothing of streams.
+Most decoders look at one token at a time, with two exceptions: characters whose UTF-8 bytes come from several tokens,
+and spaces at the start of the text. For these decoders, a table with each token's text is sufficient. (It has bytes if
+the token is not a whole number of characters.) `build_pieces` knows which decoders these are. For other decoders it
+returns None, and the library decodes texts. This module knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPiece
 
 
 def _byte_fallback(tokens: Mapping[int, str], steps: list[dict[str, Any]]) -> TokenPieces | None:
-    """Make the table for SentencePiece's decoder: Replace..., ByteFallback, Fuse, and perhaps one Strip at the start of
-    the whole. None where the steps are others."""
+    """Make the table for SentencePiece's decoder: Replace steps, ByteFallback, Fuse, and optionally one Strip at the
+    start of the text. Returns None if the steps are others."""
     steps = list(steps)
     replacements = []
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:

@@ -1,5 +1,5 @@
-"""Decodes token ids to whole texts, with the library's decoder, and single tokens to bytes. Knows nothing of
-streams."""
+"""Decodes token ids to whole texts, with the library's decoder, and single tokens to bytes. This module knows nothing
+of streams."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class WholeDecoder:
         return await self._check_and_run([column], work)
 
     async def _check_and_run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
-        """Check the columns, then run `work`, in a thread where there are many ids. Raises TooLarge for too many ids
-        and InvalidArgument for negative ones; ids beyond the vocabulary pass."""
+        """Check the columns, then run `work`, in a thread if there are many ids. Raises TooLarge for too many ids and
+        InvalidArgument for negative ids. Ids beyond the vocabulary are accepted."""
         total = sum(map(len, columns))
         if total > self._max_token_ids:
             message = f"{total} token ids; at most {self._max_token_ids} are accepted."

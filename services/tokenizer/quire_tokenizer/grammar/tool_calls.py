@@ -49,9 +49,9 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
 
 
 def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
-    """Return the tools that may be called, each with a prepared schema. It is the tool's own schema if the tool is
-    strict or a call is required, else any object. Adds to `warnings` what is not enforced. Raises GrammarRefused if
-    there is no tool, or a schema is bad."""
+    """Return the tools that may be called, each with a prepared schema. If the tool is strict or a call is required, it
+    is the tool's own schema, otherwise any object. Adds to `warnings` the parts of schemas that are not enforced.
+    Raises GrammarRefused if there is no tool, or a schema is bad."""
     given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:

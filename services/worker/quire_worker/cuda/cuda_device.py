@@ -295,8 +295,8 @@ class CudaDevice:
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
     def _main(self) -> None:
-        """Wait for launched steps in order, on the results thread, and call `wake` after each; set an Event when its
-        turn comes. Ends at None; a broken device skips its steps."""
+        """On the results thread, wait for launched steps in order, and call `wake` after each. If the item is an Event,
+        set it when its turn comes. Ends at None. A broken device skips its steps."""
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -350,8 +350,9 @@ class CudaDevice:
         )
 
     def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:
-        """Microseconds that the GPU was idle before a step, and then computed it; remembers when the step ended. A step
-        launched while the one before it ran begins where that one ended; on an idle GPU it begins with its launch."""
+        """Return the microseconds that the GPU was idle before a step, and the microseconds that it computed the step;
+        remember when the step ended. If the step was launched while the step before it ran, it begins at that step's
+        end. On an idle GPU it begins with its launch."""
         began_ns = max(launched_ns, self._last_end_ns)
         idle_ns, self._last_end_ns = began_ns - self._last_end_ns, ended_ns
         return idle_ns // 1000, (ended_ns - began_ns) // 1000

@@ -29,8 +29,8 @@ class PendingLogprobs:
     """See ops/triton/logprobs.py."""
 
     def columns(self, token: Int32) -> LogprobColumns | None:
-        """The downloaded logprobs of those sequences that drew a token (`token` by sequence, negative: none); None if
-        there are none. Only once the step's event has passed."""
+        """Return the downloaded logprobs of the sequences that sampled a token (`token` by sequence, negative: none);
+        None if there are none. Call this only after the step's event has passed."""
         kept = np.flatnonzero(token[self.sequence] >= 0)
         if not len(kept):
             return None

@@ -42,9 +42,9 @@ def run_isolated(
     *,
     again: bool,
 ) -> StepOutcome:
-    """Run each sequence of a step whose launch raised `error` in a step of its own, by `run`, and join their outcomes;
-    those that raise again fail. `examine` raises if an error is the device's own. Not `again`: tokens may have been fed
-    back, so all fail."""
+    """Run the sequences of a step whose launch raised `error` one by one, each in its own step by `run`, and join their
+    outcomes. Sequences that raise again fail. `examine` raises if an error is the device's own. Without `again`, all
+    sequences fail, because tokens may have been fed back already."""
     sequences = range(len(batch.count))
     log.exception("a step could not be launched", sequences=len(sequences), each_alone=again)
     if not again or len(sequences) == 1:

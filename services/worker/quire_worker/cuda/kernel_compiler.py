@@ -51,9 +51,9 @@ _KEPT_ROWS = 1024
 
 
 def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
-    """Compile, on several threads, the kernels of steps of these sizes and of their logprobs; with `fresh`, those of
-    steps that leave prompts to cuDNN too. Runs torch's own part of such steps, on the current stream. Never raises:
-    what fails here is compiled at its launch."""
+    """Compile, on several threads, the kernels of steps of these sizes and of their logprobs; with `fresh`, also those
+    of steps whose prompts cuDNN computes. Runs torch's part of such steps on the current stream. Never raises: a kernel
+    that fails to compile here is compiled at its launch."""
     begin, threads = time.perf_counter(), min(_MOST_THREADS, usable_cores())
     try:
         tasks = compile_together(lambda: go_through(body, tiling, sizes, fresh=fresh), threads)
@@ -68,8 +68,8 @@ def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, 
 
 
 def compile_together(launch: Callable[[], None], threads: int) -> list[Future[Any]]:
-    """Call `launch`, whose kernels are compiled on so many threads and not run. Returns a task for each kernel that was
-    not compiled before; all have ended, with a kernel or an exception."""
+    """Call `launch`; its kernels are compiled on this many threads, and do not run. Returns a task for each kernel that
+    was not compiled before. All tasks have ended, with a kernel or an exception."""
     with ThreadPoolExecutor(threads, "compile") as pool, _compiling(pool) as tasks:
         launch()
     return tasks
@@ -77,11 +77,12 @@ def compile_together(launch: Callable[[], None], threads: int) -> list[Future[An
 
 @contextlib.contextmanager
 def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
-    """Inside, launches of this thread compile and do not run; those of other threads are as ever. Yields the list of
-    tasks. Kernels on disk are read at once; from the first that is not there, compilations go to the pool.
+    """In this context, launches of this thread compile kernels and do not run them; launches of other threads are
+    unchanged. Yields the list of tasks. Kernels on disk are read at once. From the first missing kernel on,
+    compilations go to the pool.
 
-    `run` and `_do_compile` are Triton's own ways to compile without a launch, and to compile what is not in memory; it
-    takes a future in place of a kernel.
+    Triton's `run` compiles without a launch, and its `_do_compile` compiles a kernel that is not in memory. Triton
+    accepts a future in place of a kernel.
     """
     owner, tasks, missed = threading.get_ident(), list[Future[Any]](), threading.Event()
     run, do_compile, listener = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener

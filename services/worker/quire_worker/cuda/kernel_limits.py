@@ -1,4 +1,4 @@
-"""What the kernels cannot do, as errors that say so before anything is loaded. Needs no GPU."""
+"""What the kernels cannot do, as errors that say so before anything is loaded. This module needs no GPU."""
 
 from __future__ import annotations
 

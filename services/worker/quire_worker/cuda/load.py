@@ -100,14 +100,14 @@ def load_cuda_model(
 
 
 def page_kind(*, batch_invariant: bool) -> bytes:
-    """The part of the pages' namespace that says how they were computed, beside model and type: on a GPU, with or
-    without `--batch-invariant`.
+    """Return the part of the pages' namespace that says how they were computed, in addition to model and type: on a
+    GPU, with or without `--batch-invariant`.
 
-    Those of a CPU differ in their last bits, and those of `--batch-invariant` promise bits: neither may read others',
-    lest an answer depends on who stored its pages. The attention backend is no part of it. With `--batch-invariant`
-    both backends run the same kernels, since cuDNN is never asked then. Without it, cudnn and triton differ as two
-    steps of one worker do: how a prompt's attention and GEMMs are computed depends on the size of its step, so its
-    pages have no bits of their own that a namespace could keep apart.
+    Pages of a CPU differ from those of a GPU in their last bits, and `--batch-invariant` promises exact bits. If a
+    worker read pages of another kind, its answers would depend on which worker stored them. The attention backend is
+    not part of the namespace. With `--batch-invariant`, both backends run the same kernels, since cuDNN is not used.
+    Without it, the bits of a page depend on the size of the step that computed it anyway, so cudnn and triton differ no
+    more than two steps of one worker.
     """
     return b"cuda even" if batch_invariant else b"cuda"
 

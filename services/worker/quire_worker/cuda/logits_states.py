@@ -38,8 +38,8 @@ _WORD = 4
 
 @dataclass(slots=True)
 class _DeviceState:
-    """`capacity`: ids that it has room for, `most` that it may need. `left`: tokens that there is room for, should each
-    be new to the sequence; None: it never needs more."""
+    """The device's copy of a state. `capacity` is the number of ids that it has room for, and `most` the number that it
+    may need. `left` is how many more tokens fit, if each is new to the sequence; None: it never needs more room."""
 
     controls: LogitsState
     words: Tensor
@@ -69,9 +69,9 @@ class LogitsStates:
         return self._num_bytes
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
-        """By sequence, the address of its state on the device, made or enlarged as needed, for those whose logits the
-        device changes. A sequence for which there is no room gets a state that forbids every token, and its controls
-        say why (`failure`)."""
+        """Return, by sequence, the address of its state on the device, for sequences whose logits the device changes.
+        States are made or enlarged as needed. A sequence for which there is no room gets a state that forbids every
+        token, and its controls have the reason (`failure`)."""
         found = {}
         for sequence, controls in batch.controls.items():
             if controls.changes_logits and not controls.runs_python:
@@ -117,8 +117,8 @@ class LogitsStates:
         return held
 
     def _grow(self, held: _DeviceState) -> _DeviceState | None:
-        """Move a state, as the device has it by now, to memory with room for about twice as many ids; None if there is
-        no room. A state ends with its ids and their counts."""
+        """Move a state, with the device's changes, to memory with room for about twice as many ids. Returns None if
+        there is no room. The ids and their counts are at the end of a state."""
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
         added = 2 * (after - before)

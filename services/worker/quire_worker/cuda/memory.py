@@ -38,17 +38,17 @@ def pool_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) ->
 
 
 def step_bytes(spec: DecoderSpec, rows: int, sequences: int, vocab_size: int) -> int:
-    """Bytes that the largest step takes beside weights and pages: its pool, logits and logits processor states. Graphs
-    have a pool of their own, which steps that run kernel by kernel cannot take; the logits of all steps lie in one
-    place."""
+    """Return the bytes that the largest step takes in addition to weights and pages: its pool, logits and logits
+    processor states. Graphs have their own pool, which steps that run kernel by kernel cannot use. The logits of all
+    steps lie in one place."""
     pools = 2 * pool_bytes(spec, rows, sequences, vocab_size)
     return pools + sequences * vocab_size * _ELEMENT_BYTES + LOGITS_STATE_BYTES
 
 
 def reserve_memory(size: int) -> None:
-    """Leave torch's allocator one free block of so many bytes for the current stream. What is asked for later is cut
-    from it; otherwise each larger step than those before would take new blocks beside theirs. Does nothing where the
-    GPU has no such block."""
+    """Leave torch's allocator one free block of this many bytes for the current stream. Later allocations are cut from
+    this block. Otherwise each step that is larger than all before would take new blocks in addition to theirs. Does
+    nothing if the GPU has no such block."""
     with contextlib.suppress(torch.OutOfMemoryError):
         torch.empty(size, dtype=torch.uint8, device="cuda")
 

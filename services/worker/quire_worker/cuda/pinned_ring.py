@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class PinnedRing:
-    """`next_buffer` returns a buffer again after `turns` more calls: by then nothing may still read or write it.
-    Buffers grow as needed. `device`: the device whose copies go through them."""
+    """A ring of pinned buffers. `next_buffer` returns a buffer again after `turns` more calls; by then, nothing may
+    read or write it any more. Buffers grow as needed. `device` is the device whose copies go through them."""
 
     def __init__(self, turns: int, device: torch.device) -> None:
         self._pinned = device.type == "cuda"

@@ -26,8 +26,9 @@ class RepetitionWatch:
         self._sampled: dict[int, int] = {}
 
     def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
-        """Mark in `finish` the sequences whose drawn token [S] completes a repetition, and tell their states the tokens
-        that were fed. A row that was held has fed its token, and feeds it once more. `token` may be HELD."""
+        """Mark in `finish` the sequences whose sampled token [S] completes a repetition, and pass the fed tokens on to
+        their states. A row that was held fed its token then, and feeds it once more in this step. `token` may be
+        HELD."""
         for sequence, controls in batch.controls.items():
             if not controls.watches_repetition:
                 continue

@@ -36,8 +36,8 @@ Edit = Callable[[Tensor, Tensor, Changed, RowMasks | None], Changed]
 
 
 class StepBody:
-    """One model on one device. `uploaded` is the buffer that layouts describe, `last_token` [slots] what was drawn.
-    `masks` None: no step has rows with grammars."""
+    """One model on one device. `uploaded` is the buffer that layouts describe, and `last_token` [slots] has the sampled
+    tokens. `masks` None: no step has rows with grammars."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class StepBody:
     def launch(
         self, layout: StepLayout, edit: Edit | None = None, *, attend: Attend[TritonPlan] | None = None
     ) -> Tensor:
-        """Launch all kernels of a step whose columns are uploaded; its tokens and finish codes go to `results`. Returns
-        the hidden rows of all its tokens. `edit`: called before anything is drawn, in steps that are not captured.
-        `attend` stands in for attention, as in Decoder.forward."""
+        """Launch all kernels of a step whose columns are uploaded. Its tokens and finish codes go to `results`. Returns
+        the hidden rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled.
+        `attend` replaces attention, as in Decoder.forward."""
         size = layout.size
         self.advanced = False
         views = self._views(layout)
@@ -124,8 +124,8 @@ class StepBody:
     def _changed(
         self, views: dict[str, Tensor], stop_id: Tensor, logits: Tensor, masks: RowMasks | None
     ) -> tuple[Tensor, Tensor]:
-        """Launch what changes logits by the rows' logits processor states. Returns the states' addresses by row, and
-        the changed logits, from which rows that have a state are drawn."""
+        """Launch the kernel that changes logits by the rows' logits processor states. Returns the states' addresses by
+        row, and the changed logits, from which rows with a state sample."""
         address = views["control"].view(torch.int64)
         columns = ControlColumns(
             address=address,

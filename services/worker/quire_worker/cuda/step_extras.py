@@ -69,9 +69,9 @@ class StepExtras:
     def start(
         self, batch: StepBatch, places: Int32, logits: Tensor | None, token: Tensor, hidden: Tensor | None
     ) -> PendingExtras:
-        """Begin to compute the logprobs that the batch asks for, behind the step launched last, of which `logits` [N,
-        V] and `token` [N] are; `places` [S] is their row by sequence. `hidden` [R, H]: rows of a step with prompt
-        logprobs. A failure fails only the sequences that asked."""
+        """Begin to compute the logprobs that the batch asks for, after the step that was launched last. `logits` [N, V]
+        and `token` [N] are those of that step; `places` [S] has the row of each sequence. `hidden` [R, H] are the
+        hidden rows of a step with prompt logprobs. A failure fails only the sequences that asked."""
         extras = PendingExtras()
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if len(asked) and logits is not None:

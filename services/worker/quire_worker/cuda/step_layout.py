@@ -97,8 +97,8 @@ class StepLayout:
         return cls(size, stop_ids, tiling, place, at, () if fresh else None)
 
     def leaving(self, fresh: tuple[Fresh, ...], chunks: int) -> StepLayout:
-        """The same layout for a step of `chunks` prefill chunks. Those in `fresh` go to cuDNN and have no tiles; their
-        rows count from the first row that prefills."""
+        """Return the same layout for a step of `chunks` prefill chunks. The chunks in `fresh` go to cuDNN and have no
+        tiles; their rows are counted from the first prefill row."""
         moved = tuple(Fresh(self.size.decodes + each.row, each.tokens) for each in fresh)
         return replace(self, fresh=moved, tiled=chunks > len(fresh))
 
@@ -128,7 +128,7 @@ class StepLayout:
         buffer[self.place["table_width"][0]] = 1
 
     def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NO_CONTROLS) -> int:
-        """Write a batch that the size holds into a host buffer; returns how many words are used. Padding rows compute
+        """Write a batch that fits this size into a host buffer. Returns how many words are used. Padding rows compute
         nothing. `control`: sequence -> address of its logits processor state."""
         size, count = self.size, batch.count
         decodes = int(np.count_nonzero(batch.fed))
@@ -179,9 +179,9 @@ class StepLayout:
         return self._pack_table(batch, decodes, here, into)
 
     def pack_next(self, batch: StepBatch, into: Int32, before: Int32) -> int:
-        """Update a buffer that holds an earlier step of the same sequences, which all decode, packed by this layout:
-        write only what has moved since they were at the positions `before`. Returns how many words are used. Keys may
-        stay split as they were then."""
+        """Update a buffer that holds an earlier step of the same sequences, packed by this layout; all of them decode.
+        Only the changes since the positions `before` are written. Returns how many words are used. The KV splits may
+        stay as they were then."""
         count, position = len(batch.position), batch.position
         for name, values in (
             ("position", position),
@@ -195,8 +195,8 @@ class StepLayout:
         return self._pack_table(batch, count, slice(count), into)
 
     def _pack_splits(self, position: Int32, into: Int32, before: Int32 | None = None) -> None:
-        """Write how the keys of decoding sequences are split among programs, if the layout has splits. Those made for
-        the positions `before` are extended where that is possible."""
+        """Write the KV splits of decoding sequences, if the layout has splits. If possible, the splits that were made
+        for the positions `before` are extended."""
         if "split" in self.place:
             begin, length = self.place["split"]
             splits = into[begin : begin + length].reshape(COLUMNS, -1)

@@ -37,8 +37,8 @@ class StepSize:
 
     @property
     def in_advance(self) -> bool:
-        """Whether a graph of this size is captured before a step needs it. Of sizes with logits processor states only
-        one is: steps that need them are few. Of sizes with masks, those are that only decode."""
+        """Whether a graph of this size is captured before a step needs it. Of the sizes with logits processor states,
+        only one is, because few steps need them. Of the sizes with masks, those that only decode are."""
         if self.masked:
             return not self.rows and not self.controlled
         return not self.controlled or (self.decodes == 1 and not self.rows)
@@ -81,9 +81,10 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> list[StepSize]:
-    """All sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, full ones; then
-    the same with filters, then with logits processor states too; where the device applies grammars (`masked`), then all
-    of these with masks. `max_tokens`: of a step, those of decode rows too."""
+    """Return all sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, full
+    steps. Then the same sizes follow with filters, then also with logits processor states. If the device applies
+    grammars (`masked`), all of these follow with masks. `max_tokens` is the limit of tokens in a step, decode rows
+    included."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = _mixed_decodes(max_num_seqs)
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
@@ -99,9 +100,9 @@ def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> 
 
 
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool = False) -> list[StepSize]:
-    """A few sizes whose steps use all kernels that any graph has: the first `count` that are captured, the one of most
-    sequences, long ones, one with filters, and two with logits processor states, whose results lie differently; where
-    the device applies grammars (`masked`), one of each kind with masks."""
+    """Return a few sizes whose steps use all kernels of any graph: the first `count` that are captured, the one with
+    the most sequences, long ones, one with filters, and two with logits processor states, which have different layouts
+    of results. If the device applies grammars (`masked`), there is one of each kind with masks."""
     sizes = graph_sizes(max_num_seqs, max_tokens)
     long = list[StepSize]()
     for least in _LONG_ROWS:
@@ -114,9 +115,9 @@ def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool
 
 
 def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int, *, masked: bool = False) -> list[StepSize]:
-    """Sizes of steps that are captured in pieces, the most wanted first: full ones, shorter ones, then the same with
-    logits processor states; where the device applies grammars (`masked`), then all of these with masks. All are with
-    filters. Rows are multiples of `piece`, up to one more than the tokens take: a
+    """Return the sizes of steps that are captured in pieces, the most wanted first: full steps, shorter steps, then the
+    same with logits processor states. If the device applies grammars (`masked`), all of these follow with masks. All
+    have filters. The number of rows is a multiple of `piece`, and exceeds the tokens by up to one `piece`, since a
     fresh chunk at a step's end is padded."""
     full, shorter = list[StepSize](), list[StepSize]()
     for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
@@ -140,8 +141,8 @@ def _mixed_decodes(max_num_seqs: int) -> list[int]:
 
 
 def _full_steps(decodes: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """For each number of decode rows that graphs have, the most prefill tokens of a step of `max_tokens` with so many
-    sequences: the fewest that are padded to this number leave most."""
+    """Return, for each number of decode rows that graphs have, the greatest number of prefill tokens in a step of
+    `max_tokens`. It is reached with the fewest sequences that are padded to this number of rows."""
     left = [(0, max_tokens), *((most, max_tokens - fewer - 1) for fewer, most in pairwise(decodes))]
     return [(each, tokens) for each, tokens in left if tokens > 0]
 

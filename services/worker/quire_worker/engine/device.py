@@ -81,8 +81,8 @@ class InlineDevice:
 
 
 class ThreadDevice:
-    """A Device that runs its steps one after the other on a thread, which its maker starts. An error outside a step
-    breaks the device for good: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
+    """A Device that runs its steps one after the other on a thread. Its creator starts the thread. An error outside a
+    step breaks the device permanently: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
 
     def __init__(
         self,

@@ -157,9 +157,9 @@ class Engine:
         return self._device.prepare()
 
     def collect(self) -> Report | None:
-        """Take in ended steps and moves, and return the next Report, or None if there is nothing to report. A Report
-        tells of the oldest step that has ended. If no step has ended, it tells of moves or of errors without a step,
-        or, while nothing runs, acknowledges Grants."""
+        """Process ended steps and moves, and return the next Report; None: there is nothing to report. A Report tells
+        of the oldest step that has ended. If no step has ended, it tells of moves or of errors without a step. While
+        nothing runs, it acknowledges Grants."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
@@ -183,8 +183,8 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
-        """Run the waiting slots whose cached range is ready. If nobody will fill the pages of a slot, or its grammar
-        cannot go on, its error goes into a Report."""
+        """Run the waiting slots whose cached range is ready. If no slot or move will fill the pages of a slot, or if
+        its grammar cannot go on, a Report gets its error."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 

@@ -54,8 +54,8 @@ class PageStates:
         self.writer[pages] = slot
 
     def release(self, pages: Int32, slot: int, *, running: bool) -> None:
-        """Remove a leaving slot from the holders and writers of its pages. The positions that it filled stay filled,
-        and nobody fills the rest. If another slot holds such an unfinished page, `setbacks` rises."""
+        """Remove a leaving slot from the holders and writers of its pages. The positions that it filled stay filled; no
+        slot will fill the rest. If another slot holds such an unfinished page, `setbacks` rises."""
         self.refs[pages] -= 1
         if running:
             self.running[pages] -= 1

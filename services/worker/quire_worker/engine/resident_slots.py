@@ -114,9 +114,9 @@ class ResidentSlots:
         return True
 
     def void(self, pages: Int32) -> None:
-        """Mark as empty those of the pages that nobody will fill, so that a slot that starts on them finds them lost.
-        Pages that a slot or a move is filling stay as they are. Does nothing if a running slot holds one of the
-        others."""
+        """Mark the pages that no slot or move will fill as empty, so that a slot that starts on them finds them lost.
+        Pages that a slot or a move is filling stay unchanged. Does nothing if a running slot holds one of the other
+        pages."""
         pages = pages[(pages >= 1) & (pages < self.spec.num_pages)]
         states = self.states
         idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
@@ -198,9 +198,9 @@ class ResidentSlots:
         self._constrained.hold(slots.tolist())
 
     def admit_ready(self) -> list[tuple[int, QuireError]]:
-        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that nobody will fill,
-        or whose grammar cannot go on; returns these slots with their errors. Waiting slots are checked from the highest
-        order key down, so that of several holders of lost pages the oldest stays, and computes them itself."""
+        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that no slot or move
+        will fill, or whose grammar cannot go on. Returns the ended slots with their errors. Slots are checked from the
+        highest order key down. So if several slots hold lost pages, the oldest stays, and computes them itself."""
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
             error = self._waiting.check_slot(slot)
@@ -302,10 +302,10 @@ class ResidentSlots:
         _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")
 
     def _check_free(self, own: Int32, fresh: Int32) -> None:
-        """Raise PAGE_TAKEN for pages that a slot cannot write. Of all that it is to write, `own`, none may be filled by
-        another slot, read by a running one, or written by a step in flight of a former holder. Of `fresh`, none may be
-        one that a move is to fill or an export offers. `fresh` leaves out the page in which the cached range ends,
-        which a move may still fill or an export hold."""
+        """Raise PAGE_TAKEN for pages that a slot cannot write. `own` are all pages that the slot is to write. None of
+        them may be filled by another slot, read by a running slot, or written by a step in flight of a former holder.
+        `fresh` are the same pages without the page in which the cached range ends. None of these may be filled by a
+        move or offered by an export."""
         states = self.states
         busy = (states.busy_until[own] > self.settled).any()
         taken = (

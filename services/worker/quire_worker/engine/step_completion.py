@@ -26,7 +26,7 @@ _NO_SLOTS = np.empty(0, np.int32)
 
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Update the slots with an ended step: raise page watermarks, count tokens, and end sequences that are finished or
-    failed. Returns the rows to report; those of sequences that had ended before, or were held, are left out."""
+    failed. Returns the rows to report. Rows of sequences that had ended before, or that were held, are left out."""
     residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation

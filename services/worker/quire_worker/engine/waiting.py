@@ -90,8 +90,8 @@ class WaitingSlots:
                 return
 
     def check_slot(self, slot: int) -> QuireError | None:
-        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if nobody will fill a page that the
-        slot needs, and None if it runs or still waits.
+        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if no slot or move will fill a page
+        that the slot needs, and None if the slot runs or still waits.
 
         If a move failed and no other slot holds its pages, the slot runs and fills them itself.
         """

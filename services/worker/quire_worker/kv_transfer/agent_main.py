@@ -1,7 +1,8 @@
 """AgentMain: the life of the KV transfer agent's process, from its inherited descriptors to the end of its socket.
 
-It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
-a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
+The process ends with its worker, however the worker ends: the socket closes, and if this process hangs, the kernel
+kills it. It ignores signals that a terminal or supervisor sends to the whole process group, because the worker must
+drain first.
 """
 
 from __future__ import annotations

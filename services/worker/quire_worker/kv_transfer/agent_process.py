@@ -148,8 +148,8 @@ class AgentProcess:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """Allow the first `pages` pages of an export to be copied into the ring; the process is told if peers may read
-        the engine's own memory. Unknown moves are ignored."""
+        """Allow the first `pages` pages of an export to be copied into the ring. If peers may read the engine's own
+        memory, the process is told too. Unknown moves are ignored."""
         number = self._number_of.get(move_id)
         if number is not None:
             self._open[number].offer(pages)
@@ -302,8 +302,8 @@ class AgentProcess:
         return left
 
     def _copyable(self) -> OpenMove | None:
-        """A move with a page to copy into the ring; None if there is none or no slot is free. Moves of which no page is
-        wanted any more are dropped from those that are looked at."""
+        """Return a move with a page to copy into the ring; None if there is none or no slot is free. Moves that need no
+        further page are removed from the list of candidates."""
         if not self._free:
             return None
         for number, opened in list(self._wanting.items()):

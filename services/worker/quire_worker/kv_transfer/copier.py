@@ -1,4 +1,4 @@
-"""Copier: pages between the engine's pool and the ring. Knows nothing of moves."""
+"""Copier: pages between the engine's pool and the ring. This module knows nothing of moves."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _CANNOT = -1
 
 
 class DeviceFetches:
-    """Belongs to the model thread. `answer` tells the process how many pages of a move were fetched. `able`: the copier
-    could be prepared for fetches; if not, every pull goes another way."""
+    """The fetches of the model thread. `answer` tells the process how many pages of a move were fetched. `able`: the
+    copier could be prepared for fetches; otherwise all pulls use another transport."""
 
     def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None], *, able: bool = True) -> None:
         self._copier = copier

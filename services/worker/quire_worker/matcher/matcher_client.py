@@ -69,9 +69,9 @@ class MatcherLink(Protocol):
 
 
 class MatcherClient:
-    """Its methods belong to the model thread, except those of MaskSource, which belong to the device's thread. The
-    process starts with the first sequence that has a grammar, or by `start`. `mask_slots`: those that it may assign;
-    None: all of the ring."""
+    """The methods belong to the model thread, except those of MaskSource, which belong to the device's thread. The
+    process starts with the first sequence that has a grammar, or by `start`. `mask_slots` are the mask slots that the
+    client may assign; None: all of the ring."""
 
     def __init__(
         self,

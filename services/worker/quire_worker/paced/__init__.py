@@ -1,1 +1,2 @@
-"""The paced worker: the real worker process with timed steps of a made-up model. Imports no torch and no numba."""
+"""The paced worker: the real worker process with timed steps of a made-up model. This module imports no torch and no
+numba."""

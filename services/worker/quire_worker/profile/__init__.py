@@ -1,1 +1,2 @@
-"""`python -m quire_worker.profile`: where a step's time goes, kernel by kernel, against what the hardware could do."""
+"""`python -m quire_worker.profile`: shows where a step's time goes, kernel by kernel, compared with what the hardware
+allows."""

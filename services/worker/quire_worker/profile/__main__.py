@@ -12,13 +12,13 @@ _EXIT_FAILED = 2
 
 
 def main() -> int:
-    """Run the profile; returns the process's exit code."""
+    """Run the profile. Returns the exit code."""
     return service_main("worker", ProfileConfig, _run)
 
 
 def _run(config: ProfileConfig) -> int:
-    """Profile a step, print the table, and say where the files are; an error of the configuration or model is printed
-    with its fix. Returns the exit code."""
+    """Profile a step, print the table, and say where the files are. An error of the configuration or the model is
+    printed with its fix. Returns the exit code."""
     # Here and not above: torch takes seconds to import, and `--help` needs none of it.
     from quire_worker.profile.kernel_table import as_text
     from quire_worker.profile.step_profile import profile_step

@@ -1,10 +1,10 @@
-"""Cost: what calls of a step's parts must move and compute at the least, by arithmetic.
+"""Cost: the least bytes and operations that calls of a step's parts need, by arithmetic.
 
-Bytes are what is read and what is written, each once; operations are multiplications and additions: nothing that a
-smarter way of computing the same could leave out. A product of [R, I] and [O, I] takes 2 R I O operations. A pair of a
-query row and a key that it sees takes 4 D for each query head, 2 D for the score and 2 D for the value; a fresh prompt
-of n tokens is causal, so it has n (n + 1) / 2 pairs and not n^2. Exponentials, comparisons and random numbers count
-nothing. What the kernel before has just written may come from the L2 cache: such calls can be faster than their floor.
+Bytes are the values that are read and written, each once. Operations are multiplications and additions. No other way of
+computing the same result needs less. A GEMM of [R, I] and [O, I] takes 2 R I O operations. A pair of a query row and a
+key that it sees takes 4 D for each query head, 2 D for the score and 2 D for the value. A fresh prompt of n tokens is
+causal, so it has n (n + 1) / 2 pairs and not n^2. Exponentials, comparisons and random numbers count nothing. A
+kernel's input may still lie in the L2 cache, and then a call can be faster than its floor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of all calls of one name in a step."""
+    """The cost of all calls of one name in a step."""
 
     calls: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class Cost:
 
 
 class Attended(NamedTuple):
-    """What sequences attend to."""
+    """The keys that sequences attend to."""
 
     rows: int
     """Query rows."""
@@ -42,63 +42,66 @@ class Attended(NamedTuple):
 
     @classmethod
     def of(cls, position: int, count: int) -> Attended:
-        """What `count` rows of one sequence attend to, which follow `position` earlier tokens."""
+        """Return the keys for `count` rows of one sequence, which follow `position` earlier tokens."""
         end = position + count
         return cls(count, end, (end * (end + 1) - position * (position + 1)) // 2)
 
     def times(self, sequences: int) -> Attended:
-        """The same for so many sequences alike."""
+        """Return the keys for this many equal sequences."""
         return Attended(self.rows * sequences, self.keys * sequences, self.pairs * sequences)
 
 
 def embedding_cost(rows: int, hidden: int, element: int) -> Cost:
-    """Cost of an embedding lookup: rows of the table are read, and written."""
+    """Return the cost of an embedding lookup: rows of the table are read, and written."""
     return Cost(1, 2 * rows * hidden * element)
 
 
 def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
-    """Cost of an RMS norm; `adds`: a residual is read and written as well."""
+    """Return the cost of an RMS norm; `adds`: a residual is read and written too."""
     return Cost(1, (4 if adds else 2) * rows * hidden * element)
 
 
 def product_cost(rows: int, weight: Weight, element: int) -> Cost:
-    """Cost of a linear layer: the weight as it is stored, and the rows that go in and come out. `element`: bytes of one
-    of their elements."""
+    """Return the cost of a linear layer: the stored weight is read, and rows are read and written. `element`: bytes of
+    an element of a row."""
     outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
 
 def gated_product_cost(rows: int, weight: Weight, element: int) -> Cost:
-    """Cost of a linear layer of which half of the outputs are gates: only the others, multiplied by these, are
-    written."""
+    """Return the cost of a linear layer in which half of the outputs are gates. Only the products of gates and other
+    outputs are written."""
     outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs // 2) * element, 2 * rows * inputs * outputs)
 
 
 def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:
-    """Cost of norm, rope and page write: queries, keys and values are read; queries are written, keys and values go to
-    their pages."""
+    """Return the cost of norm, rope and page write: queries, keys and values are read; queries are written, keys and
+    values are written to their pages."""
     heads, kv_heads = rows * shape.heads * shape.head_dim, rows * shape.kv_heads * shape.head_dim
     return Cost(1, (2 * heads + 2 * kv_heads) * element + 2 * kv_heads * page_element)
 
 
 def attention_cost(attended: Attended, shape: HeadShape, element: int, page_element: int) -> Cost:
-    """Cost of attention: keys and values are read once for all rows; queries are read, and as much is written."""
+    """Return the cost of attention: keys and values are read once for all rows; queries are read, and results of the
+    same size are written."""
     kv = 2 * attended.keys * shape.kv_heads * shape.head_dim * page_element
     rows = 2 * attended.rows * shape.heads * shape.head_dim * element
     return Cost(1, kv + rows, 4 * attended.pairs * shape.heads * shape.head_dim)
 
 
 def activation_cost(rows: int, inner: int, element: int, *, gated: bool) -> Cost:
-    """Cost of an activation that writes [rows, inner] and reads as much, or twice as much where it is gated."""
+    """Return the cost of an activation that writes [rows, inner]. It reads as much, or twice as much if it is gated."""
     return Cost(1, (3 if gated else 2) * rows * inner * element)
 
 
 def logits_cost(rows: int, vocab: int, element: int) -> Cost:
-    """Cost of whatever reads rows of logits once and writes next to nothing: sampling filters, the draw, logprobs."""
+    """Return the cost of a kernel that reads rows of logits once and writes almost nothing: sampling limits, sampling,
+    logprobs."""
     return Cost(1, rows * vocab * element)
 
 
 def controls_cost(rows: int, vocab: int, element: int) -> Cost:
-    """Cost of penalties and biases: logits are copied in float32. Logits processor states are small beside them."""
+    """Return the cost of penalties and biases: logits are copied in float32. Logits processor states are small compared
+    with that."""
     return Cost(1, rows * vocab * (element + _FLOAT32))

@@ -1,4 +1,4 @@
-"""What a device can do at most, as measured, and so the least time of a call."""
+"""The measured peak speeds of devices, and the least time of a call that follows from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire_worker.profile.cost import Cost
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes per second of memory, read and written together; operations per second of a bf16 product."""
+    """Bytes per second of memory, read and written together, and operations per second of a bf16 GEMM."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -21,5 +21,6 @@ PEAKS: Mapping[str, Peak] = {"NVIDIA H200": Peak(4.3e12, 790e12)}
 
 
 def floor_us(cost: Cost, peak: Peak) -> float:
-    """Least time of all these calls in microseconds: what memory or arithmetic needs, whichever is more."""
+    """Return the least time of all these calls in microseconds: the time that memory needs or that arithmetic needs,
+    whichever is longer."""
     return 1e6 * max(cost.bytes / peak.bytes_per_s, cost.flops / peak.flops_per_s)

@@ -1,4 +1,5 @@
-"""KernelTable: the times of a step by name, beside what each name must move and compute; as text and as records."""
+"""KernelTable: the times of a step by name, with the bytes and operations that each name needs, as text and as
+records."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from quire_worker.profile.trace_times import Times
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one step. 0 where nothing is known."""
+    """One row of the table, for one step. 0 means not known."""
 
     name: str
     calls: float
@@ -72,5 +73,5 @@ def _line(name: str, *cells: str) -> str:
 
 
 def as_records(rows: list[Row]) -> list[dict[str, object]]:
-    """The rows as dicts, for JSON."""
+    """Return the rows as dicts, for JSON."""
     return [asdict(row) for row in rows]

@@ -1,4 +1,4 @@
-"""What may be chosen about a profile, beside what a worker takes."""
+"""The options of a profile, in addition to a worker's options."""
 
 from __future__ import annotations
 

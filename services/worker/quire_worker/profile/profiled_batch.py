@@ -1,5 +1,5 @@
-"""A step to profile: sequences that decode after so many tokens, and perhaps a fresh prompt, on pages of their own,
-which all ask for the same of what is drawn."""
+"""Makes a step to profile: sequences that decode after a given number of tokens, and optionally a fresh prompt. Each
+sequence has its own pages, and all have the same sampling parameters."""
 
 from __future__ import annotations
 
@@ -71,14 +71,15 @@ def profiled_batch(
 
 
 def _params(rows: int, sampling: Sampling) -> ParamRows:
-    """Draw rows of sequences that all have this sampling, and each a seed of its own."""
+    """Return the param rows of sequences with these sampling parameters, and a seed for each."""
     params = rows_of([sampling] * rows)
     params["seed"] = np.arange(rows)
     return params
 
 
 def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, LogitsState]:
-    """By row, a logits processor state over a random prompt; empty if the sampling asks for no controls."""
+    """Return, by row, a logits processor state with a random prompt; empty if the sampling parameters need no
+    controls."""
     if sampling.controls is None:
         return {}
     rng = np.random.default_rng(1)
@@ -87,7 +88,8 @@ def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> di
 
 
 def attended(batch: StepBatch) -> tuple[Attended, Attended]:
-    """What a batch's decoding sequences attend to in all, and what its prefilling ones do."""
+    """Return the keys to which the decoding sequences of a batch attend in all, and those of the prefilling
+    sequences."""
     found = [Attended(0, 0, 0), Attended(0, 0, 0)]
     for position, count, fed in zip(batch.position.tolist(), batch.count.tolist(), batch.fed.tolist(), strict=True):
         more, before = Attended.of(position, count), found[not fed]

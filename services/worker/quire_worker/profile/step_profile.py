@@ -1,7 +1,7 @@
-"""Loads a model as a worker does and profiles one step of it, repeated, kernel by kernel.
+"""Loads a model as a worker does, and profiles one step of it, repeatedly, kernel by kernel.
 
-The step goes through the worker's own device; only `Ops` are wrapped, and graphs left out, so that kernels can be told
-apart: their times are the device's own, gaps between them are not counted.
+The step runs on the worker's own device, with two changes: `Ops` are wrapped, and CUDA graphs are off, so that kernels
+can be told apart. The times are the device's times of kernels; gaps between kernels do not count.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STEP_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """What came of it, and where it was written."""
+    """The results of a profile, and the files with them."""
 
     device: str
     rows: list[Row]
@@ -53,7 +53,7 @@ class StepProfile:
 
 def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None] = lambda *_: None) -> StepProfile:
     """Load the configured model, trace one step, run again and again, and write the trace and the table to files.
-    Raises ConfigError or Unsupported for what cannot be loaded or does not fit."""
+    Raises ConfigError or Unsupported for a model that cannot be loaded or does not fit."""
     prefill = max(config.prompt, 1)
     # As little as the step needs beside weights and pages.
     config = dataclasses.replace(
@@ -106,7 +106,7 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
 
 
 def _sampling(config: ProfileConfig) -> Sampling:
-    """The sampling parameters that all profiled sequences have, by the configuration."""
+    """Return the sampling parameters of all profiled sequences, from the configuration."""
     controls = LogitControls(frequency_penalty=config.frequency_penalty) if config.frequency_penalty else None
     return Sampling(
         temperature=config.temperature,
@@ -126,7 +126,7 @@ def _fill(pages: Tensor, table: Int32) -> None:
 
 
 def _run(device: Device, batch: StepBatch, steps: int) -> None:
-    """Run a step so many times on the device, waiting for each. Raises Internal STEP_HUNG, or the error of a sequence
+    """Run a step this many times on the device, waiting for each. Raises Internal STEP_HUNG, or the error of a sequence
     that failed."""
     ended = threading.Event()
     device.wake = ended.set

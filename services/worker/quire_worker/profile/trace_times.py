@@ -1,7 +1,7 @@
-"""Times out of a trace in Chrome's format, as torch's profiler writes it: by named range, and by kernel.
+"""Computes times from a trace in Chrome's format, as torch's profiler writes it: by named range, and by kernel.
 
-A kernel belongs to the innermost range in which it was launched; ranges without kernels, as on a CPU, count their own
-time, that of ranges within left out. Knows nothing of models.
+A kernel belongs to the innermost range in which it was launched. Without kernels, as on a CPU, a range counts its own
+time, without the ranges inside it. This module knows nothing of models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OUTSIDE = "outside of named ranges"
 
 @dataclass(slots=True)
 class Times:
-    """Microseconds, and how often."""
+    """A time in microseconds, and the number of calls."""
 
     us: float = 0.0
     count: int = 0
@@ -27,13 +27,13 @@ class Times:
     """Within a range, by name."""
 
     def add_kernel(self, name: str, spent: Times) -> None:
-        """Add all that a kernel took, and keep it by its name."""
+        """Add the time of a kernel, and store it by the kernel's name."""
         self.us += spent.us
         self.count += spent.count
         self.kernels[name] = spent
 
     def add(self, us: float) -> None:
-        """Count one more call, which took so long."""
+        """Count one more call, which took this long."""
         self.us += us
         self.count += 1
 
@@ -72,7 +72,8 @@ def _by_thread(ranges: Iterable[Mapping[str, Any]]) -> dict[Any, list[Mapping[st
 
 
 def _innermost(by_thread: Mapping[Any, list[Mapping[str, Any]]], launch: Mapping[str, Any], prefix: str) -> str:
-    """The name, without the prefix, of the innermost range in which the launch happened; OUTSIDE if there is none."""
+    """Return the name, without the prefix, of the innermost range in which the launch happened; OUTSIDE if there is
+    none."""
     ranges = by_thread.get((launch.get("pid"), launch.get("tid")), [])
     at = float(launch["ts"])
     for index in range(bisect_right(ranges, at, key=lambda event: float(event["ts"])) - 1, -1, -1):
@@ -82,7 +83,7 @@ def _innermost(by_thread: Mapping[Any, list[Mapping[str, Any]]], launch: Mapping
 
 
 def _own_times(ranges: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, Times]:
-    """By name of a range: the time spent in it, less that of the ranges within it."""
+    """Return, by name of a range, the time spent in it without the ranges inside it."""
     found: dict[str, Times] = defaultdict(Times)
     for events in _by_thread(ranges).values():
         open_ranges: list[tuple[float, str]] = []

@@ -1,4 +1,4 @@
-"""TracedOps: any `Ops` with a named range around each call, and what each call must move and compute at the least."""
+"""TracedOps: any `Ops` with a named range around each call, and the least bytes and operations of each call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class TracedOps(Generic[P]):
-    """Implements `Ops`. `attended`: what decoding and what prefilling sequences attend to in a step."""
+    """Implements `Ops`. `attended`: the keys to which decoding and prefilling sequences attend in a step."""
 
     def __init__(self, ops: Ops[P], attended: tuple[Attended, Attended]) -> None:
         self._ops = ops
@@ -92,8 +92,8 @@ class TracedOps(Generic[P]):
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """Trace the call. If it adds the residual itself (and returns None), reading the residual is counted here; else
-        the norm that follows reads it."""
+        """Trace the call. If the call adds the residual itself (and returns None), the cost includes reading the
+        residual; otherwise the next norm reads it."""
         left = self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
         if left is None:
             self._add(_product_name("product", x, weight), Cost(0, residual.numel() * residual.element_size()))
@@ -119,8 +119,8 @@ class TracedOps(Generic[P]):
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        """Trace attention as one range, with the costs of decoding and prefilling sequences also apart: on a GPU their
-        kernels tell the two apart."""
+        """Trace attention as one range. The costs of decoding and prefilling sequences are also kept apart, since on a
+        GPU their kernels differ."""
         costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
         # On a GPU the kernels tell the two apart, elsewhere nothing does.
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
@@ -169,5 +169,5 @@ def _product_name(name: str, x: Tensor, weight: Weight) -> str:
 
 
 def traced(ops: Any, attended: tuple[Attended, Attended]) -> TracedOps[Any]:
-    """Wrap any ops; the type of their plan is their own affair."""
+    """Wrap any ops. The type of their plan stays private to them."""
     return TracedOps(ops, attended)

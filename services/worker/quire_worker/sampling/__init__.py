@@ -1,1 +1,1 @@
-"""From logits to tokens, by counter-based random numbers."""
+"""Samples tokens from logits, with counter-based random numbers."""

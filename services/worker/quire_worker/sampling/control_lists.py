@@ -38,7 +38,7 @@ _MADE: Final[dict[int, tuple[ref[LogitControls], ControlLists]]] = {}
 
 
 def lists_of(controls: LogitControls) -> ControlLists:
-    """The lists of these controls, which are made once for each object and kept as long as the object lives."""
+    """Return the lists of these controls. They are made once for each object, and kept as long as the object lives."""
     key = id(controls)
     made = _MADE.get(key)
     if made is not None and made[0]() is controls:
@@ -49,7 +49,7 @@ def lists_of(controls: LogitControls) -> ControlLists:
 
 
 def _forget(key: int, gone: ref[LogitControls]) -> None:
-    """Drops an entry, unless another object has the same address by now and owns the entry."""
+    """Drop an entry, unless another object has the same address by now and owns the entry."""
     made = _MADE.get(key)
     if made is not None and made[0] is gone:
         del _MADE[key]

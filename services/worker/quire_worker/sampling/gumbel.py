@@ -27,7 +27,7 @@ Float64 = NDArray[np.float64]
 
 
 def noise_of_rows(seed: UInt64, sample_index: UInt32, position: Int64, vocab_size: int) -> Float64:
-    """Gumbel noise of every token of the vocabulary for N rows: columns [N] -> [N, vocab_size]."""
+    """Compute the Gumbel noise of every token of the vocabulary for N rows: columns [N] -> [N, vocab_size]."""
     blocks = -(-vocab_size // LANES)
     low, high = split_seed(seed[:, None])
     counter = (
@@ -43,7 +43,7 @@ def noise_of_rows(seed: UInt64, sample_index: UInt32, position: Int64, vocab_siz
 
 
 def noise_of_tokens(seed: UInt64, sample_index: UInt32, position: Int64, token: Int64) -> Float64:
-    """Gumbel noise of single tokens: columns [N], one token id each -> [N]."""
+    """Compute the Gumbel noise of single tokens: columns [N], one token id each -> [N]."""
     counter = (
         (token // LANES).astype(np.uint64),
         position.astype(np.uint64),
@@ -56,7 +56,7 @@ def noise_of_tokens(seed: UInt64, sample_index: UInt32, position: Int64, token: 
 
 
 def _noise(top_bits: Float64) -> Float64:
-    """From 24-bit integers held as float64; overwrites them."""
+    """Compute noise from 24-bit integers held as float64, in place."""
     uniform = torch.from_numpy(top_bits).add_(0.5).mul_(2.0**-24)
     uniform.log_().neg_().log_().neg_()
     return top_bits

@@ -31,10 +31,10 @@ class LogitsProcessor(Protocol):
     """
 
     def __call__(self, prompt_ids: Int32, output_ids: Int32, logits: Float32) -> Float32:
-        """The row [vocabulary] to draw from: `logits`, edited in place, or another of its shape.
+        """Return the row [vocabulary] to sample from: `logits`, changed in place, or another array of the same shape.
 
-        `logits` has the request's own masks and biases, and not yet its penalties; -inf forbids a token. The ids are
-        not to be written to. What it raises, and a result with NaN or +inf, fails the request alone.
+        `logits` has the request's own masks and biases, and not yet its penalties; -inf forbids a token. A processor
+        must not write to the ids. If a processor raises an error, or returns NaN or +inf, only this request fails.
         """
 
 
@@ -42,7 +42,7 @@ class MakeLogitsProcessor(Protocol):
     """The factory that an entry point names. Called once, when the worker starts."""
 
     def __call__(self, model: Path) -> LogitsProcessor:
-        """`model` is the model's folder, whose tokenizer a processor may want to read."""
+        """`model` is the model's folder, from which a processor may read the tokenizer."""
 
 
 LogitsProcessors = Mapping[str, LogitsProcessor]

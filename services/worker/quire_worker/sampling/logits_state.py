@@ -46,7 +46,8 @@ _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
 class LogitsState:
-    """Belongs to the thread that runs steps, but for its making, which is cheap: ids are looked at when first used."""
+    """The state of one sequence. Only the thread that runs steps uses it, but other threads may make it. Making it is
+    cheap, because ids are processed at the first use."""
 
     def __init__(self, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> None:
         controls = sequence.sampling.controls or NEUTRAL
@@ -73,8 +74,8 @@ class LogitsState:
 
     @classmethod
     def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> LogitsState | None:
-        """The state of a sequence; None if it asks for no controls, processors, thinking budget or repetition rule.
-        `processors` must have all that it names."""
+        """Return the state of a sequence; None if it asks for no controls, processors, thinking budget or repetition
+        rule. `processors` must have all processors that the sequence names."""
         asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
         return cls(sequence, processors) if any(asks) else None
 
@@ -83,7 +84,7 @@ class LogitsState:
         self.failure = self.failure or error
 
     def fed(self, token: int) -> None:
-        """Append the token that was drawn last to the output, since a step computes it now, and update all that depends
+        """Append the last sampled token to the output, since a step computes it now, and update everything that depends
         on the output."""
         if self._track is not None:
             self._track.add(token)
@@ -94,9 +95,9 @@ class LogitsState:
             self._thinking.fed(token)
 
     def apply(self, logits: Float32, blocked: Int32 | None = None, mask: TokenMask | None = None) -> None:
-        """Change a row of logits [V], in place, as the request asks (see the module); `blocked` ids are forbidden too.
-        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden. `mask`: what the request's
-        grammar allows, which the caller applies."""
+        """Change a row of logits [V] in place, as the request asks (see the module). `blocked` ids are forbidden too.
+        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden. `mask` has the tokens that
+        the request's grammar allows; the caller applies it."""
         forced = self._forced()
         if forced is not None and (mask is None or mask.allows(forced)):
             raw = logits[forced]
@@ -129,22 +130,23 @@ class LogitsState:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether `apply` does anything."""
+        """Whether `apply` changes anything."""
         sampling = self.sequence.sampling
         return sampling.controls is not None or self.sequence.thinking is not None or self.runs_python
 
     @property
     def runs_python(self) -> bool:
-        """Whether `apply` calls logits processors, which are Python of others and run on the host alone."""
+        """Whether `apply` calls logits processors. These are Python code of other packages, and run only on the
+        host."""
         return self._processors is not None
 
     @property
     def watches_repetition(self) -> bool:
-        """Whether `repeats` may ever be true."""
+        """Whether `repeats` can ever be true."""
         return self._repetition_rule is not None
 
     def repeats(self, token: int) -> bool:
-        """Whether the sequence ends by repetition with this token, which was drawn and is not fed yet."""
+        """Whether the sequence ends by repetition with this token, which was sampled and is not fed yet."""
         rule = self._repetition_rule
         if rule is None or len(self._output) + 1 < self._min_tokens:
             return False
@@ -154,7 +156,7 @@ class LogitsState:
         return track.repeats(token)
 
     def _forced(self) -> int | None:
-        """The only token that the thinking budget lets the sequence draw; None: any."""
+        """Return the only token that the thinking budget allows the sequence to sample; None: any token."""
         budget = self.sequence.thinking
         if budget is None:
             return None
@@ -164,7 +166,7 @@ class LogitsState:
         return track.forced()
 
     def _known_counts(self) -> TokenCounts:
-        """Counts of the tokens of prompt and output, made when first needed."""
+        """Return the counts of the tokens of prompt and output, which are made at their first use."""
         counts = self._counts
         if counts is None:
             counts = self._counts = TokenCounts(self._prompt_ids)

@@ -1,6 +1,6 @@
 """Philox4x32-10 (Salmon et al., SC 2011): four 32-bit random words as a pure function of a counter and a key.
 
-Arrays of numpy; words are uint64 that hold 32 bits, since the products need 64.
+Words are numpy arrays of uint64 that hold 32 bits, since their products need 64 bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Words = tuple[UInt64, UInt64, UInt64, UInt64]
 
 
 def philox(counter: Words, key: tuple[UInt64, UInt64]) -> Words:
-    """Four random words for each element; counter and key words broadcast together, each below 2**32."""
+    """Compute four random words for each element. Counter and key words are broadcast together, and each is below
+    2**32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -34,5 +35,5 @@ def philox(counter: Words, key: tuple[UInt64, UInt64]) -> Words:
 
 
 def split_seed(seed: UInt64) -> tuple[UInt64, UInt64]:
-    """Key words of 64-bit seeds: low half, high half."""
+    """Return the key words of 64-bit seeds: low half, high half."""
     return seed & _MASK, seed >> _SHIFT

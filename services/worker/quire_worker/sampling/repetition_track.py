@@ -47,7 +47,7 @@ class RepetitionTrack:
         self._asked = _NO_TOKEN
 
     def repeats(self, token: int) -> bool:
-        """Whether the output, with this token behind it, ends with a repetition."""
+        """Whether the output would end with a repetition if this token followed."""
         self._extend(token)
         return bool((self._next >= self._needed).any())
 
@@ -71,8 +71,9 @@ class RepetitionTrack:
 
 
 def trailing_runs(tokens: Int64, most: int) -> Int64:
-    """By size 0..most: how many of the last tokens equal the token `size` places before them; 0 for size 0. The
-    Z-function of the reversed tokens (Gusfield, 1997), whose comparisons add up to the number of tokens."""
+    """Return, for each size 0..most, how many of the last tokens equal the token `size` places before them; 0 for size
+    0. This is the Z-function of the reversed tokens (Gusfield, 1997), which needs as many comparisons as there are
+    tokens."""
     reverse, count = tokens[::-1].copy(), len(tokens)
     runs: Int64 = np.zeros(most + 1, np.int64)
     # reverse[left:right] equals the beginning of `reverse`, as far to the right as any such part found so far.

@@ -31,8 +31,8 @@ class RowProcessors:
         self._count = 0
 
     def run(self, output: Sequence[int], logits: Float32) -> QuireError | None:
-        """Let each processor change a row of logits [V], in place. Returns the error of one that raises or makes a NaN
-        or +inf, which leaves the row useless; None: all succeeded."""
+        """Let each processor change a row of logits [V], in place. If one raises, or makes a NaN or +inf, return its
+        error; the row is then useless. None: all succeeded."""
         output_ids = self._as_array(output)
         for name, process in self._processors:
             try:
@@ -51,8 +51,8 @@ class RowProcessors:
         return None
 
     def _as_array(self, output: Sequence[int]) -> Int32:
-        """The output ids as a read-only array. Only ids that are new since the last call are copied: an answer may be
-        long."""
+        """Return the output ids as a read-only array. Only ids that are new since the last call are copied, because an
+        answer may be long."""
         count = len(output)
         if count > len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(max(count, len(self._ids)), np.int32)])

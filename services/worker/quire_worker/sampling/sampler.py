@@ -39,8 +39,8 @@ _NEAR = 256
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
-    """Draw a token id for each row of logits [N, V] float32. DAMAGED where a row's largest logit is not finite;
-    NOTHING_LEFT where that is due only to blocked tokens and to what the request asks."""
+    """Sample a token id for each row of logits [N, V] float32. DAMAGED where a row's largest logit is not finite;
+    NOTHING_LEFT where only blocked tokens and the request's own parameters are the reason."""
     raw = logits
     if columns.blocked or columns.controls or columns.masks:
         logits = logits.clone()
@@ -80,7 +80,7 @@ def _restrict(values: Float32, columns: SamplingColumns) -> None:
 
 @dataclass(slots=True)
 class _Filtered:
-    """Rows that keep few tokens, with these; and the indices of the others."""
+    """Rows that keep few tokens, with these tokens, and the indices of the other rows."""
 
     rows: list[int] = field(default_factory=list)
     kept: list[Int64] = field(default_factory=list)
@@ -88,7 +88,8 @@ class _Filtered:
 
 
 def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
-    """Draw tokens for rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N, V]."""
+    """Sample tokens for rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N,
+    V]."""
     token = np.empty(rows.size, np.int64)
     filtered = _filter(scaled, top, columns, rows)
     if filtered.rows:
@@ -114,8 +115,8 @@ def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: 
 
 
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
-    """Apply the rows' limits (top_k, top_p and the like). Rows that keep few tokens are returned with these; in the
-    others, tokens that are not kept become -inf in `scaled`."""
+    """Apply the rows' limits (top_k, top_p and the like). Returns the rows that keep few tokens, with these tokens. In
+    the other rows, tokens that are not kept become -inf in `scaled`."""
     vocab_size = scaled.shape[1]
     params = columns.params.take(rows)
     asked = asks_limits(params)
@@ -139,10 +140,11 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
 
 
 def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
-    """Ids of the tokens that the limits (min_p, top_k, top_p, typical_p) of a row keep, ascending. `weight` is exp(z -
-    max z).
+    """Return the ids, ascending, of the tokens that the limits (min_p, top_k, top_p, typical_p) of a row keep. `weight`
+    is exp(z - max z).
 
-    Tokens of weight 0 go too: noise spans 21, so none that is 100 below the largest can win.
+    Tokens of weight 0 are not kept. The range of the noise is about 21, so a token that is 100 below the largest cannot
+    win.
     """
     top_k, top_p, min_p = int(draw["top_k"]), float(draw["top_p"]), float(draw["min_p"])
     mass = weight
@@ -157,8 +159,8 @@ def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
 
 
 def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
-    """Which tokens locally typical sampling keeps (Meister et al. 2022), as flags. -log p differs from the entropy by
-    as much as z differs from its mean."""
+    """Return flags of the tokens that locally typical sampling keeps (Meister et al. 2022). -log p differs from the
+    entropy by as much as z differs from its mean."""
     z, mass = scaled.astype(np.float64), weight.astype(np.float64)
     wanted = typical_p * mass.sum()
     distance = np.abs(z - (mass * z).sum() / mass.sum())
@@ -175,7 +177,7 @@ def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
 
 
 def _top_p_mass(mass: Float32, top_p: float) -> float:
-    """The weight of the least likely token that top_p keeps."""
+    """Return the weight of the least likely token that top_p keeps."""
     total = mass.sum(dtype=np.float64)
     # All tokens below this together make up at most half of the tail that top_p drops.
     likely = np.sort(mass[mass > 0.5 * (1.0 - top_p) * total / mass.size])[::-1]

@@ -60,7 +60,7 @@ _SPARE = 4
 
 def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
     """Return the state of a sequence that starts. Its output ids are those that it had before. `room` is the number of
-    new token ids that the state can count; None: enough for all that may come. The ids and their counts are its last
+    new token ids that the state can count; None: enough for all possible ids. The ids and their counts are its last
     section."""
     controls = sequence.sampling.controls or NEUTRAL
     counting = any(getattr(controls, each.name) != each.default for each in PENALTIES)
@@ -114,7 +114,7 @@ _NONE: Int32 = np.empty(0, np.int32)
 
 
 def forbidding_state(vocab_size: int) -> Int32:
-    """A state that forbids every token, whatever it is fed, and that any number of sequences may share."""
+    """Return a state that forbids every token, whatever tokens are fed. Any number of sequences may share it."""
     header = np.zeros(HEADER, np.int32)
     _set_penalties(header, NEUTRAL)
     header[[AT.bias_at, AT.mask_at, AT.words_at, AT.ring_at, AT.ids_at, AT.starts_at, AT.ends_at]] = HEADER
@@ -130,7 +130,8 @@ def _set_penalties(header: Int32, controls: LogitControls) -> None:
 
 
 def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tuple[Int32, Int32, int]:
-    """The distinct ids of prompt and output, how often each is in the output, and for how many ids there is room."""
+    """Return the distinct ids of prompt and output, how often each is in the output, and for how many ids there is
+    room."""
     ids = np.unique(np.concatenate([sequence.prompt_ids, sequence.output_ids]).astype(np.int32))
     counts = np.zeros(len(ids), np.int32)
     np.add.at(counts, np.searchsorted(ids, sequence.output_ids), 1)
@@ -139,12 +140,12 @@ def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tupl
 
 
 def most_ids(sequence: Sequence, known: int, vocab_size: int) -> int:
-    """How many distinct ids a sequence may have in the end, if it starts with `known`."""
+    """Return how many distinct ids a sequence may have at its end, if it starts with `known`."""
     return max(known, min(vocab_size, known + sequence.stop.max_tokens + _SPARE))
 
 
 def _mask(allowed: tuple[int, ...], vocab_size: int) -> Int32:
-    """One bit for each token of the vocabulary, 1 if it is allowed; empty if all are."""
+    """Return one bit for each token of the vocabulary, 1 if it is allowed; empty if all are allowed."""
     if not allowed:
         return _NONE
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)

@@ -55,12 +55,12 @@ class ThinkingTrack:
             self.spent, self.ended = -1, 0
 
     def forced(self) -> int | None:
-        """The only token that may be drawn; None: any."""
+        """Return the only token that may be sampled; None: any token."""
         return self._end[self.ended] if self.spent >= self._most else None
 
 
 def fallbacks(mark: tuple[int, ...]) -> tuple[int, ...]:
-    """The failure function of Knuth, Morris and Pratt: for each beginning of the mark, the length of the longest
+    """Return the failure function of Knuth, Morris and Pratt: for each beginning of the mark, the length of the longest
     shorter beginning with which it ends."""
     back, matched = [0] * len(mark), 0
     for place in range(1, len(mark)):
@@ -70,14 +70,15 @@ def fallbacks(mark: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def advance(mark: tuple[int, ...], back: tuple[int, ...], matched: int, token: int) -> int:
-    """How many of the mark's first tokens a sequence ends with, after one more. `matched` is less than all of them."""
+    """Return how many of the mark's first tokens a sequence ends with, after one more token. `matched` is this number
+    before it, and less than the whole mark."""
     while matched and mark[matched] != token:
         matched = back[matched - 1]
     return matched + (mark[matched] == token)
 
 
 def _end_of_last(mark: tuple[int, ...], ids: Int32) -> int:
-    """Index behind the last such mark in `ids`; 0: there is none."""
+    """Return the index after the last such mark in `ids`; 0: there is none."""
     places = len(ids) - len(mark) + 1
     if places < 1:
         return 0

@@ -1,5 +1,5 @@
-"""TokenCounts: the tokens that a sequence has, and how often each is in its output. It only stores tokens that occur,
-so it is small."""
+"""TokenCounts: the tokens that a sequence has, and how often each occurs in its output. It only stores tokens that
+occur, so it is small."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """TokenMask: the tokens that a grammar allows at one position of a sequence. It is applied in the same way as
 allowed_token_ids.
 
-If all tokens that the grammar allows are blocked (stop ids before min_tokens), they may be sampled all the same: so a
+If all tokens that the grammar allows are blocked (stop ids before min_tokens), they may be sampled nevertheless. So a
 complete answer ends, whatever its length.
 """
 
@@ -42,7 +42,7 @@ class TokenMask:
     first, in whole lines of 1,024."""
 
     def forbidden(self, vocab_size: int) -> Bool:
-        """[V] whether each token may not be sampled."""
+        """Return [V] whether each token may not be sampled."""
         if self.kind == MaskKind.ONE:
             found = np.ones(vocab_size, np.bool_)
             found[self.token] = False
@@ -95,7 +95,7 @@ class MaskBuilder:
 
 
 def bit_words(vocab_size: int, tokens: Iterable[int]) -> UInt64:
-    """[16 ceil(V / 1024)] a bit for every token of the vocabulary, the lowest first: 1 for these tokens."""
+    """Return [16 ceil(V / 1024)] a bit for every token of the vocabulary, the lowest first: 1 for these tokens."""
     bits = np.zeros(8 * mask_bytes(vocab_size), np.bool_)
     bits[list(tokens)] = True
     return np.packbits(bits, bitorder="little").view(np.uint64)

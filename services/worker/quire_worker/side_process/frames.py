@@ -2,8 +2,8 @@
 
     length u32 | kind u8 | generation u32 | subject i64 | payload     little-endian; length counts what follows it
 
-Each process has kinds of its own beside those here, and its own meaning of `generation` and `subject`. Knows nothing of
-what the frames bring about.
+Each process has kinds of its own beside those here, and its own meaning of `generation` and `subject`. This module
+knows nothing of what the frames bring about.
 """
 
 from __future__ import annotations

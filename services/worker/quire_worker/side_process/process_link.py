@@ -189,8 +189,8 @@ class ProcessLink:
                 select.select([self._wake_fd], [], [], left_s)
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """Make the socket pair of the next process, with SETUP as the first frame to send: from now on `send` takes
-        frames, though the process has yet to start. Returns our end and its end."""
+        """Make the socket pair of the next process, with SETUP as the first frame to send. From now on, `send` accepts
+        frames, although the process is not started yet. Returns the socket of this process and that of the next one."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with self._lock:

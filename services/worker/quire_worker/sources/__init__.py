@@ -1,1 +1,1 @@
-"""Models whose config was read and understood, and whose weights are not loaded yet."""
+"""Models whose config has been read, and whose weights are not loaded yet."""

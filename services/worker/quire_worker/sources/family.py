@@ -65,7 +65,7 @@ class FamilySource(ModelSource):
     part: TextPart | None = None
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> FamilyWeights:
-        """See `ModelSource.load`. Weights of floats are rounded or quantised as the options say, on the CPU alone."""
+        """See `ModelSource.load`. Float weights are rounded or quantized as the options say, only on the CPU."""
         if device is not None:
             store = ParameterStore(self.parameters, torch.bfloat16, device)
             return FamilyWeights(self, store, self.fill(store, options, progress), store.num_bytes)
@@ -83,7 +83,7 @@ class FamilySource(ModelSource):
         return FamilyWeights(self, store, digest, store.num_bytes)
 
     def fill(self, store: ParameterStore, options: LoadOptions, progress: Progress) -> bytes:
-        """Read, or make up, all weights; returns the digest of weights and config."""
+        """Read or make all weights. Returns the digest of weights and config."""
 
         def weights_progress(done: int, total: int) -> None:
             progress("weights", done, total)
@@ -109,13 +109,13 @@ class FamilySource(ModelSource):
             return checkpoint_block_kinds(checkpoint, matrices, self.family)
 
     def page_kind(self) -> bytes:
-        """See `ModelSource.page_kind`: whether sequences may be so long that RoPE has other angles."""
+        """See `ModelSource.page_kind`. The kind says whether sequences may be so long that RoPE has other angles."""
         is_long = any(depends_on_length(each.rope, self.max_model_len) for each in self.spec.attention)
         return b"long rope" * is_long
 
 
 def family_source(opened: ModelFiles, options: LoadOptions) -> FamilySource:
-    """Understand a model of a family of Quire's own. Raises ConfigError or Unsupported."""
+    """Read the config of a model of a family of Quire's own. Raises ConfigError or Unsupported."""
     path, config, gguf, part = opened
     architecture, family = find_family(config)
     check_model_type(config, family)

@@ -41,7 +41,7 @@ def open_model(folder: str | Path, options: LoadOptions, progress: Progress) -> 
 
 
 def _check_load_format(path: Path, load_format: LoadFormat, is_file: bool) -> None:
-    """Raise ConfigError where --load-format names another format than the model has."""
+    """Raise ConfigError if --load-format names another format than the model has."""
     if (load_format == "safetensors" and is_file) or (load_format == "gguf" and path.is_dir()):
         files = gguf_files(path)
         named = f", or name a file: `--model {files[0]}`" if files else ""

@@ -69,7 +69,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource(ABC):
-    """A model folder or GGUF file that was read and understood; its weights are not loaded yet."""
+    """A model folder or GGUF file whose config was read; its weights are not loaded yet."""
 
     path: Path
     config: ConfigFile
@@ -78,19 +78,19 @@ class ModelSource(ABC):
 
     @abstractmethod
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> Weights:
-        """Read, or make up, all weights: for a GPU in bfloat16; for the CPU (None) as the options say."""
+        """Read or make all weights: for a GPU in bfloat16, for the CPU (None) as the options say."""
 
     def measured(self) -> Self:
-        """Return the source with the memory in its spec that steps take on a GPU (`row_bytes`)."""
+        """Return the source with `row_bytes` in its spec: the memory that steps take on a GPU for each row."""
         return self
 
     @abstractmethod
     def page_kind(self) -> bytes:
-        """A part of the pages' namespace: everything that decides the contents of pages, beside weights, config and
-        kernels."""
+        """Return a part of the pages' namespace: everything that decides the contents of pages, apart from weights,
+        config and kernels."""
 
     def facts(self, weights: Weights, *, batch_invariant: bool) -> ModelFacts:
-        """Facts of the model that other services are told."""
+        """Return the facts of the model that other services get."""
         return ModelFacts(
             architecture=self.spec.architecture,
             max_model_len=self.max_model_len,
@@ -104,7 +104,7 @@ class ModelSource(ABC):
 
 
 def model_digest(config: ConfigFile, weights: bytes) -> bytes:
-    """xxh3 over the weights' digest and the canonical config."""
+    """Return xxh3 over the weights' digest and the canonical config."""
     kept: dict[str, Any] = {name: value for name, value in config.fields.items() if name not in _VOLATILE}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
     return xxhash.xxh3_128(weights + canonical).digest()

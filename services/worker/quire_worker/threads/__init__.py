@@ -1,2 +1,2 @@
-"""The number of processor cores that this worker may use, and the sharing of them between its threads and its
-neighbours."""
+"""Decides how many processor cores this worker uses, together with its other threads and other processes of the
+machine."""

@@ -1,4 +1,4 @@
-"""CoreMeter: measures the core time that this process gets, by counters of Linux; see proc_pid_schedstat and
+"""CoreMeter: measures the core time that this process gets, from counters of Linux; see proc_pid_schedstat and
 proc_stat(5)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreMeter:
-    """Counters since the last call of `read`."""
+    """Measures intervals, each from one call of `measure_interval` to the next."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -35,8 +35,8 @@ class CoreMeter:
         return bool(self._threads)
 
     def measure_interval(self) -> Interval:
-        """Measure the time since the last call. Returns the number of cores that our threads wanted, the share of their
-        runnable time in which they waited for one, and the number of idle cores."""
+        """Measure the time since the last call. Returns the number of cores that the threads of this process wanted,
+        the share of their runnable time in which they waited for a core, and the number of idle cores."""
         before = self._threads
         self._list_threads()
         self._threads = dict(self._counters())
@@ -76,8 +76,8 @@ class CoreMeter:
         return found
 
     def _idle(self) -> float:
-        """Seconds since boot in which the cores of this process were idle, summed over the cores; 0 where /proc/stat
-        cannot be read."""
+        """Return the seconds since boot in which the cores of this process were idle, summed over the cores; 0 if
+        /proc/stat cannot be read."""
         try:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
         except OSError:

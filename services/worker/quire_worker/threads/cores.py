@@ -18,9 +18,9 @@ class _Mount(NamedTuple):
 
 
 def usable_cores(root: Path = _ROOT, affinity: int | None = None) -> int:
-    """How many cores this process may use by affinity and cgroup quotas, at least 1. A quota counts in whole cores: the
-    thread of a fraction would be throttled within each step, and the others would wait for it. `root` holds `proc` and
-    `sys`."""
+    """Return the number of cores that this process may use by affinity and cgroup quotas, at least 1. A quota is
+    rounded down to whole cores: a thread with a fraction of a core would be throttled within each step, and the others
+    would wait for it. `root` holds `proc` and `sys`."""
     cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
@@ -46,7 +46,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path, version: int) -> float | None:
-    """Read the CPU quota of one cgroup, in cores; None where it has no quota."""
+    """Read the CPU quota of one cgroup, in cores; None if it has no quota."""
     if version == 2:
         words = _text(folder / "cpu.max").split()
     else:

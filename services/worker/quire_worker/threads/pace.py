@@ -1,4 +1,4 @@
-"""Pace: how long steps take, compared only among steps of one size. Knows nothing of threads."""
+"""Pace: the times of steps, which are compared only among steps of one size. It knows nothing of threads."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Pace:
         return both
 
     def times_of(self, other: Pace) -> float | None:
-        """How many times as long steps took here as steps of the same sizes took in `other`; None if fewer than two
-        steps can be compared."""
+        """Return the factor by which steps took longer here than steps of the same sizes in `other`; None if fewer than
+        two steps can be compared."""
         here_s = there_s = 0.0
         common = 0
         for tiles, (steps, seconds) in self._steps.items():

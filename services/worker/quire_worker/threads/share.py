@@ -1,10 +1,10 @@
-"""Decides how many threads compute a step, by whether somebody else needs the cores.
+"""ThreadShare: decides how many threads compute a step, depending on whether other processes need the cores.
 
-Threads that compute one product together wait for the slowest. A neighbour that takes the core of one of them makes
-all of them wait, so two workers with a thread for each core are many times slower than two with half as many. But that
-threads wait for a core says little by itself: a worker's own scheduler delays them too, and two threads that are
-delayed may still be faster than one. So another number of threads is tried, and kept where steps of the same size show
-that it is better. This is a pure rule over what was measured; see `core_meter` and `pace`.
+Threads that compute one GEMM together wait for the slowest of them. If a neighbour takes the core of one thread, all
+threads wait. So two workers with a thread for each core are many times slower than two with half as many. But waiting
+for a core proves little by itself: a worker's own scheduler delays its threads too, and two delayed threads may still
+be faster than one. So ThreadShare tries another number of threads, and keeps it if steps of the same size become
+faster. This is a pure rule over measurements; see `core_meter` and `pace`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class _Trial:
 
 
 class ThreadShare:
-    """`threads` is how many are right now: from 1 to `most`, halved and doubled. One thread calls `observe`."""
+    """`threads` is the present number of threads, from 1 to `most`; trials halve or double it. One thread calls
+    `observe`."""
 
     def __init__(self, most: int) -> None:
         self.threads = most
@@ -79,8 +80,9 @@ class ThreadShare:
         self._rest = self._left = 0
 
     def observe(self, interval: Interval, pace: Pace) -> None:
-        """Take in the interval that has just ended, and its steps: end a trial, or begin one with half or twice as many
-        threads. Only this changes `threads`. Intervals in which the process wanted next to no core are ignored."""
+        """Process the interval that has just ended, and its steps: end a trial, or begin one with half or twice as many
+        threads. Only this method changes `threads`. Intervals in which the process wanted almost no core are
+        ignored."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
@@ -99,14 +101,15 @@ class ThreadShare:
             self._begin_trial(self.threads + more)
 
     def _begin_trial(self, threads: int) -> None:
-        """Use another number of threads from now on, and remember the present number with its pace, to compare."""
+        """Use another number of threads from now on, and remember the present number with its pace for the
+        comparison."""
         self._trial = _Trial(self.threads, self._recent(), roomy=self._roomy >= self._patience)
         self.threads, self._pace = threads, []
         self._roomy = self._since_trial = 0
 
     def _judge(self, trial: _Trial) -> bool:
-        """Compare the trial's steps with those before it; returns whether the trial is over. A trial that failed (fewer
-        threads were clearly slower, or more hardly faster) is undone, and the next one waits longer."""
+        """Compare the trial's steps with those before it. Returns whether the trial is over. A failed trial (fewer
+        threads were clearly slower, or more threads hardly faster) is undone, and the next trial waits longer."""
         trial.intervals += 1
         times = self._recent().times_of(trial.pace)
         if self.threads < trial.threads:
@@ -137,23 +140,23 @@ class ThreadShare:
         self._roomy = self._crowded = 0
 
     def _be_patient(self, *, soon: bool) -> None:
-        """Set how long cores must be idle before more threads are tried: twice as long as last time if more threads
-        were `soon` too many, else the shortest time."""
+        """Set how long cores must be idle before more threads are tried. The time is twice as long as last time if more
+        threads were `soon` too many, else the shortest time."""
         self._patience = min(2 * self._patience, _MOST_PATIENCE) if soon else _FIRST_PATIENCE
 
     @property
     def _full_patience(self) -> int:
-        """Intervals after a trial until more threads are tried even though no core is idle."""
+        """Return the number of intervals after a trial until more threads are tried even though no core is idle."""
         return min(_FULL_FACTOR * self._patience, _MOST_PATIENCE)
 
     def _may_be_too_many(self) -> bool:
         """Whether fewer threads may be tried: the last such trial did not fail, failed long enough ago, or steps are
-        now much slower than they were then."""
+        now much slower than then."""
         if self._normal is None or self._left <= 0:
             return True
         times = self._recent().times_of(self._normal)
         return times is not None and times > _SLOWED
 
     def _recent(self) -> Pace:
-        """The figures of the last intervals that had the present number of threads."""
+        """Return the figures of the last intervals with the present number of threads."""
         return sum(self._pace, Pace())

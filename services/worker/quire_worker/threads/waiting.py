@@ -1,9 +1,9 @@
 """Sets the time for which OpenMP's threads spin while they wait for work, before they sleep. It must be set before
 torch is imported.
 
-GNU's OpenMP, which torch's wheels include, spins for 300,000 turns, which take 2 to 14 ms; those of Intel and LLVM spin
-for 200 ms. Torch computes only a small part of a step on the CPU. If one of its threads spins, it takes a core from the
-threads of our own kernels (see ops/cpu/kernel_thread_pool.py), which look for work for 0.3 ms at most.
+torch's wheels include GNU's OpenMP, which spins for 300,000 turns, or 2 to 14 ms. The OpenMP libraries of Intel and
+LLVM spin for 200 ms. Torch computes only a small part of a step on the CPU. If one of its threads spins, it takes a
+core from the threads of Quire's own kernels (see ops/cpu/kernel_thread_pool.py), which spin for 0.3 ms at most.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From files of a model folder to the tensors that the decoder computes with."""
+"""Reads the files of a model folder into the tensors that the decoder uses."""

@@ -1,6 +1,6 @@
-"""Checkpoint: the weight files of a model folder. Finds single or sharded safetensors files and opens them together.
+"""Checkpoint: the weight files of a model folder. It finds single or sharded safetensors files and opens them together.
 
-It knows the layout of folders; it knows nothing of models.
+It knows the layout of folders, and nothing of models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
 
 
 def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
-    """Raise ConfigError where a folder that lacks the file `missing` holds GGUF files. The error names one."""
+    """Raise ConfigError if a folder that lacks the file `missing` has GGUF files. The error names one."""
     files = gguf_files(folder)
     if files:
         raise ConfigError(
@@ -57,17 +57,17 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmap all files; views must have been dropped."""
+        """Unmap all files. Views must have been dropped before."""
         self._where.clear()
         self._files.close()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, in the order in which they lie in the files."""
+        """Return the names of all tensors, in the order in which they lie in the files."""
         return tuple(self._where)
 
     def find(self, name: str) -> tuple[SafetensorsFile, TensorEntry] | None:
-        """The file and entry of a tensor."""
+        """Return the file and entry of a tensor."""
         return self._where.get(name)
 
     def _open_all(self) -> None:
@@ -101,7 +101,7 @@ class Checkpoint:
                 )
 
     def _take(self, part: TextPart) -> None:
-        """Leave out the tensors of other parts, and take the others' names in this part."""
+        """Leave out the tensors of other parts, and use the names that the others have in this part."""
         found = {name: part.tensor_name(name) for name in self._where}
         self._where = {own: self._where[name] for name, own in found.items() if own is not None}
 

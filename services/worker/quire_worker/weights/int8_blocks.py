@@ -1,7 +1,8 @@
-"""Quantizes weights of floats to int8 at load (`--quantize int8`): which weights, and the values of their blocks.
+"""Quantizes float weights to int8 when they are loaded (`--quantize int8`): selects the weights, and computes the
+values of their blocks.
 
-A block is 32 consecutive values of a row: 32 int8 numbers and one float16 scale, which GGUF calls Q8_0. Weights that
-their file has quantized keep their blocks.
+A block is 32 consecutive values of a row: 32 int8 numbers and one float16 scale. GGUF calls this Q8_0. Weights that are
+quantized in their file keep their blocks.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ROWS: Final = 1024
 
 
 def int8_specs(specs: Iterable[ParameterSpec], kinds: Mapping[tuple[str, int], BlockKind]) -> list[ParameterSpec]:
-    """Return the parameters that `quantize_int8` changes: those of floats whose rows are whole blocks. `kinds`: of the
-    linear and embedding weights, by role and layer."""
+    """Return the parameters that `quantize_int8` changes: float parameters whose rows are whole blocks. `kinds` has the
+    kinds of the linear and embedding weights, by role and layer."""
     found = []
     for spec in specs:
         kind = kinds.get((spec.role, spec.layer))
@@ -42,9 +43,11 @@ def int8_specs(specs: Iterable[ParameterSpec], kinds: Mapping[tuple[str, int], B
 
 
 def quantize_int8(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None:
-    """Replace the parameters of the store by int8 blocks, one after another, so that at most one is there twice.
+    """Replace the parameters of the store by int8 blocks, one after another, so that at most one of them is in memory
+    twice.
 
-    Raises ConfigError for a value that no float16 scale reaches."""
+    Raises ConfigError for a value that is too large for a float16 scale.
+    """
     for spec in specs:
         values = store.destination(spec)
         parts = [_blocks(values[first : first + _ROWS].float().numpy()) for first in range(0, len(values), _ROWS)]
@@ -62,8 +65,8 @@ def quantize_int8(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None
 
 
 def _blocks(values: Float32) -> NDArray[np.uint8]:
-    """Round rows to blocks as llama.cpp's quantize_row_q8_0 does: the largest value of a block becomes 127, halves are
-    rounded away from zero. Returns [rows, bytes of a row]."""
+    """Round rows to blocks as llama.cpp's quantize_row_q8_0 does. The largest value of a block becomes 127, and halves
+    are rounded away from zero. Returns [rows, bytes of a row]."""
     blocks = values.reshape(-1, _KIND.values)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(_LARGEST)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the caller refuses scales that are not finite

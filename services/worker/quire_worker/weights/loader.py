@@ -38,7 +38,7 @@ def load_checkpoint(
     store: ParameterStore,
     progress: Progress,
 ) -> bytes:
-    """Fill the store; returns a digest of the weights that does not depend on how they are sharded.
+    """Fill the store. Returns a digest of the weights that does not depend on how they are sharded.
 
     Raises ConfigError for tensors that are missing, left over or of the wrong shape, before any data is read.
     """
@@ -56,9 +56,9 @@ def load_checkpoint(
 
 
 def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int, progress: Progress) -> bytes:
-    """Random weights, never zeros: gains near 1, everything else of standard deviation 0.02.
+    """Make random weights, never zeros: norm weights near 1, all others with standard deviation 0.02.
 
-    A parameter's values depend on the seed, on its own name and shape, and on the kind of device alone.
+    A parameter's values depend only on the seed, its own name and shape, and the kind of device.
     """
     total = sum(store.destination(spec).nbytes for spec in specs)
     done = 0
@@ -81,7 +81,7 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
 def block_kinds(
     checkpoint: Checkpoint, specs: Sequence[ParameterSpec], family: Family
 ) -> dict[tuple[str, int], BlockKind]:
-    """The types of all parameters that the checkpoint has in a type that can be read, by role and layer."""
+    """Return the types of all parameters that the checkpoint has in a supported type, by role and layer."""
     found, family = {}, family.in_checkpoint(checkpoint.names)
     for spec in specs:
         place = checkpoint.find(family.tensor_name(spec.role, spec.layer))
@@ -137,8 +137,8 @@ def _match(
 
 
 def _check_tied(checkpoint: Checkpoint, head: str, embedding: str) -> None:
-    """Raise ConfigError for a checkpoint that has a head of its own where config.json says that it is the embedding:
-    transformers takes the head then."""
+    """Raise ConfigError if a checkpoint has its own head although config.json says that the embedding is the head.
+    transformers would use the head."""
     places = [place for name in (head, embedding) if (place := checkpoint.find(name)) is not None]
     if len(places) < 2:
         return

@@ -1,7 +1,7 @@
-"""The tensors that the decoder computes with, by role and layer.
+"""ParameterStore: the tensors that the decoder uses, by role and layer.
 
-Parameters that are used together are packed into one tensor (query, key and value; gate and up), or kept side by side
-as their file stores them. It knows shapes, not files.
+Parameters that are used together are packed into one tensor (query, key and value; gate and up), or kept separately as
+their file stores them. The store knows shapes, not files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 class ParameterStore:
     """Packed tensors, allocated at once and filled by a loader.
 
-    `stored`: block kinds by (role, layer), for parameters that are stored by themselves, nearly always in their file's
-    kind. Of the parameters that share a packed role in a layer, either all are in it or none.
+    `stored` has block kinds by (role, layer), for parameters that are stored separately, nearly always in their file's
+    kind. If several parameters share a packed role in a layer, `stored` has all of them or none.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class ParameterStore:
         }
 
     def is_stored(self, spec: ParameterSpec) -> bool:
-        """True if the parameter is stored by itself, in a kind of its own."""
+        """Whether the parameter is stored separately, in its own kind."""
         return spec.role in self._stored.get((spec.packed, spec.layer), ())
 
     def destination(self, spec: ParameterSpec) -> Tensor:
-        """The view to which a parameter is written: its part of a packed tensor, or, if it is stored by itself, its
-        rows: numbers of the kind's type, or [rows, bytes of a row] uint8 for quantized blocks."""
+        """Return the view to which a parameter is written. This is its part of a packed tensor or, if it is stored
+        separately, its rows: numbers of the kind's type, or [rows, bytes of a row] uint8 for quantized blocks."""
         if self.is_stored(spec):
             part = self._stored[spec.packed, spec.layer][spec.role]
             with torch.inference_mode(False):  # threads outside of that mode write to the view
@@ -71,20 +71,21 @@ class ParameterStore:
         return self._packed[key][begin : begin + spec.shape[0]]
 
     def blocks_of(self, spec: ParameterSpec, kind: BlockKind) -> Tensor | None:
-        """The memory of a parameter that is stored in this kind: [rows, bytes of a row] uint8. None for any other."""
+        """Return the memory of a parameter that is stored in this kind: [rows, bytes of a row] uint8. None for any
+        other parameter."""
         part = self._stored.get((spec.packed, spec.layer), {}).get(spec.role)
         return part.data if part is not None and part.kind == kind else None
 
     def replace(self, spec: ParameterSpec, rows: StoredRows) -> None:
-        """Store a parameter in another kind. It must be stored by itself already."""
+        """Store a parameter in another kind. It must be stored separately already."""
         self._stored[spec.packed, spec.layer][spec.role] = rows
 
     def get(self, packed: str, layer: int) -> Tensor | None:
-        """A packed tensor, or None where the model has none of that role."""
+        """Return a packed tensor, or None if the model has none of this role."""
         return self._packed.get((packed, layer))
 
     def require(self, packed: str, layer: int) -> Tensor:
-        """A packed tensor that the model has by its spec; KeyError is a bug of the caller."""
+        """Return a packed tensor that the spec of the model requires. KeyError is an error of the caller."""
         return self._packed[packed, layer]
 
     def take_weight(self, packed: str, layer: int) -> Weight:
@@ -98,6 +99,6 @@ class ParameterStore:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the tensors take."""
+        """Return the memory of the tensors in bytes."""
         stored = sum(part.data.nbytes for parts in self._stored.values() for part in parts.values())
         return stored + sum(tensor.nbytes for tensor in self._packed.values())

@@ -1,6 +1,7 @@
-"""Rounds weights of floats to the type that --dtype names, at load: which weights, and whether their values fit.
+"""Rounds float weights to the type that --dtype names when they are loaded: selects the weights, and checks that their
+values fit.
 
-Quantized blocks keep their values. Rounding itself is done by the loaders, which write into memory of that type.
+Quantized blocks keep their values. The loaders do the rounding itself, because they write into memory of that type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SafetensorsFile: one memory-mapped safetensors file. Its header is checked in full, and its tensors are returned as
 views.
 
-It knows the format; it knows nothing of models or shards. A truncated file and a damaged header become typed errors. A
-file with a sound header is read without copying.
+It knows the format, and nothing of models or shards. A truncated file or a damaged header raises a typed error. A file
+with a sound header is read without copying.
 """
 
 from __future__ import annotations

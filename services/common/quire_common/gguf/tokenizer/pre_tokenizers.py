@@ -1,8 +1,8 @@
 """Pre-tokenizers, which split texts into words before merges apply, by the name in `tokenizer.ggml.pre`.
 
-Each entry is data: steps as tokenizer.json has them, and the defaults that llama.cpp attaches to the name. The steps
-are those of the models' own tokenizer.json; llama.cpp's expressions are equivalent. A name that is not here is refused:
-the wrong words give the wrong tokens, and nothing would show it.
+Each entry is data: the steps in the form of tokenizer.json, and the defaults that llama.cpp attaches to the name. The
+steps are those of the models' own tokenizer.json; llama.cpp's expressions are equivalent. An unknown name is refused,
+because wrong words would give wrong tokens without an error.
 """
 
 from __future__ import annotations

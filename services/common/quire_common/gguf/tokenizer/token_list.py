@@ -1,6 +1,6 @@
 """The tokens of a GGUF file with their types, as tokenizer.json lists them: added tokens and what surrounds a text.
 
-Knows how llama.cpp writes vocabularies; knows nothing of merges or scores.
+This module knows how llama.cpp writes vocabularies, and nothing of merges or scores.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class TokenList:
         ]
 
     def post_processor(self, *, adds_bos: bool, default_of: str) -> dict[str, Any] | None:
-        """The post-processor that puts bos and eos around a text; None where it puts nothing.
+        """Return the post-processor that puts bos and eos around a text; None if it adds no token.
 
-        `adds_bos` counts where the file does not say whether bos is added; `default_of` names what has this default.
-        Raises ConfigError for a token that is to be added and is not there.
+        `adds_bos` is the default if the file does not say whether bos is added; `default_of` names the origin of this
+        default in errors. Raises ConfigError if a token must be added and the file does not have it.
         """
         bos = self._added_token("bos", adds_bos, default_of)
         eos = self._added_token("eos", False, default_of)

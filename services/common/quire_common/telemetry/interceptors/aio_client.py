@@ -1,9 +1,10 @@
-"""The interceptors of asyncio channels: request id and trace travel as metadata, unary calls get a span.
+"""The interceptors of asyncio channels. Request id and trace travel as metadata, and unary calls get a span.
 
-None for streams both ways: they carry many requests and belong to none, and an interceptor costs each of their messages
-two turns of the loop.
+Bidirectional streams have no interceptor, because they carry many requests and belong to none of them. An interceptor
+would also cost each of their messages two turns of the loop.
 
-One class per call kind: grpc.aio files an interceptor under the first kind that it is an instance of.
+There is one class per kind of call, because grpc.aio registers an interceptor under the first kind that it is an
+instance of.
 """
 
 from __future__ import annotations

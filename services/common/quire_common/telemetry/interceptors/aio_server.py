@@ -70,8 +70,8 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float, callers: CallerCheck | None) -> Handler:
-    """Return the handler with its behaviour guarded. With a time limit or a check of callers, the one request of a call
-    is read as a stream: gRPC by itself would read it before the behaviour runs."""
+    """Return the handler with its behaviour guarded. With a time limit or a check of callers, the single request of a
+    call is read as a stream. Otherwise gRPC would read the request before the behaviour runs."""
     streamed = not handler.request_streaming and (receive_timeout_s > 0 or callers is not None)
     read = reading(receive_timeout_s or None) if streamed else None
     wrapped: Handler = wrap_handler(

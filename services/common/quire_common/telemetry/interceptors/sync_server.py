@@ -54,8 +54,8 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod, callers: CallerCheck | None) -> Handler:
-    """Return the handler with its behaviour guarded. With a check of callers, the one request of a call is read as a
-    stream: gRPC by itself would read it before the behaviour runs."""
+    """Return the handler with its behaviour guarded. With a check of callers, the single request of a call is read as a
+    stream. Otherwise gRPC would read the request before the behaviour runs."""
     streamed = callers is not None and not handler.request_streaming
 
     def admit(request: Any, context: Any) -> Any:

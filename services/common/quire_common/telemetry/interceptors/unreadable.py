@@ -70,8 +70,8 @@ class ReadableStream:
 
 
 def reading(timeout_s: float | None) -> Read:
-    """Return a function that takes the one request of a call from the stream that it comes by. It raises
-    DeadlineExceeded after `timeout_s` (None: never), InvalidArgument where the client sends none."""
+    """Return a function that takes the single request of a call from its stream. It raises DeadlineExceeded after
+    `timeout_s` (None: never), and InvalidArgument if the client sends no request."""
 
     async def read(requests: AsyncIterator[Any]) -> Any:
         try:

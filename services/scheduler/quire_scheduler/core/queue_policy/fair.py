@@ -121,8 +121,8 @@ class FairQueue:
         return tenant is None or len(tenant.queue) < _PER_FREE_PLACE * context.weight * free
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """Return about how many requests are handed out before a new one: the earlier ones of its own tenant, and the
-        shares that other tenants get meanwhile, as if all requests had the same size."""
+        """Return approximately how many requests are handed out before a new one, as if all requests had the same size.
+        These are the earlier requests of its own tenant, and the shares that other tenants get meanwhile."""
         tenant = self._active.get(context.tenant)
         own = tenant.queue.requests_ahead(context) if tenant else 0
         others = self._weights - (tenant.weight if tenant else 0)

@@ -1,8 +1,8 @@
 """EventPump: publishes the changes of the named pages of each epoch.
 
-It reads the same bounded list of recent events as the watchers, as fast as the publisher takes batches. If it falls
-behind the list, consumers are told that all pages are cleared, then which pages are held. When an epoch ends, they are
-told that all pages are cleared.
+The pump reads the bounded list of recent events that the watchers read too, as fast as the publisher takes batches. If
+the pump falls behind the list, it sends consumers a clear of all pages, and then the pages that are held. When an epoch
+ends, it sends a clear of all pages.
 """
 
 from __future__ import annotations

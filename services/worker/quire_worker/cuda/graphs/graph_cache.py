@@ -50,8 +50,7 @@ class GraphCache(Generic[T]):
 
     def find(self, wanted: StepSize) -> T | None:
         """Return the item of the smallest size that suits `wanted`. If that item does not exist yet, it is made now if
-        it was wanted often enough; otherwise the smallest existing item that suits is returned. None: there is no such
-        item."""
+        it was wanted often enough. Otherwise the smallest existing item that suits is returned; None: there is none."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()

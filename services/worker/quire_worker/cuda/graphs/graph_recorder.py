@@ -40,8 +40,8 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """Implements Recorder. `reserve`: bytes of the pool from the start on, for the current stream, as one block from
-    which what graphs ask for is cut; as reserve_memory otherwise."""
+    """Implements Recorder. `reserve` is a number of bytes: at the start, the pool takes one block of this size for the
+    current stream, and the memory of graphs is cut from this block (see reserve_memory)."""
 
     def __init__(self, reserve: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -115,8 +115,8 @@ class _Memory:
 
 
 def borrowed(tensor: Tensor) -> Tensor:
-    """A tensor over the same GPU memory that does not keep it allocated: the memory may be given to others once the
-    original is gone. Not during a capture. A tensor of the CPU is returned as it is."""
+    """Return a tensor over the same GPU memory that does not keep the memory allocated: after the original is gone,
+    other tensors may get the memory. Must not be called during a capture. A CPU tensor is returned unchanged."""
     if not tensor.is_cuda:
         return tensor
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -48,7 +48,7 @@ class _EagerAttention(NamedTuple):
 
     def project(self, begin: int, end: int, attended: Tensor) -> None:
         """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the weight of the
-        output projection. The product goes into these rows of `result` or, where `adds`, is added to what they hold."""
+        output projection. The result goes into these rows of `result` or, with `adds`, is added to them."""
         if self.adds:
             gemm_add(self.result[begin:end], attended, self.weight)
         else:
@@ -122,9 +122,9 @@ class StepGraph:
         weight: Weight,
         onto: Tensor | None,
     ) -> Tensor | None:
-        """Stands in for a layer's attention during the capture: captures that of decode rows, ends the piece, notes the
-        tensors with which `replay` does the rest, and begins the next piece. Returns the projection's tensor; None if
-        it is added to `onto`."""
+        """Replace a layer's attention during the capture. Capture the attention of decode rows, end the piece, note the
+        tensors with which `replay` does the rest, and begin the next piece. Returns the projection's tensor; None if it
+        is added to `onto`."""
         decoder, self._plan = self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
         attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, rules)

@@ -29,9 +29,9 @@ _WANTS_OF_PIECED = 4
 
 
 class StepGraphCache:
-    """Belongs to the model thread. `stream` is the one that steps run on: a capture waits for no step, and no step for
-    a capture. `max_tokens`: of a step; `reserve`: bytes that the largest takes. `fresh`: chunks may be left to torch's
-    attention."""
+    """The captured steps of the model thread. `stream` is the stream of steps; captures do not wait for steps, nor
+    steps for captures. `max_tokens` is the limit of tokens in a step, and `reserve` the bytes that the largest step
+    takes. `fresh`: torch's attention may compute some chunks."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class StepGraphCache:
         )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """The smallest captured step that suits the wanted size; captures one now if it is missing, unless that is put
-        off. None: there is none. `fresh`: some chunk is to be left to torch's attention."""
+        """Return the smallest captured step that suits the wanted size. If it is missing, capture it now, unless
+        captures are postponed. None: there is none. `fresh`: torch's attention computes some chunk."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)

@@ -40,8 +40,8 @@ class ReportBundle:
         return len(self._reports)
 
     def has_room_for(self, report: Report) -> bool:
-        """Whether the Report may be merged with those in the bundle: same epoch, no errors, prefill progress of one
-        Grant only, and within the limits of size."""
+        """Whether the Report may be merged with those in the bundle. They must have the same epoch, no errors, and
+        prefill progress of only one Grant, and must stay within the limits of size."""
         if not self._reports:
             return True
         last = self._reports[-1]

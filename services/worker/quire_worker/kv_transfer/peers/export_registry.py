@@ -98,9 +98,9 @@ class ExportRegistry:
         """Does nothing: the process ends, and its sessions with it."""
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
-        """The key of the lease with this handle, and its export (None: it has ended); None if the lease is unknown or
-        long over. First waits for cancellations that the engine has counted and this process has yet to read: their
-        pages may be filled anew. Raises DataConnectionError."""
+        """Return the key of the lease with this handle, and its export (None: it has ended). Returns None if the lease
+        is unknown or ended long ago. First waits for cancellations that the engine has counted and this process has not
+        read yet, since the pages of these exports may be filled with other content. Raises DataConnectionError."""
         with self._seen_changed:
             if not self._seen_changed.wait_for(
                 lambda: self._cancellations_seen >= self._ring.cancellations, CANCELLATION_TIMEOUT_S

@@ -92,8 +92,8 @@ class PeerSession(ServedSession["Export"]):
         return seals, export_ended() if export is None or self._is_another(export) else export
 
     def _is_another(self, export: Export) -> bool:
-        """Whether this is a new export of the lease, while the peer was told the places of pages in an earlier export
-        that has ended. The peer may then have read anything at those places."""
+        """Whether this is a new export of the lease, after the peer learned the places of pages of an earlier export
+        that has ended. Then the peer may have read other content at those places."""
         before = self._placed
         return before is not None and before is not export and before.handle == export.handle
 
@@ -126,8 +126,8 @@ class PeerSession(ServedSession["Export"]):
             os.close(fd)
 
     def _send_agent_metadata(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer AGENT: wait for NIXL, and send what the peer needs to read the ring by itself. The NIXL agent is kept
-        until the session ends."""
+        """Answer AGENT: wait for NIXL, and send the metadata with which the peer can read the ring by itself. The NIXL
+        agent is kept until the session ends."""
         if self._agents is None or frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than that")
         agents, handle = self._agents, frame.head.handle
@@ -192,9 +192,8 @@ class PeerSession(ServedSession["Export"]):
             slots.clear()
 
     def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> list[int]:
-        """Receive TAKEN, by which the peer says that it has copied the shown pages up to one of those in `waiting`;
-        removes these pages and returns their slots. Raises DataConnectionError if the peer has gone or says something
-        else."""
+        """Receive TAKEN, which says that the peer has copied all shown pages up to one of those in `waiting`. Removes
+        these pages and returns their slots. Raises DataConnectionError if the peer has gone or sends another frame."""
         frame = self._connection.receive()
         if frame is None:
             raise DataConnectionError("ended", "the peer has gone")
@@ -211,8 +210,8 @@ class PeerSession(ServedSession["Export"]):
         return slots
 
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer LOCATE: wait until the asked page is filled, and send where it and the filled pages after it lie in
-        the engine's own memory, which the peer reads by itself."""
+        """Answer LOCATE: wait until the requested page is filled. Then send the places of this page and of the filled
+        pages after it in the engine's own memory, which the peer reads by itself."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")

@@ -131,8 +131,8 @@ class Pull:
         return self._sink.received_pages
 
     def close(self) -> None:
-        """Close the connections, once the engine was told of `run`'s end, since nobody waits for that. After a complete
-        pull the connection to the peer is kept in the pool."""
+        """Close the connections. This happens after the engine has learned the result of `run`, since the engine need
+        not wait for it. After a complete pull, the connection to the peer is kept in the pool."""
         if self._complete and (left := self._link.release_connection()) is not None:
             self._connection_pool.put_connection(*left)
         for transport in self._transports:

@@ -81,7 +81,7 @@ class PullManager:
             pull.direct.fetched(pages)
 
     def take_slot(self, job: Job) -> int:
-        """Take a free slot for the pull's next page; if there is none, tell the engine of the pages that have landed,
+        """Take a free slot for the pull's next page. If there is none, report the pages that have landed to the engine,
         and wait. Raises TransferCancelled."""
         with self._changed:
             pull = self._pulls[job.number]

@@ -114,8 +114,8 @@ class Exchange:
         return self.connection.verify_head(frame, self.seals)
 
     def _in_time(self) -> float:
-        """Return the present time; raises DataConnectionError if the other side's time is up. Called before each wait,
-        so that what has come in the end counts, however late."""
+        """Return the present time. Raises DataConnectionError if the other side's time is up. It is called before each
+        wait, and so data that has arrived counts, however late it came."""
         if self._left_s < 0:
             raise DataConnectionError("slow", "the other side takes too long over these pages")
         return time.monotonic()

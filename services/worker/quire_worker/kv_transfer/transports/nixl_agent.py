@@ -59,7 +59,7 @@ class SharedNixlAgent:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[NixlAgent]:
-        """Yield the agent, which is made if there is none and closed when nobody has used it for `idle_s`. Raises
+        """Yield the agent. It is made if there is none, and closed when it has not been used for `idle_s`. Raises
         DataConnectionError if it cannot be made."""
         with self._lock:
             if self._agent is None:
@@ -125,8 +125,8 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def peer(self, metadata: bytes) -> Iterator[str]:
-        """Register a peer by its metadata, and yield the name that it has here; it is removed when nobody uses it any
-        more. Raises DataConnectionError."""
+        """Register a peer by its metadata, and yield the peer's local name. The peer is removed when the name is not in
+        use any more. Raises DataConnectionError."""
         with self._lock, _failures():
             name = self._nixl.add_remote_agent(metadata)
             name = name.decode() if isinstance(name, bytes) else name

@@ -89,7 +89,7 @@ class SharedMapCache:
 
     @contextlib.contextmanager
     def using(self, fd: int) -> Iterator[SharedMap]:
-        """Yield a map of the file, the kept one or a new one, which is closed when nobody has used it for `idle_s`.
+        """Yield a map of the file, the kept one or a new one. It is closed when it has not been used for `idle_s`.
         Takes over `fd`. Raises DataConnectionError if the file cannot be mapped."""
         file = _file_of(fd)
         with self._lock:

@@ -69,8 +69,8 @@ def fetch_shared_pages(
 def _receive_shared(
     exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink, most: int
 ) -> list[_SharedPage]:
-    """Receive the next pages that the peer shows: those of one frame, however long it takes to come, and of further
-    frames that have come already, until there are `most`."""
+    """Receive the next pages that the peer shows: the pages of one frame, however long it takes to arrive, and those of
+    further frames that have arrived already, up to `most` pages."""
     shared: list[_SharedPage] = []
     while sink.received_pages + len(shared) < len(transfer.run) and len(shared) < most:
         if shared and not exchange.connection.wait(0):

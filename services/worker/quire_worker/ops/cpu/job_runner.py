@@ -1,4 +1,5 @@
-"""Runs jobs, decides how many threads share a job, and records jobs on a tape. Knows nothing of what a job computes."""
+"""Runs jobs, decides how many threads share a job, and records jobs on a tape. This module knows nothing of what a job
+computes."""
 
 from __future__ import annotations
 

@@ -126,8 +126,9 @@ def add_position_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def activation_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(source, out [rows, size], size, activation, whether it is gated): write activation(source [rows, size]) to out,
-    or, gated, activation(first half) * second half of source [rows, 2 * size]. activation: an index of ACTIVATIONS."""
+    """(source, out [rows, size], size, activation, whether it is gated): write activation(source [rows, size]) to out.
+    If gated, source is [rows, 2 * size], and activation(first half) * second half is written. activation: an index of
+    ACTIVATIONS."""
     source, out, size, kind = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2], arguments[3]
     is_gated = arguments[4] != 0
     stride = 2 * size if is_gated else size

@@ -1,1 +1,2 @@
-"""Models that are GGUF files: blocks to numbers, tensor names to parameters, metadata to a config."""
+"""Reads models that are GGUF files: blocks become numbers, tensor names become parameters, metadata becomes a
+config."""

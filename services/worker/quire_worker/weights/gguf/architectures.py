@@ -24,7 +24,7 @@ ARCHITECTURES: Final = MappingProxyType(
 
 
 def find_architecture(model: GgufModel) -> tuple[Family, GgufMap]:
-    """The family of the file, and how the file holds its models. Raises Unsupported."""
+    """Return the family of the file, and how the file holds its models. Raises Unsupported."""
     name = model.metadata.text("general.architecture")
     for (architecture, key), found in ARCHITECTURES.items():
         if architecture == name and (not key or f"{name}.{key}" in model.metadata):

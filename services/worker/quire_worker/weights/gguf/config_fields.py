@@ -1,7 +1,8 @@
 """Translates GGUF metadata to config.json fields, so that model families read one format.
 
-A key of the architecture that is not read here is refused by name: the model would load, and answer wrongly. Knows
-llama.cpp's keys; what differs between architectures is in the maps of the families.
+If this module does not read a key of the architecture, it refuses the file and names the key; otherwise the model would
+load, and answer wrongly. This module knows llama.cpp's keys. The maps of the families have the differences between
+architectures.
 """
 
 from __future__ import annotations
@@ -74,12 +75,13 @@ class GgufConfig(ConfigFile):
     """Fields of a GGUF file's metadata. Errors name the file's own keys, and a fix for this file."""
 
     def section(self, name: str) -> ConfigFile | None:
-        """A nested object, or None where absent."""
+        """Return a nested object, or None if it is absent."""
         found = ConfigFile.section(self, name)
         return None if found is None else GgufConfig(found.fields, self.source, self.keys)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
-        """The error for a field that is absent or not what is wanted. `fix`: another than a good file."""
+        """Return the error for a field that is absent or has a wrong value. `fix`: the fix that the error names, if it
+        is not to get a good file."""
         wanted = re.sub(r"\w+", lambda word: self.keys.get(word[0], word[0]), wanted)
         cause = f"{self.source} lacks `{name}` ({wanted})."
         if self.has(name):
@@ -89,8 +91,8 @@ class GgufConfig(ConfigFile):
 
 
 def read_config(model: GgufModel) -> ConfigFile:
-    """The fields of a config.json. Raises ConfigError for metadata that is absent or wrong, Unsupported for what is not
-    computed."""
+    """Return the fields of a config.json. Raises ConfigError for metadata that is absent or wrong, and Unsupported for
+    a model that the worker does not compute."""
     family, files = find_architecture(model)
     name, metadata = files.architecture, model.metadata
     own = {**_eps(name, metadata, files), **files.keys}
@@ -132,7 +134,7 @@ def read_config(model: GgufModel) -> ConfigFile:
 
 
 def _eps(name: str, metadata: Metadata, files: GgufMap) -> dict[str, str]:
-    """The key of the norms' epsilon and its field. Raises ConfigError where the file lacks it."""
+    """Return the key of the norms' epsilon and its field. Raises ConfigError if the file lacks it."""
     if not files.eps:
         return {}
     key = RMS_KEY if files.eps == "rms_norm_eps" else LAYER_KEY
@@ -154,20 +156,20 @@ def _refuse_unread(name: str, metadata: Metadata, read: Mapping[str, str], files
 
 
 def _is_near(value: object, allowed: tuple[object, ...]) -> bool:
-    """Whether a number is one of these, but for the rounding to float32 in files."""
+    """Whether a number is one of these, apart from rounding to float32 in files."""
     return isinstance(value, float) and any(
         isinstance(each, float) and math.isclose(value, each, rel_tol=1e-6) for each in allowed
     )
 
 
 def _is_off(key: str, value: object) -> bool:
-    """Whether a value stands for the absence of its key: a zero of _NEUTRAL."""
+    """Whether a value has the same effect as an absent key: a zero of _NEUTRAL."""
     return isinstance(value, bool | int | float) and not value and value in _NEUTRAL.get(key, ())
 
 
 def _value(metadata: Metadata, key: str, layers: int) -> object:
-    """The value of a key as config.json would have it. A pattern of layers with windows becomes `layer_types`, by
-    llama.cpp's rule: the last of so many layers has none."""
+    """Return the value of a key in the form of config.json. A pattern of layers with windows becomes `layer_types`, by
+    llama.cpp's rule: the last layer of each group has none."""
     value = metadata.values[key]
     if key.endswith(_PATTERN):
         every = metadata.integer(key) if not isinstance(value, np.ndarray) else 0
@@ -179,7 +181,7 @@ def _value(metadata: Metadata, key: str, layers: int) -> object:
 
 
 def _vocab_size(name: str, model: GgufModel) -> int:
-    """Rows of the embedding; the metadata, where it says so, agrees."""
+    """Return the number of rows of the embedding. If the metadata has this number, it must be the same."""
     place = model.tensors.get("token_embd.weight")
     told = model.metadata.integer(f"{name}.vocab_size", 0)
     rows = place.shape[0] if place is not None else told
@@ -189,8 +191,8 @@ def _vocab_size(name: str, model: GgufModel) -> int:
 
 
 def _head_sizes(name: str, model: GgufModel, files: GgufMap, default: int, positions: int) -> dict[str, Any]:
-    """The size of a head, of queries, keys and values alike, and RoPE. All of a head is rotated unless the family has
-    models in which only a part is."""
+    """Return the size of a head, for queries, keys and values alike, and RoPE. All of a head is rotated, unless the
+    family has models that rotate only a part."""
     metadata = model.metadata
     size = metadata.integer(f"{name}.attention.key_length", default, minimum=1)
     if metadata.integer(f"{name}.attention.value_length", size) != size:

@@ -1,7 +1,9 @@
-"""Blocks of GGUF tensors as small integers with scales, and as float32: exactly the numbers of ggml's reference.
+"""Converts blocks of GGUF tensors to small integers with scales, and to float32: exactly the numbers of ggml's
+reference.
 
-Each kind of quantised blocks is a function from [blocks, bytes of a block] uint8 to `Quants`. The layouts are ggml's
-(ggml-common.h): `d` and `m` are float16 scales, quants are packed from the low bits up. Knows nothing of files.
+Each kind of quantized blocks has a function from [blocks, bytes of a block] uint8 to `Quants`. The layouts are ggml's
+(ggml-common.h): `d` and `m` are float16 scales, and quants are packed from the low bits up. This module knows nothing
+of files.
 """
 
 from __future__ import annotations
@@ -53,41 +55,42 @@ def can_dequantize(kind: BlockKind) -> bool:
 
 
 def quants(kind: BlockKind, data: Bytes) -> Quants:
-    """Integers and scales of whole blocks of a kind that is quantised."""
+    """Return integers and scales of whole blocks of a quantized kind."""
     return _QUANTISED[kind.name](data.reshape(-1, kind.num_bytes))
 
 
 def is_quantised(kind: BlockKind) -> bool:
-    """Whether its blocks have scales; the others are plain floating-point numbers."""
+    """Whether blocks of this kind have scales; other kinds are plain floating-point numbers."""
     return kind.name in _QUANTISED
 
 
 def dequantize(kind: BlockKind, data: Bytes) -> Floats:
-    """Values of whole blocks, flat, in the order of the row. `data` is flat, of a multiple of the block's bytes."""
+    """Return the values of whole blocks, flat, in the order of the row. `data` is flat, and its size is a multiple of
+    the block's bytes."""
     if kind.name in _PLAIN:
         return _PLAIN[kind.name](data)
     return quants(kind, data).values().reshape(-1)
 
 
 def _half(blocks: Bytes, begin: int) -> Floats:
-    """The float16 at a byte of each block, [blocks, 1]."""
+    """Return the float16 at a byte of each block, [blocks, 1]."""
     return blocks[:, begin : begin + 2].copy().view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes, width: int) -> Bytes:
-    """Low halves of `width` bytes, then their high halves, and so on: [blocks, 2 * bytes]."""
+    """Return the low halves of `width` bytes, then their high halves, and so on: [blocks, 2 * bytes]."""
     parts = packed.reshape(len(packed), -1, 1, width) >> np.array([[0], [4]], np.uint8)
     return (parts & np.uint8(15)).reshape(len(packed), -1)
 
 
 def _pairs_of_bits(packed: Bytes, width: int) -> Bytes:
-    """Bits 0-1 of `width` bytes, then their bits 2-3, 4-5 and 6-7, and so on: [blocks, 4 * bytes]."""
+    """Return bits 0-1 of `width` bytes, then their bits 2-3, 4-5 and 6-7, and so on: [blocks, 4 * bytes]."""
     parts = packed.reshape(len(packed), -1, 1, width) >> np.array([[0], [2], [4], [6]], np.uint8)
     return (parts & np.uint8(3)).reshape(len(packed), -1)
 
 
 def _single_bits(packed: Bytes, width: int) -> Bytes:
-    """Bit 0 of `width` bytes, then their bit 1 and so on: [blocks, 8 * bytes]."""
+    """Return bit 0 of `width` bytes, then their bit 1 and so on: [blocks, 8 * bytes]."""
     parts = packed.reshape(len(packed), -1, 1, width) >> np.arange(8, dtype=np.uint8).reshape(8, 1)
     return (parts & np.uint8(1)).reshape(len(packed), -1)
 
@@ -105,7 +108,7 @@ def _bf16(data: Bytes) -> Floats:
 
 
 def _signed(integers: Bytes, less: int = 0) -> Integers:
-    """Less than 128, as signed numbers, from which `less` is taken away."""
+    """Return numbers below 128 minus `less`, as signed numbers."""
     return integers.view(np.int8) - np.int8(less)
 
 
@@ -118,7 +121,7 @@ def _q4_1(blocks: Bytes) -> Quants:
 
 
 def _q5(blocks: Bytes, begin: int) -> Bytes:
-    """Five bits: four bytes of high bits at `begin`, then the low nibbles."""
+    """Read values of five bits: four bytes of high bits at `begin`, then the low nibbles."""
     high = np.unpackbits(blocks[:, begin : begin + 4], axis=1, bitorder="little")
     return _nibbles(blocks[:, begin + 4 :], 16) | (high << np.uint8(4))
 
@@ -136,7 +139,7 @@ def _q8_0(blocks: Bytes) -> Quants:
 
 
 def _q2_k(blocks: Bytes) -> Quants:
-    """16 bytes of scale and minimum for 16 values each, 64 bytes of quants, d, m."""
+    """Read Q2_K: 16 bytes of scale and minimum for 16 values each, 64 bytes of quants, d, m."""
     scales = blocks[:, :16]
     scale = _half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
     minimum = _half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
@@ -145,7 +148,7 @@ def _q2_k(blocks: Bytes) -> Quants:
 
 
 def _q3_k(blocks: Bytes) -> Quants:
-    """32 bytes of high bits, 64 of low ones, 12 of six-bit scales, d. A high bit that is absent takes 4 away."""
+    """Read Q3_K: 32 bytes of high bits, 64 of low bits, 12 of six-bit scales, d. A high bit of 0 subtracts 4."""
     low_scales, high_scales = blocks[:, 96:104], blocks[:, 104:108]
     scales = _nibbles(low_scales, 8) | (_pairs_of_bits(high_scales, 4) << np.uint8(4))
     scale = _half(blocks, 108) * (scales.astype(np.float32) - 32)
@@ -155,8 +158,8 @@ def _q3_k(blocks: Bytes) -> Quants:
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight six-bit scales and minima of 12 bytes, each [blocks, 8]: four whole ones in the low bits of bytes 0-7,
-    the other four in two parts, nibbles of bytes 8-11 and the high bits of bytes 0-7."""
+    """Return eight six-bit scales and minima from 12 bytes, each [blocks, 8]. Four of them lie whole in the low bits of
+    bytes 0-7. The other four have two parts: nibbles of bytes 8-11, and the high bits of bytes 0-7."""
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale = np.concatenate([first & 63, (rest & 15) | ((first >> 2) & 48)], axis=1)
     minimum = np.concatenate([second & 63, (rest >> 4) | ((second >> 2) & 48)], axis=1)
@@ -164,7 +167,7 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _k_quants(blocks: Bytes, integers: Bytes, nibbles_from: int | None = None) -> Quants:
-    """Of Q4_K and Q5_K: d, m, 12 bytes of scales, quants of eight groups."""
+    """Read Q4_K and Q5_K: d, m, 12 bytes of scales, quants of eight groups."""
     scales, minima = _scales_and_minima(blocks[:, 4:16])
     scale, minimum = _half(blocks, 0) * scales, _half(blocks, 2) * minima
     return Quants(_signed(integers).reshape(-1, 8, _GROUP), scale, -minimum, nibbles_from)
@@ -180,7 +183,7 @@ def _q5_k(blocks: Bytes) -> Quants:
 
 
 def _q6_k(blocks: Bytes) -> Quants:
-    """128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
+    """Read Q6_K: 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
     low = _nibbles(blocks[:, :128], 64)
     integer = _signed(low | (_pairs_of_bits(blocks[:, 128:192], _GROUP) << np.uint8(4)), 32)
     scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -192,7 +195,7 @@ def _iq4_nl(blocks: Bytes) -> Quants:
 
 
 def _iq4_xs(blocks: Bytes) -> Quants:
-    """d, 16 bits of high pairs and four bytes of low nibbles of eight scales, quants of eight groups."""
+    """Read IQ4_XS: d, 16 bits of high pairs and four bytes of low nibbles of eight scales, quants of eight groups."""
     high = (blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & np.uint8(3)
     low = _nibbles(blocks[:, 4:8], 1)
     scale = _half(blocks, 0) * ((low | (high << np.uint8(4))).astype(np.float32) - 32)

@@ -32,7 +32,7 @@ _FIX = "Download the file again, or convert the model with a current llama.cpp."
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """One parameter's rows of a tensor, and where its values go."""
+    """One parameter's rows of a tensor, and the place for its values."""
 
     place: TensorPlace
     target: Tensor
@@ -47,10 +47,11 @@ def load_gguf(
     store: ParameterStore,
     progress: Callable[[int, int], None],
 ) -> bytes:
-    """Fill the store; returns a digest of the weights that does not depend on how the files are split.
+    """Fill the store. Returns a digest of the weights that does not depend on how the files are split.
 
-    Raises ConfigError for tensors that are missing, left over or of the wrong shape, Unsupported for kinds of blocks
-    that are not read, before any data is read. `progress` gets (done_bytes, total_bytes) from the calling thread.
+    Before any data is read, raises ConfigError for tensors that are missing, left over or of the wrong shape, and
+    Unsupported for kinds of blocks that are not supported. `progress` gets (done_bytes, total_bytes) from the calling
+    thread.
     """
     found = _match(model, specs)
     loads = [_Load(place, _target(store, each, place), each.row_order) for each, place in found]
@@ -75,7 +76,7 @@ def load_gguf(
 
 
 def _target(store: ParameterStore, spec: ParameterSpec, place: TensorPlace) -> Tensor:
-    """Where a tensor goes: as it is if it is stored in the file's kind, else as values."""
+    """Return the memory for a tensor: for its blocks, if it is stored in the file's kind, else for its values."""
     blocks = store.blocks_of(spec, place.kind)
     return store.destination(spec) if blocks is None else blocks
 
@@ -97,7 +98,7 @@ def _load(load: _Load) -> bytes:
 
 
 def _reordered(rows: NDArray[Any], order: tuple[int, ...]) -> NDArray[Any]:
-    """Rows of whole heads, each head's rows in another order."""
+    """Return the rows of whole heads, with each head's rows in another order."""
     heads = rows.reshape(-1, len(order), *rows.shape[1:])
     return np.ascontiguousarray(heads[:, list(order)]).reshape(rows.shape)
 
@@ -109,7 +110,7 @@ def block_kinds(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[tuple[
 
 
 def _by_name(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[str, list[ParameterSpec]]:
-    """Parameters by the name of their tensor, in which several lie one after the other."""
+    """Return parameters by the name of their tensor, which may hold several, one after the other."""
     files = find_architecture(model)[1]
     found: dict[str, list[ParameterSpec]] = {}
     for spec in specs:
@@ -118,7 +119,7 @@ def _by_name(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[str, list
 
 
 def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[ParameterSpec, TensorPlace]]:
-    """Each parameter and its rows in the file."""
+    """Return each parameter and its rows in the file."""
     path, wanted = model.metadata.path, _by_name(model, specs)
     missing = [name for name in wanted if name not in model.tensors]
     if missing:
@@ -149,7 +150,7 @@ def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[Param
 
 
 def _shape(group: Sequence[ParameterSpec]) -> tuple[int, ...]:
-    """The shape of a tensor that has these parameters."""
+    """Return the shape of a tensor with these parameters."""
     first = group[0]
     if len(group) == 1 and first.file_shape:
         return first.file_shape
@@ -157,7 +158,7 @@ def _shape(group: Sequence[ParameterSpec]) -> tuple[int, ...]:
 
 
 def _parts(place: TensorPlace, group: Sequence[ParameterSpec]) -> Iterator[TensorPlace]:
-    """The rows of each parameter, as a place of its own. Blocks lie within rows."""
+    """Return the rows of each parameter as a separate place. Blocks lie within rows."""
     begin, row_bytes = place.begin, place.num_bytes // _shape(group)[0]
     for spec in group:
         size = place.num_bytes if len(group) == 1 else row_bytes * spec.shape[0]

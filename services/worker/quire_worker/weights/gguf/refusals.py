@@ -1,4 +1,4 @@
-"""The error for a key of a GGUF file that asks for what is not computed."""
+"""The error for a key of a GGUF file that asks for something that the worker does not compute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FIX = "Serve another model, or its safetensors folder."
 
 
 def refused(metadata: Metadata, key: str) -> Unsupported:
-    """The error for a key with its value."""
+    """Return the error for a key with its value."""
     return Unsupported(
         "UNSUPPORTED_CONFIG",
         f"{metadata.path}: `{key}` is {metadata.shown(key)}, which asks for what is not supported.",

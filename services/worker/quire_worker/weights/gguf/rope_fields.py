@@ -34,8 +34,8 @@ _KINDS = ("none", "linear", "yarn", "longrope")
 
 
 def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) -> dict[str, Any]:
-    """RoPE of an architecture's file, in which `rotated` dimensions of each head rotate. `positions`: the context
-    length. Raises Unsupported for variants that are not computed."""
+    """Return the RoPE of an architecture's file, in which `rotated` dimensions of each head rotate. `positions`: the
+    context length. Raises Unsupported for variants that the worker does not compute."""
     metadata = model.metadata
     kind = metadata.text(f"{name}.rope.scaling.type", "linear")
     factor = metadata.number(f"{name}.rope.scaling.factor", 0.0)
@@ -81,7 +81,8 @@ def _longrope(name: str, model: GgufModel, rotated: int, original: int) -> dict[
 
 
 def _yarn(name: str, model: GgufModel, factor: float, original: int) -> dict[str, Any]:
-    """llama.cpp scales cosines and sines as the paper does, whatever a file says; other files are refused."""
+    """Read YaRN. llama.cpp scales cosines and sines as the paper does, whatever a file says, so files with other values
+    are refused."""
     metadata = model.metadata
     _refuse_scaled_attention(name, model, 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
     return {
@@ -101,8 +102,8 @@ def _refuse_scaled_attention(name: str, model: GgufModel, usual: float) -> None:
 
 
 def _factors(model: GgufModel, place: TensorPlace, kind: str, rotated: int, wanted: str) -> list[float]:
-    """The divisors of RoPE's frequencies. Raises Unsupported where there are more or fewer of them, or where they come
-    beside another type than `wanted`."""
+    """Return the divisors of RoPE's frequencies. Raises Unsupported for a wrong number of them, or if RoPE's type is
+    not `wanted`."""
     if kind != wanted or place.shape != (rotated // 2,):
         raise Unsupported(
             "UNSUPPORTED_ROPE",

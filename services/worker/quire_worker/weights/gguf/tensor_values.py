@@ -1,8 +1,7 @@
-"""The tensors of a GGUF file, read in pieces of whole rows: either the bytes of their blocks, or their values as
-float32.
+"""The tensors of a GGUF file, read in pieces of whole rows, either as the bytes of their blocks or as float32 values.
 
-The file is read, never mapped. If it becomes shorter meanwhile, an error follows, and not the end of the process. This
-module knows nothing of parameters.
+The file is read, never mapped. So if it becomes shorter meanwhile, an error follows, and not the end of the process.
+This module knows nothing of parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PIECE_VALUES = 1 << 20
 
 
 def check_readable(place: TensorPlace) -> None:
-    """Raise Unsupported for a kind of blocks that is not read."""
+    """Raise Unsupported for a kind of blocks that is not supported."""
     if not can_dequantize(place.kind):
         raise Unsupported(
             "UNSUPPORTED_WEIGHT_DTYPE",
@@ -33,7 +32,7 @@ def check_readable(place: TensorPlace) -> None:
 
 
 def read_values(place: TensorPlace) -> NDArray[np.float32]:
-    """All values, of the tensor's shape."""
+    """Return all values, in the tensor's shape."""
     pieces = [values for _, values in read_pieces(place, 1)]
     return np.concatenate(pieces).reshape(place.shape)
 
@@ -41,9 +40,9 @@ def read_values(place: TensorPlace) -> NDArray[np.float32]:
 def read_pieces(
     place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """(first row, [rows, ...] float32) of consecutive pieces, each of a multiple of `unit` rows.
+    """Yield (first row, [rows, ...] float32) of consecutive pieces, each of a multiple of `unit` rows.
 
-    A tensor of one axis has rows of one value, in blocks of its kind. `seen` gets the raw bytes in order.
+    A tensor with one axis has rows of one value, in blocks of its kind. `seen` is called with the raw bytes in order.
     """
     for first, count, raw in read_blocks(place, unit, seen):
         yield first, dequantize(place.kind, raw).reshape(count, *place.shape[1:])
@@ -52,7 +51,7 @@ def read_pieces(
 def read_blocks(
     place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
 ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """(first row, rows, bytes) of the same pieces."""
+    """Yield (first row, rows, bytes) of the same pieces."""
     check_readable(place)
     rows, row_shape = place.shape[0], place.shape[1:]
     values_per_row = prod(row_shape)

@@ -1,4 +1,4 @@
-"""The console's event stream: one snapshot per second, shared by all watchers. Needs the scope `admin`.
+"""The console's event stream: one snapshot per second, shared by all watchers. A watcher's key needs the scope `admin`.
 
 A watcher is one open console. The number of watchers and the size and rate of snapshots are bounded. A slow watcher
 gets only the newest snapshot. A watcher that reads nothing for STALL_S is dropped. Without watchers, the router makes

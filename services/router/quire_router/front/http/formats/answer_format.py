@@ -77,8 +77,9 @@ class FrameParts:
         self._null_usage = b',"usage":null' if parsed.include_usage else b""
 
     def usage_part(self, index: int, *, opening: bool = False) -> bytes:
-        """Return the usage member of a chunk: the choice's tokens so far, if continuous usage was asked for; null, if
-        only the last chunk has usage; else nothing. `opening`: the chunk comes before all tokens, so it counts none."""
+        """Return the usage member of a chunk. With continuous usage, it has the choice's tokens so far. If only the
+        last chunk has usage, it is null. Otherwise there is no such member. `opening`: the chunk comes before all
+        tokens, so it counts none."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]

@@ -102,8 +102,8 @@ class BackgroundRuns:
         return self.running(tenant, response_id)
 
     async def cancel(self, tenant: str, response_id: str, *, forget: bool = False) -> None:
-        """Cancel a response if it runs here; else, in a shared store, leave a mark for the router that runs it.
-        `forget`: delete the response too. Raises Unavailable if the mark cannot be written."""
+        """Cancel a response if it runs in this process. Otherwise, if the store is shared, leave a mark for the router
+        that runs it. `forget`: delete the response too. Raises Unavailable if the mark cannot be written."""
         verdict = FORGOTTEN if forget else CANCELLED
         run = self._running.get((tenant, response_id))
         if run is not None:
@@ -154,8 +154,8 @@ class BackgroundRuns:
         return lambda: self._keep(run, failed)
 
     async def _settle(self, run: _Run, keep: Callable[[], Awaitable[StoreOutcome]]) -> None:
-        """Store the outcome, or do what a verdict demands. Repeat this if a verdict comes meanwhile, and for
-        _RETRY_FOR_S if the store does not answer."""
+        """Store the outcome, or do what a verdict demands. If a verdict comes meanwhile, do this again. If the store
+        does not answer, try again for _RETRY_FOR_S."""
         settled: str | None = None
         kept, until_s = StoreOutcome.KEPT, time.monotonic() + _RETRY_FOR_S
         self._settling += 1
@@ -188,9 +188,9 @@ class BackgroundRuns:
         return kept
 
     async def _verdict(self, run: _Run) -> str:
-        """Return CANCELLED or FORGOTTEN if a client asked for that, here or through another router; else ''. Unless it
-        is FORGOTTEN already, the mark that another router leaves in a shared store is looked for; a mark also cancels
-        the generation."""
+        """Return CANCELLED or FORGOTTEN if a client asked for this, in this process or through another router; else ''.
+        A request through another router is a mark in the shared store, which also cancels the generation. If the
+        verdict is FORGOTTEN already, the store is not asked."""
         if run.verdict != FORGOTTEN and self.store.shared:
             try:
                 mark = await self.store.get_mark(run.tenant, run.document.id)
