@@ -1,7 +1,7 @@
 """`make gpu-check STAGE=n`: whether the GPU worker is right, and how fast it is, in stages.
 
 1  kernels, ways of products and of gated products, whole steps of every padded size: against float32 references
-2  engines that must come to the same tokens
+2  engines that must come to the same tokens, and real models
 3  the in-process table beside vLLM's figures, and what grammars cost
 4  the five services over HTTP, and cold starts
 5  a soak of random requests, and each kernel against its floor
@@ -36,7 +36,7 @@ STAGES: dict[int, dict[str, str]] = {
         "kernels": "tests.gpu.kernels",
         "steps": "tests.gpu.steps",
     },
-    2: {"engines": "tests.gpu.engines"},
+    2: {"engines": "tests.gpu.engines", "real_models": "tests.gpu.real_models"},
     3: {"table": "bench.gpu.table", "grammars": "bench.gpu.grammars"},
     4: {"services": "bench.gpu.services"},
     5: {"soak": "tests.gpu.soak", "roofline": "bench.gpu.kernel_table.roofline"},

@@ -1,6 +1,7 @@
 """Stage 2: engines that must come to the same tokens, greedy.
 
-The GPU's against the CPU's in float32, graphs against kernels one by one, free-running against lockstep; and the same
+The GPU's against the CPU's in float32, graphs against kernels one by one, free-running against lockstep, Quire's own
+model code against the Transformers backend; and the same
 of requests whose thinking has a budget, of requests whose logits Python changes, and of requests with grammars, whose
 masks mostly come late. In bf16 two tokens may be equally
 good: a difference counts only where the reference, asked for the logits after what both have in common, finds one of
@@ -26,6 +27,7 @@ from quire_common.structured.constraint import Constraint
 from quire_common.thinking import ThinkingBudget
 from quire_worker.arrays import Float32, Int32
 from quire_worker.config import WorkerConfig
+from quire_worker.loading import ModelImpl
 from quire_worker.matcher.guidance_backend import GuidanceBackend
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
@@ -100,7 +102,7 @@ def _compare_all(
     plain = [_by_hand(reference, sequence) for sequence in sequences]
     has_grammars = any(sequence.constraint is not None for sequence in sequences)
     grammars = _grammars(reference.decoder.spec.vocab_size) if has_grammars else None
-    found = {name: _serve(make(grammars), sequences) for name, make in engines.items()}
+    found = {name: serve(make(grammars), sequences) for name, make in engines.items()}
     (first, *others) = found
     compare = _Comparison(recorder, kind, sequences, reference)
     compare(f"{first} against the CPU", found[first], plain)
@@ -110,13 +112,15 @@ def _compare_all(
 
 def _alone_and_batched(recorder: Recorder, name: str, sequences: list[Sequence]) -> None:
     even = _served_on_gpu(batch_invariant=True)
-    together = _serve(LocalEngine(even, max_num_seqs=32), sequences)
+    together = serve(LocalEngine(even, max_num_seqs=32), sequences)
     # Nothing is kept for the next one.
-    alone = _serve(LocalEngine(even, max_num_seqs=32, enable_prefix_caching=False), sequences, one_by_one=True)
+    alone = serve(LocalEngine(even, max_num_seqs=32, enable_prefix_caching=False), sequences, one_by_one=True)
     recorder.check(name, together == alone, sequences=len(sequences))
 
 
-def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> ServedModel:
+def _served_on_gpu(
+    *, eager: bool = False, batch_invariant: bool = False, model_impl: ModelImpl = "auto"
+) -> ServedModel:
     config = WorkerConfig(
         model=str(DEMO),
         device="cuda",
@@ -124,6 +128,7 @@ def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> Ser
         max_num_seqs=32,
         enforce_eager=eager,
         batch_invariant=batch_invariant,
+        model_impl=model_impl,
     )
     return replace(load_configured(config, lambda *_: None), logits_processors=_PROCESSORS)
 
@@ -137,6 +142,12 @@ def _gpu_engines() -> Mapping[str, _MakeEngine]:
         "gpu, graphs, free-running": lambda grammars: _local(_served_on_gpu(), 32, grammars),
         "gpu, eager, free-running": lambda grammars: _local(_served_on_gpu(eager=True), 32, grammars),
         "gpu, graphs, lockstep": lambda grammars: _local(_served_on_gpu(), 32, grammars, lockstep=True),
+        "gpu, Transformers backend, graphs": lambda grammars: _local(
+            _served_on_gpu(model_impl="transformers"), 32, grammars
+        ),
+        "gpu, Transformers backend, eager": lambda grammars: _local(
+            _served_on_gpu(model_impl="transformers", eager=True), 32, grammars
+        ),
     }
 
 
@@ -161,7 +172,9 @@ def _demo_prompts(count: int) -> list[Int32]:
     return [np.array(tokenizer.encode(text).ids, np.int32) for text in texts]
 
 
-def _serve(local: LocalEngine, sequences: list[Sequence], *, one_by_one: bool = False) -> list[list[int]]:
+def serve(local: LocalEngine, sequences: list[Sequence], *, one_by_one: bool = False) -> list[list[int]]:
+    """Serve the sequences together, or one after the other, and close the engine. Returns their tokens; raises
+    RuntimeError if one failed."""
     for handle, sequence in enumerate(sequences):
         local.submit(handle, sequence)
         if one_by_one:

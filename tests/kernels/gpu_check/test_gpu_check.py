@@ -68,10 +68,8 @@ def test_other_stages(stage: int, tmp_path: Path) -> None:
 def test_alone_is_compared_with_batched(wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU's engine, whose answers do not depend on company either."""
     monkeypatch.setattr(engines, "_served_on_gpu", lambda **_: load_dummy_model(tmp_path, head_dim=12))
-    serve = engines._serve
-    monkeypatch.setattr(
-        engines, "_serve", lambda *given, **how: serve(*given, **how)[:: -1 if wrong and not how else 1]
-    )
+    serve = engines.serve
+    monkeypatch.setattr(engines, "serve", lambda *given, **how: serve(*given, **how)[:: -1 if wrong and not how else 1])
     recorder = Recorder(2, "a machine")
     sequences = [Sequence(np.full(size, 7, np.int32), Stop(4, ignore_eos=True)) for size in (5, 40, 17)]
     engines._alone_and_batched(recorder, "alone equals batched", sequences)

@@ -43,8 +43,8 @@ class CudaModel:
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
         """Make a device for an engine of these sizes: compile the kernels and, unless `eager` or the decoder cannot be
-        cut, capture the first graphs. `max_tokens`: most prefill rows of a step. Raises ConfigError if the graphs do
-        not fit into memory, or the matcher's ring cannot be mapped."""
+        captured, capture the first graphs. `max_tokens`: most prefill rows of a step. Raises ConfigError if the graphs
+        do not fit into memory, or the matcher's ring cannot be mapped."""
         shape, fresh = self.decoder.head_shape, self.leaves_prompts
         tiling = Tiling.of(shape, self.pages.device, even=self.decoder.ops.batch_invariant)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
@@ -65,7 +65,7 @@ class CudaModel:
             sizes = kernel_sizes(spec.max_num_seqs, max_tokens, _AT_START, masked=masked)
             compile_steps(body, tiling, sizes, fresh=fresh and max_tokens >= LEAST_TOKENS)
         graphs = None
-        if not eager and self.decoder.can_be_cut:
+        if not eager and self.decoder.can_be_captured:
             graphs = StepGraphCache(body, tiling, stream, spec.max_num_seqs, max_tokens, reserve, fresh=fresh)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)

@@ -61,6 +61,11 @@ class Decoder(Generic[P]):
         return True
 
     @property
+    def can_be_captured(self) -> bool:
+        """See `StepDecoder`: always."""
+        return True
+
+    @property
     def ops_compute_layers(self) -> bool:
         """See `StepDecoder`."""
         return True

@@ -37,7 +37,12 @@ class StepDecoder(Protocol[P]):
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a pass may be captured in a CUDA graph, and cut at attention."""
+        """Whether a pass may be cut at attention, as `forward` does for `attend`."""
+        ...
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a pass may be captured in a CUDA graph."""
         ...
 
     @property

@@ -23,8 +23,12 @@ from quire_worker.transformers_backend.split_model import SplitModel
 class TransformersDecoder(Generic[P]):
     """Implements `StepDecoder`. The model applies RoPE itself, so that pages hold its rotated keys."""
 
-    def __init__(self, spec: TransformersSpec, model: SplitModel, ops: Ops[P], device: torch.device) -> None:
+    def __init__(
+        self, spec: TransformersSpec, model: SplitModel, ops: Ops[P], device: torch.device, *, can_be_captured: bool
+    ) -> None:
         self.spec = spec
+        self.can_be_captured = can_be_captured
+        """See `StepDecoder`: what `graph_defect` found."""
         self.ops = ops
         self.head_shape = HeadShape.of(spec)
         self._model = model
@@ -39,7 +43,7 @@ class TransformersDecoder(Generic[P]):
 
     @property
     def can_be_cut(self) -> bool:
-        """See `StepDecoder`: never, since the modelling code may branch on values."""
+        """See `StepDecoder`: never, since modelling code computes the linear layer behind attention."""
         return False
 
     @property

@@ -21,7 +21,7 @@ from quire_worker.transformers_backend.attention import AttentionCall, use_atten
 from quire_worker.transformers_backend.find_model import failures_as_unsupported, unsupported_model
 
 _TOKENS: Final = 5
-# The weight of queries and keys in the result of _IsolatedRows.
+# The weight of queries and keys in the result of IsolatedRows.
 _QUERY_KEY_SHARE: Final = 0.1
 # Two passes of the same shape sum in the same order, so that they must agree to within this part of the tolerance.
 _SAME_SHAPE_FACTOR: Final = 0.3
@@ -44,20 +44,20 @@ def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> N
     start = torch.arange(min(_TOKENS, spec.max_positions), device=device)
     with (
         torch.inference_mode(),
-        use_attention(_IsolatedRows()),
+        use_attention(IsolatedRows()),
         failures_as_unsupported("UNSUPPORTED_ATTENTION", spec.architecture),
     ):
         together = model.hidden(token, position)
         alone = torch.cat([model.hidden(token[row : row + 1], position[row : row + 1]) for row in range(_TOKENS)])
         given, counted = (model.hidden(token[: len(start)], each) for each in (start, None))
-    if not _difference(together, alone) <= _tolerance(alone):  # NaN is no agreement either
+    if not relative_difference(together, alone) <= tolerance(alone):  # NaN is no agreement either
         raise unsupported_model(
             "UNSUPPORTED_ATTENTION",
             spec.architecture,
             "a row of a step depends on rows of other sequences (a shift of tokens, a state, positions that are "
             "counted by row, or a rotary embedding that depends on the longest sequence)",
         )
-    if not _difference(given, counted) <= _SAME_SHAPE_FACTOR * _tolerance(counted):
+    if not relative_difference(given, counted) <= _SAME_SHAPE_FACTOR * tolerance(counted):
         raise unsupported_model(
             "UNSUPPORTED_ATTENTION",
             spec.architecture,
@@ -65,17 +65,17 @@ def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> N
         )
 
 
-def _difference(found: Tensor, wanted: Tensor) -> float:
+def relative_difference(found: Tensor, wanted: Tensor) -> float:
     """Return the largest difference, relative to the largest number in `wanted`."""
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
 
 
-def _tolerance(hidden: Tensor) -> float:
+def tolerance(hidden: Tensor) -> float:
     """Return the relative difference that another order of summation may cause. bfloat16 also rounds elsewhere."""
     return 1e-3 if hidden.dtype == torch.float32 else 0.1
 
 
-class _IsolatedRows:
+class IsolatedRows:
     """An attention in which each row sees itself alone. Queries and keys take part, so that rotations have an
     effect."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from quire_common.errors import ConfigError, Unsupported
+from quire_common.telemetry.logs import get_logger
 from quire_worker.model.arch_spec import TransformersSpec
 from quire_worker.model.config_facts import context_length
 from quire_worker.model.text_part import TextPart
@@ -17,11 +18,14 @@ from quire_worker.sources.options import LoadOptions, Progress
 from quire_worker.sources.source import ModelSource, model_digest
 from quire_worker.transformers_backend.decoder import TransformersDecoder
 from quire_worker.transformers_backend.find_model import FoundModel, check_rope, find_model
+from quire_worker.transformers_backend.graph_check import graph_defect
 from quire_worker.transformers_backend.probe import read_spec
 from quire_worker.transformers_backend.row_check import check_rows
 from quire_worker.transformers_backend.step_memory import measure_row_bytes
 from quire_worker.transformers_backend.weights import LoadedWeights, load_weights, make_dummy
 from quire_worker.weights.checkpoint import Checkpoint
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,15 @@ class TransformersWeights:
 
     def decoder(self, ops: Ops[Any]) -> TransformersDecoder[Any]:
         """See `Weights`."""
-        return TransformersDecoder(self.source.spec, self.loaded.model, ops, self.device)
+        spec, model = self.source.spec, self.loaded.model
+        if self.device.type != "cuda":
+            return TransformersDecoder(spec, model, ops, self.device, can_be_captured=False)
+        from quire_worker.transformers_backend.fused_modules import fuse_modules  # which imports Triton
+
+        fused = fuse_modules(model, ops)
+        defect = graph_defect(model, spec.vocab_size, spec.max_positions, self.device)
+        log.info("the Transformers backend is ready", fused_modules=fused, cuda_graphs=not defect, reason=defect)
+        return TransformersDecoder(spec, model, ops, self.device, can_be_captured=not defect)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ only for the rows that need logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +34,30 @@ class SplitModel:
         self._hidden_rows.set_output_class(type(output))
         rows: Tensor = output.last_hidden_state[0]
         return rows
+
+    def replace_children(self, replacements: Callable[[nn.Module], dict[str, nn.Module]]) -> int:
+        """Replace the children that `replacements` names of each module of the layers. Returns how many were
+        replaced."""
+        replaced = 0
+        for name in [name for name, _ in self.layers.named_modules()]:
+            module = self.layers.get_submodule(name)
+            for child, new in replacements(module).items():
+                module.set_submodule(child, new)
+                replaced += 1
+        return replaced
+
+    def replace_modules(self, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
+        """Replace the modules of the layers for which `replacement` returns another one. Modules inside of a replaced
+        one are not asked. Returns how many were replaced."""
+        replaced: list[str] = []
+        # By name: a list of the modules would keep the weights of those that were replaced.
+        for name in [name for name, _ in self.layers.named_modules() if name]:
+            if any(name.startswith(f"{outer}.") for outer in replaced):
+                continue
+            if (new := replacement(self.layers.get_submodule(name))) is not None:
+                self.layers.set_submodule(name, new)
+                replaced.append(name)
+        return len(replaced)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> logits [N, V]."""

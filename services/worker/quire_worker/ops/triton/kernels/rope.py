@@ -1,4 +1,5 @@
-"""Normalizes query and key heads, rotates both, and writes keys and values to their pages, in one pass over qkv."""
+"""Normalizes query and key heads, rotates both, and writes keys and values to their pages, in one pass over qkv. A
+second kernel only rotates, for modelling code of transformers."""
 
 from __future__ import annotations
 
@@ -115,3 +116,54 @@ def qk_norm_rope_write_kernel(
         high = tl.minimum(tl.maximum(high, -448.0), 448.0)
     tl.store(cell, low.to(pages.dtype.element_ty), mask=written[:, :, None] & real)
     tl.store(cell + HALF, high.to(pages.dtype.element_ty), mask=written[:, :, None] & real)
+
+
+@triton.jit
+def rotate_heads_kernel(
+    query,
+    key,
+    cos,
+    sin,
+    query_out,
+    key_out,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    query_out_row,
+    query_out_head,
+    key_out_row,
+    key_out_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [R, HEADS + KV heads]: a program rotates the first DIM values of one head of one row. query, key and both
+    results [heads, R, DIM or more] by strides of a row and a head; cos, sin [R, DIM]. LANES: half of DIM up to a power
+    of two."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    HALF: tl.constexpr = DIM // 2
+    lane = tl.arange(0, LANES)
+    inside = lane < HALF
+    wait(PDL)
+    let_next_start(PDL)
+    angle = row * DIM + lane
+    c1 = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    c2 = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    s1 = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    s2 = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    if head < HEADS:
+        at = row * query_row + head * query_head + lane
+        first = tl.load(query + at, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(query + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        at = row * query_out_row + head * query_out_head + lane
+        tl.store(query_out + at, (first * c1 - second * s1).to(query_out.dtype.element_ty), mask=inside)
+        tl.store(query_out + at + HALF, (second * c2 + first * s2).to(query_out.dtype.element_ty), mask=inside)
+    else:
+        at = row * key_row + (head - HEADS) * key_head + lane
+        first = tl.load(key + at, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(key + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        at = row * key_out_row + (head - HEADS) * key_out_head + lane
+        tl.store(key_out + at, (first * c1 - second * s1).to(key_out.dtype.element_ty), mask=inside)
+        tl.store(key_out + at + HALF, (second * c2 + first * s2).to(key_out.dtype.element_ty), mask=inside)
