@@ -30,12 +30,7 @@ class WorkPool:
         """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if too many
         functions wait. If the caller is cancelled, the function still runs to its end."""
         if self._under_way >= self._max_waiting:
-            raise Overloaded(
-                "TOKENIZER_OVERLOADED",
-                f"{self._under_way} texts are waiting to be encoded.",
-                "Retry, or run more tokenizers.",
-                retry_after_s=1.0,
-            )
+            raise overloaded(f"{self._under_way} texts are waiting to be encoded.")
         self._under_way += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, function)
         future.add_done_callback(self._done)  # also when the caller has gone away: the thread is busy until then
@@ -49,3 +44,8 @@ class WorkPool:
         self._under_way -= 1
         if not future.cancelled():
             future.exception()  # seen, even if its caller has gone away
+
+
+def overloaded(message: str) -> Overloaded:
+    """Return the error of work for which too much other work waits."""
+    return Overloaded("TOKENIZER_OVERLOADED", message, "Retry, or run more tokenizers.", retry_after_s=1.0)

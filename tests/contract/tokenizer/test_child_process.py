@@ -12,7 +12,7 @@ import threading
 import psutil
 import pytest
 
-from quire_tokenizer.children.child_process import ChildProcess
+from quire_common.children.child_process import ChildProcess
 from tests.contract.tokenizer.test_tokenizer_service import wait_for
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
+from quire_common.children.frames import limit_process, read_frame, write_frame
 from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
-from quire_tokenizer.children.frames import limit_process, read_frame, write_frame
 
 _CACHED_TEMPLATES = 16
 # A traceback of the deepest recursion must still fit on the stack.
@@ -33,7 +33,7 @@ def main() -> int:
     write_frame(answers, {"ready": True})
     while (job := read_frame(jobs)) is not None:
         signal.setitimer(signal.ITIMER_REAL, alarm_s)
-        answer = run_job(job)
+        answer = run_job(job.message)
         write_frame(answers, answer)
         signal.setitimer(signal.ITIMER_REAL, 0)
     return 0

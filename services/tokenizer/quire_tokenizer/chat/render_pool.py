@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quire_common.children.child_pool import ChildFailed, ChildPool
+from quire_common.children.child_process import ChildProgram
+from quire_common.children.frames import framed
 from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge
 from quire_common.telemetry.logs import get_logger
-from quire_tokenizer.children.child_pool import ChildFailed, ChildPool
-from quire_tokenizer.children.child_process import ChildProgram
-from quire_tokenizer.children.frames import framed
+from quire_tokenizer.work_pool import overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,15 +41,14 @@ class RenderPool:
             limits.max_chars * _ESCAPED_BYTES_PER_CHAR + 4096,
             _not_started,
         )
-        what = "conversations are waiting to be rendered"
-        self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, what)
+        self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, _overloaded)
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.
         Raises InvalidArgument or another typed error for a fault of the template or the conversation."""
         job = framed({"source": source, "variables": variables, "max_chars": self._max_chars})
         try:
-            answer = await self._children.run(job)
+            answer = (await self._children.run(job)).message
         except ChildFailed as error:
             if error.how == "crashed":
                 log.warning("a rendering process died", code="CHAT_TEMPLATE_CRASHED")
@@ -61,6 +61,10 @@ class RenderPool:
     async def close(self) -> None:
         """End the idle processes."""
         await self._children.close()
+
+
+def _overloaded(waiting: int) -> QuireError:
+    return overloaded(f"{waiting} conversations are waiting to be rendered.")
 
 
 def _not_started() -> QuireError:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from quire_tokenizer.children.frames import limit_process, read_frame, write_frame
+from quire_common.children.frames import limit_process, read_frame, write_frame
 from quire_tokenizer.grammar.canonical_text import ModelOutputFormat, canonical_text
 from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource, bad_grammar, too_large
 from quire_tokenizer.grammar.json_schema import error_line
@@ -92,7 +92,7 @@ def main() -> int:
         return 0
     compiler: Compiler | UnreadableVocabulary
     try:
-        compiler = Compiler(model)
+        compiler = Compiler(model.message)
     except ValueError as error:
         compiler = UnreadableVocabulary(error_line(str(error))[:300])
     del model
@@ -100,7 +100,7 @@ def main() -> int:
     write_frame(answers, {"ready": True})
     while (job := read_frame(jobs)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = compiler.run_job(job)
+        answer = compiler.run_job(job.message)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(answers, answer)
     return 0

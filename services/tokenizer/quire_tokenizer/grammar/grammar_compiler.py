@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from quire_common.children.child_pool import ChildFailed, ChildPool
+from quire_common.children.child_process import ChildProgram
+from quire_common.children.frames import framed
 from quire_common.errors import Overloaded, QuireError, Unsupported
 from quire_common.structured.constraint import CONSTRAINT_PARAM, MAX_GRAMMAR_BYTES, Constraint
 from quire_common.telemetry.logs import get_logger
 from quire_tokenizer import statistics
-from quire_tokenizer.children.child_pool import ChildFailed, ChildPool
-from quire_tokenizer.children.child_process import ChildProgram
-from quire_tokenizer.children.frames import framed
 from quire_tokenizer.grammar.grammar_source import KINDS, TOOLS, GrammarRefused, GrammarSource, bad_grammar, too_large
 from quire_tokenizer.output_parsing import families
+from quire_tokenizer.work_pool import overloaded
 
 if TYPE_CHECKING:
     from quire_tokenizer.vocabulary import Vocabulary
@@ -106,8 +107,8 @@ class GrammarCompiler:
             _not_started,
             first_frame=framed(_first_frame(vocabulary)),
         )
-        what = "grammars are waiting to be compiled"
-        self._children = ChildPool(program, limits.processes, limits.max_waiting, limits.cpu_s * _WALL_FACTOR, what)
+        timeout_s = limits.cpu_s * _WALL_FACTOR
+        self._children = ChildPool(program, limits.processes, limits.max_waiting, timeout_s, _overloaded)
         self._limits = limits
         self._version = metadata.version("llguidance")
         self._cache: OrderedDict[bytes, _CachedOutcome] = OrderedDict()
@@ -171,7 +172,7 @@ class GrammarCompiler:
         """Send a source to a child process, and decode its answer."""
         _check_source(source)
         try:
-            answer = await self._children.run(framed(source.job()))
+            answer = (await self._children.run(framed(source.job()))).message
         except ChildFailed as error:
             statistics.grammar_process_ended()
             log.warning("a compiling process ended", how=error.how, kind=source.kind)
@@ -271,6 +272,10 @@ def _unreadable(reason: str) -> Unsupported:
         "Leave the constraint out, or use a model with a byte-level vocabulary.",
         param=CONSTRAINT_PARAM,
     )
+
+
+def _overloaded(waiting: int) -> QuireError:
+    return overloaded(f"{waiting} grammars are waiting to be compiled.")
 
 
 def _not_started() -> QuireError:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from quire_tokenizer.children.child_pool import ChildFailed
+from quire_common.children.child_pool import ChildFailed
+from quire_common.children.frames import Frame
 from quire_tokenizer.grammar import grammar_compiler
 from quire_tokenizer.grammar.grammar_compiler import GrammarCompiler, GrammarLimits
 from quire_tokenizer.grammar.grammar_source import GrammarRefused, GrammarSource
@@ -26,11 +27,11 @@ class Children:
         self.jobs: list[asyncio.Future[dict[str, Any]]] = []
         self.breaks = False
 
-    async def run(self, job: bytes) -> dict[str, Any]:
+    async def run(self, job: bytes) -> Frame:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.jobs.append(future)
         try:
-            return await future
+            return Frame(await future)
         except asyncio.CancelledError:
             if self.breaks:
                 raise ChildFailed("crashed") from None

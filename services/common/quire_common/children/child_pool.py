@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from quire_common.errors import Overloaded
-from quire_tokenizer.children.child_process import ChildProcess
+from quire_common.children.child_process import ChildProcess
 
 if TYPE_CHECKING:
-    from quire_tokenizer.children.child_process import ChildProgram
+    from collections.abc import Callable
+
+    from quire_common.children.child_process import ChildProgram
+    from quire_common.children.frames import Frame
+    from quire_common.errors import QuireError
 
 # Signals of the timers by which a child ends itself.
 _TIMERS = (signal.SIGALRM, signal.SIGPROF)
@@ -31,31 +34,34 @@ class ChildFailed(Exception):
 
 
 class ChildPool:
-    """Used from one event loop. `what`: the jobs, in words."""
+    """Used from one event loop. `overloaded` makes the error of a job for which too many others wait; its argument is
+    their number."""
 
-    def __init__(self, program: ChildProgram, processes: int, max_waiting: int, timeout_s: float, what: str) -> None:
+    def __init__(
+        self,
+        program: ChildProgram,
+        processes: int,
+        max_waiting: int,
+        timeout_s: float,
+        overloaded: Callable[[int], QuireError],
+    ) -> None:
         self._program = program
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._what = what
+        self._overloaded = overloaded
         self._waiting = 0
         self._slots = asyncio.Semaphore(processes)
         self._idle: list[ChildProcess] = []
 
-    async def run(self, job: bytes) -> dict[str, Any]:
-        """Wait for a free child, have it do a framed job, and return its answer. Raises Overloaded if too many jobs
-        wait, and ChildFailed."""
+    async def run(self, job: bytes, payload: bytes = b"") -> Frame:
+        """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
+        many jobs wait, and ChildFailed."""
         if self._waiting >= self._max_waiting:
-            raise Overloaded(
-                "TOKENIZER_OVERLOADED",
-                f"{self._waiting} {self._what}.",
-                "Retry, or run more tokenizers.",
-                retry_after_s=1.0,
-            )
+            raise self._overloaded(self._waiting)
         self._waiting += 1
         try:
             async with self._slots:
-                return await self._ask(job)
+                return await self._ask(job, payload)
         finally:
             self._waiting -= 1
 
@@ -72,21 +78,21 @@ class ChildPool:
                 return child
         return None
 
-    async def _ask(self, job: bytes) -> dict[str, Any]:
+    async def _ask(self, job: bytes, payload: bytes) -> Frame:
         """Have an idle child or a new child do the job. If the child is too slow or dies, or if the caller is
         cancelled, kill the child and raise the error. If an idle child turns out to have been killed before, the next
         child does the job."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:
-            answer = await asyncio.wait_for(child.ask(job), self._timeout_s)
+            answer = await asyncio.wait_for(child.ask(job, payload), self._timeout_s)
         except BaseException as error:
             # Also when the caller has gone away: the child is in the middle of an answer that nobody will read.
             status = await asyncio.shield(child.kill())
             if isinstance(error, TimeoutError):
                 raise ChildFailed("timeout") from error
             if idle is not None and isinstance(error, OSError | EOFError) and -status == signal.SIGKILL:
-                return await self._ask(job)
+                return await self._ask(job, payload)
             if isinstance(error, OSError | EOFError | ValueError):
                 how: Literal["timeout", "crashed"] = "timeout" if -status in _TIMERS else "crashed"
                 raise ChildFailed(how, out_of_cpu=-status == signal.SIGPROF) from error

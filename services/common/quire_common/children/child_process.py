@@ -9,9 +9,9 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quire_tokenizer.children.frames import LENGTH
+from quire_common.children.frames import HEADER, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 _START_S = 30.0
 # A process whose pipes have ended is about to end itself.
 _ENDING_S = 1.0
+# A long answer comes in few pieces, each of which costs a turn of the loop.
+_READ_AHEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ChildProgram:
     """A program to run in a child. `first_frame` is sent to the child before it reports that it is ready. `not_started`
-    makes the error for a child that never reports this."""
+    makes the error for a child that never reports this. `max_answer`: the bytes of an answer's message and payload."""
 
     module: str
     arguments: tuple[str, ...]
@@ -51,6 +53,7 @@ class ChildProcess:
             *(sys.executable, "-m", program.module, *program.arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=_READ_AHEAD_BYTES,
             env=environment,
         )
         child = cls(process, program.max_answer)
@@ -68,10 +71,10 @@ class ChildProcess:
         """Whether the process has not ended."""
         return self._process.returncode is None
 
-    async def ask(self, job: bytes) -> dict[str, Any]:
-        """Send a framed job, and wait for its answer. Raises OSError or EOFError if the process has died, and
-        ValueError for an answer that is too long."""
-        await self._write(job)
+    async def ask(self, job: bytes, payload: bytes = b"") -> Frame:
+        """Send a framed job and its payload, and wait for the answer. Raises OSError or EOFError if the process has
+        died, and ValueError for an answer that is too long."""
+        await self._write(job, payload)
         return await self._read()
 
     async def kill(self) -> int:
@@ -96,21 +99,23 @@ class ChildProcess:
             await self._write(first_frame)
         await self._read()
 
-    async def _write(self, frame: bytes) -> None:
+    async def _write(self, frame: bytes, payload: bytes = b"") -> None:
         stdin = self._process.stdin
         if stdin is None:
             raise EOFError
         stdin.write(frame)
+        if payload:
+            stdin.write(payload)
         await stdin.drain()
 
-    async def _read(self) -> dict[str, Any]:
-        """Read one message from the process. Raises EOFError if the process has ended, and ValueError for a message
-        that is too long."""
+    async def _read(self) -> Frame:
+        """Read one frame from the process. Raises EOFError if the process has ended, and ValueError for a frame that is
+        too long."""
         stdout = self._process.stdout
         if stdout is None:
             raise EOFError
-        (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
-        if length > self._max_answer:
+        length, payload_bytes = HEADER.unpack(await stdout.readexactly(HEADER.size))
+        if length + payload_bytes > self._max_answer:
             raise ValueError("the answer is too long")
-        loaded: dict[str, Any] = json.loads(await stdout.readexactly(length))
-        return loaded
+        message = json.loads(await stdout.readexactly(length))
+        return Frame(message, await stdout.readexactly(payload_bytes))

@@ -1,1 +1,0 @@
-"""Child processes of the service, each of which does one job at a time, and harms nothing but that job."""
