@@ -16,6 +16,7 @@ from quire.v1 import inference_pb2
 from quire_common.request_parameters import PARAMETERS
 from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
 from quire_router.front.grpc.smg.request_codec import MAX_ABORTED
+from quire_router.front.http.bodies.body_parser import LONG_BYTES, MAX_CPU_S
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
 from quire_router.front.parameters import tables
 from quire_router.front.parameters.fields import MAX_INT32, MAX_NAME_CHARS, Field
@@ -38,6 +39,7 @@ CLASSES = {
     "none": "The field is ignored, or refused unless its value has no effect.",
 }
 
+_LONG_KIB = LONG_BYTES >> 10
 _BODY = "only the limit of the body"
 _CONTEXT = "at most the model's context length"
 _OBJECT = "an object; each of its fields has its own row"
@@ -315,6 +317,8 @@ def _lines() -> Iterator[str]:
     yield "| size of an HTTP body or a gRPC request | `--max-body-bytes` (4 MiB) |"
     yield "| size of all HTTP bodies together, without the first 64 KiB of each | `--max-bodies-mib` (256 MiB) |"
     yield "| size of the HTTP bodies of one API key, counted likewise | half of `--max-bodies-mib` |"
+    yield f"| size of an HTTP body above which a child process of the router parses it | {_LONG_KIB} KiB |"
+    yield f"| processor time for parsing a longer body | {MAX_CPU_S:g} s |"
     yield "| connections to each public port | `--max-connections` (4,096) |"
     yield "| sequences that wait or run at the same time | `--max-concurrent-requests` (1,024) |"
     yield "| gRPC calls at the same time | `--max-concurrent-requests` + 256 |"

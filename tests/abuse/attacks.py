@@ -186,6 +186,25 @@ async def http_products(target: Target) -> None:
         await _together((partial(_post, target, client, "/v1/completions", body) for body in filled), 4, target)
 
 
+async def http_long_bodies(target: Target) -> None:
+    """Bodies of 4 MiB that take long to parse: numbers, messages, empty lists, NaN, and JSON that breaks off."""
+    numbers = ",".join(["300"] * 1_000_000)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 300}]}] * tables.MAX_MESSAGES
+    bodies = [
+        ("/v1/completions", f'{{"prompt": [{numbers}], "max_tokens": 1}}'),
+        ("/detokenize", f'{{"tokens": [{numbers}]}}'),
+        ("/v1/completions", f'{{"prompt": "a", "user": [NaN, {numbers}]}}'),
+        ("/v1/completions", f'{{"prompt": "a", "user": [{numbers}]'),
+        ("/v1/completions", f'{{"prompt": "a", "user": [{",".join(["[]"] * 120_000)}]}}'),
+        ("/v1/chat/completions", json.dumps({"messages": messages})),
+        ("/v1/responses", json.dumps({"input": messages})),
+        ("/v1/messages/count_tokens", json.dumps({"messages": messages})),
+    ]
+    async with _http(target, **target.headers) as client:
+        works = (partial(_post, target, client, route, body) for _ in range(10_000) for route, body in bodies)
+        await _together(works, 16, target)
+
+
 async def http_keyless(target: Target) -> None:
     """Bodies of 4 MiB without a key, with wrong keys, and to routes that are not there."""
     body = json.dumps({"prompt": "x" * (4 * 1024 * 1024 - 100)}).encode()
@@ -383,6 +402,7 @@ CASES: dict[str, Callable[[Target], Coroutine[Any, Any, None]]] = {
     "HTTP: each field": http_each_field,
     "HTTP: all fields": http_all_fields,
     "HTTP: products": http_products,
+    "HTTP: long bodies": http_long_bodies,
     "HTTP: no key": http_keyless,
     "HTTP: slow writers": http_slow_writers,
     "HTTP: large slow bodies": http_large_slow_bodies,

@@ -13,12 +13,10 @@ import httpx
 from redis import Redis
 
 from quire_common.errors import QuireError
+from quire_router.front.http.bodies.body_parsers import parse_body
 from quire_router.front.http.body import parse_object
-from quire_router.front.http.parsing.messages_parse import parse_count, parse_messages
-from quire_router.front.http.parsing.parse import parse_chat, parse_completion
-from quire_router.front.http.parsing.sampling_params import parse_tokens
-from quire_router.front.http.responses.parse import parse_response
 from quire_router.front.parameters.request_limits import Limits
+from tests.fakes.router.parsed_requests import crossed, same
 from tests.fakes.router.router_rig import RouterRig, router_rig
 from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 from tests.fuzz.changes.json_changes import changed_json
@@ -28,7 +26,7 @@ from tests.redis_server import RedisServer
 from tests.unit.kvstore.tiers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 _CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
@@ -162,13 +160,13 @@ def is_object(body: bytes) -> bool:
 
 
 _LIMITS = Limits(128, 20)
-_PARSERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
-    "/v1/completions": lambda body: parse_completion(body, _LIMITS, timings=False),
-    "/v1/chat/completions": lambda body: parse_chat(body, _LIMITS, timings=False),
-    "/inference/v1/generate": lambda body: parse_tokens(body, _LIMITS, timings=False),
-    "/v1/responses": lambda body: parse_response(body, _LIMITS),
-    "/v1/messages": lambda body: parse_messages(body, _LIMITS, timings=False),
-    "/v1/messages/count_tokens": parse_count,
+_PARSERS = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/inference/v1/generate": "tokens",
+    "/v1/responses": "response",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count",
 }
 
 
@@ -176,6 +174,8 @@ class BodyTarget(Target):
     """The parsers of bodies, without a router around them."""
 
     covers = (
+        "router/quire_router/front/http/bodies/body_parsers.py",
+        "router/quire_router/front/http/bodies/parsed_codec.py",
         "router/quire_router/front/http/parsing",
         "router/quire_router/front/parameters",
         "router/quire_router/front/http/responses/parse.py",
@@ -188,17 +188,19 @@ class BodyTarget(Target):
         return data[:1] + changed_json(data[1:], choose, _WORDS)
 
     def run(self, data: bytes) -> Outcome:
-        parse = list(_PARSERS.values())[(data[0] if data else 0) % len(_PARSERS)]
+        parser = list(_PARSERS.values())[(data[0] if data else 0) % len(_PARSERS)]
         try:
-            body = parse_object(data[1:])
+            parse_object(data[1:])
         except QuireError as error:
             check_error(error)
             return Outcome.UNREADABLE
         try:
-            parse(body)
+            parsed = parse_body(parser, data[1:], _LIMITS, {}, timings=False)
         except QuireError as error:
             check_error(error)
             return Outcome.REFUSED
+        if not same(crossed(parsed), parsed):
+            raise Finding("what the child process would send differs")
         return Outcome.ACCEPTED
 
 

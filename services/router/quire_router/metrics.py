@@ -77,6 +77,14 @@ http_body_bytes = metrics.gauge(
     "quire_router_http_body_bytes",
     "Bytes of HTTP bodies that are held, beyond 64 KiB of each; --max-bodies-mib bounds them.",
 )
+http_bodies_waiting = metrics.gauge(
+    "quire_router_http_bodies_waiting", "Long HTTP bodies that wait for the process that parses them, or are parsed."
+)
+http_body_process_ended = metrics.counter(
+    "quire_router_http_body_process_ended_total",
+    "Processes that ended while they parsed a long HTTP body, by the cause.",
+    ("cause",),
+)
 rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
 _shed = metrics.counter(
     "quire_router_shed_total",

@@ -19,6 +19,7 @@ from quire_router.api_keys import load_api_keys
 from quire_router.config import refuse_plain_ports
 from quire_router.front.grpc.smg.parts import SmgParts
 from quire_router.front.http.admin import AdminPort
+from quire_router.front.http.bodies.body_parser import BodyParser
 from quire_router.front.http.console.console import Console
 from quire_router.front.http.cors import make_cors
 from quire_router.front.http.edge import Edge
@@ -125,6 +126,7 @@ class RouterService:
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
         self._beams = BeamSearch(self._pipeline, encoder, token_bytes)
+        self._bodies = BodyParser(Limits(config.max_n, config.max_logprobs), config.max_body_bytes)
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
         self._responses = make_store(config, self._keys.kept_bytes)
@@ -146,6 +148,7 @@ class RouterService:
             config,
             self._pipeline,
             self._beams,
+            self._bodies,
             self._catalog,
             tokenizer,
             token_bytes,
@@ -283,6 +286,7 @@ class RouterService:
         await self._workers.close()
         await self._console.close()
         await self.http.close()
+        await self._bodies.close()
         if self._background is not None:
             await self._background.close()
         await self.admin.close()

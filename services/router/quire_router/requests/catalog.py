@@ -41,12 +41,13 @@ class Catalog:
         if clients cannot use this model."""
         return next((served.name for served in self._all() if served.model.name == model), model)
 
-    def sampling_defaults(self, name: str, limits: KeyLimits) -> SamplingDefaults:
-        """Return the sampling defaults of the model that `resolve` finds for this name; empty if there is no such
-        model."""
-        found = (each.model for each in self.served(limits) if not name or each.name == name)
-        model = next(found, None)
-        return model.sampling_defaults if model is not None else ()
+    def sampling_defaults(self, limits: KeyLimits) -> dict[str, SamplingDefaults]:
+        """Return the sampling defaults of all models that have some, by the names for which `resolve` finds the models;
+        '' is the first model."""
+        served = self.served(limits)
+        first = [("", each) for each in served[:1]]
+        named = [(each.name, each) for each in reversed(served)]
+        return {name: each.model.sampling_defaults for name, each in named + first if each.model.sampling_defaults}
 
     def resolve(self, name: str, limits: KeyLimits) -> ServedModel:
         """Return the model with this name; '' means the first model that a key with these limits may use. Raises

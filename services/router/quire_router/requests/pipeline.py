@@ -99,10 +99,10 @@ class Pipeline:
         self._ticket_manager = ticket_manager
         self._share = share_prefix_across_keys
 
-    def sampling_defaults(self, model: str, limits: KeyLimits) -> SamplingDefaults:
-        """Return the sampling defaults of the model with this name; empty if a key with these limits cannot use such a
-        model."""
-        return self._catalog.sampling_defaults(model, limits)
+    def sampling_defaults(self, limits: KeyLimits) -> dict[str, SamplingDefaults]:
+        """Return the sampling defaults of the models that a key with these limits can use, by their names; '' is the
+        first model."""
+        return self._catalog.sampling_defaults(limits)
 
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quire_common.errors import InvalidArgument
 from quire_router.front.http.formats import large_json
 from quire_router.front.http.formats.large_json import dumps_in_pieces
-from quire_router.front.http.parsing.prompts import many_ids, token_prompt
+from quire_router.front.http.parsing.prompts import token_prompt
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5)
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=3), v, max_size=4))
@@ -49,8 +49,6 @@ def test_ids_of_a_long_prompt_are_checked_in_linear_time() -> None:
     started = time.thread_time()
     assert token_prompt(ids).ids.tolist() == ids
     assert time.thread_time() - started < 1.0
-    assert many_ids(ids) and many_ids([[1] * 5000, [2] * 5000])
-    assert not many_ids([1] * 100) and not many_ids("a" * 100_000) and not many_ids(["a"] * 1000)
     for wrong, code in (
         (True, "BAD_TYPE"),
         (False, "BAD_TYPE"),
@@ -68,22 +66,6 @@ def test_ids_of_a_long_prompt_are_checked_in_linear_time() -> None:
             token_prompt([0, 1, wrong, 1, 0])
     assert token_prompt([0, 1, 0, 2**31 - 1]).ids.tolist() == [0, 1, 0, 2**31 - 1]
     assert token_prompt([]).ids.dtype == np.int32
-
-
-class Ids(list[Any]):
-    """Counts as a whole, and shows its first item alone."""
-
-    def __iter__(self) -> Any:
-        raise AssertionError("each item was looked at")
-
-    def __getitem__(self, key: Any) -> Any:
-        assert key == 0, "more than the first item was looked at"
-        return super().__getitem__(key)
-
-
-def test_long_prompt_is_recognised_without_visiting_each_id() -> None:
-    assert not many_ids(Ids([7] * 8192))
-    assert many_ids(Ids([7] * 8193))
 
 
 @pytest.mark.parametrize("items", [0, 1, 1023, 1024, 1025, 5000])

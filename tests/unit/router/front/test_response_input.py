@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire_router.front.http.responses.parse import job_of, parse_response
+from quire_router.front.http.responses.parse import parse_response
 from quire_router.front.parameters.request_limits import Limits
 from quire_router.sequences.job import ChatPrompt
 
 
 def messages_of(items: list[dict[str, Any]]) -> Any:
     limits = Limits(max_n=1, max_logprobs=0)
-    asked = parse_response({"model": "m", "input": items}, limits)
-    (prompt,) = job_of(asked, [], limits, timings=False).job.prompts
+    asked = parse_response({"model": "m", "input": items}, limits, timings=False)
+    (prompt,) = asked.request.job.prompts
     assert isinstance(prompt, ChatPrompt)
     return json.loads(prompt.messages_json)
 

@@ -1,4 +1,4 @@
-"""A request's body: read within its bound, then decoded as a JSON object. Errors name the cause, never the content."""
+"""Reads the body of a request within its bound, and decodes JSON objects. Errors name the cause, never the content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import orjson
 
 from quire_common.errors import Aborted, InvalidArgument, TooLarge
 from quire_common.json_bounds import check_structure
-from quire_router.off_loop import off_loop
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
@@ -20,15 +19,14 @@ if TYPE_CHECKING:
 BODY_TOO_LARGE = "BODY_TOO_LARGE"
 CLIENT_GONE = "CLIENT_GONE"
 _READ_TIMEOUT_S = 60.0
-_LONG_BYTES = 512 * 1024
 # After a 413, so much more is read and thrown away, that a client which is still sending gets to see the answer.
 _DISCARD_FACTOR = 4
 _DISCARD_TIMEOUT_S = 5.0
 
 
-async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> dict[str, Any]:
-    """Read the body and parse it as a JSON object, in a thread if it is long. Raises InvalidArgument, also for another
-    Content-Type, TooLarge, Unavailable where `lease` gets no memory, and Aborted where the client leaves."""
+async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
+    """Read a body that is to be parsed as a JSON object. Raises what `read_body` raises, and InvalidArgument for
+    another Content-Type."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -37,9 +35,7 @@ async def read_object(scope: Scope, receive: Receive, limit: int, lease: BodyLea
             "The body's Content-Type is not application/json.",
             "Send the header Content-Type: application/json.",
         )
-    body = await read_body(scope, receive, limit, lease)
-    tenant = lease.tenant if lease is not None else ""
-    return await off_loop(lambda: parse_object(body), heavy=len(body) > _LONG_BYTES, tenant=tenant)
+    return await read_body(scope, receive, limit, lease)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
@@ -93,8 +89,8 @@ async def discard_body(receive: Receive, limit: int) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the body as a JSON object. Raises InvalidArgument. NaN and Infinity pass, so that the check of fields can
-    name the one that has them."""
+    """Parse the body as a JSON object. Raises InvalidArgument, and MemoryError. NaN and Infinity pass, so that the
+    check of fields can name the one that has them."""
     check_structure(body)
     try:
         value = orjson.loads(body)
@@ -112,7 +108,9 @@ def client_gone() -> Aborted:
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
     """Parse a body that orjson has refused with `error`: NaN and Infinity are accepted. Raises InvalidArgument, with
-    the place of the mistake, for anything else that is wrong."""
+    the place of the mistake, for anything else that is wrong, and MemoryError."""
+    if error.msg.startswith("Not enough memory"):
+        raise MemoryError from error
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as broken:

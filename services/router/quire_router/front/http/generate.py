@@ -5,30 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import bind_request_id
-from quire_router.front.http.body import client_gone, read_object
+from quire_router.front.http.body import client_gone, read_json
 from quire_router.front.http.body_budget import BodyBudget
 from quire_router.front.http.exchange import exchange_of, send_json, warning_headers
-from quire_router.front.http.parsing.prompts import many_ids
 from quire_router.front.http.stream_writer import write_stream
-from quire_router.front.parameters.request_limits import Limits
 from quire_router.front.request_ids import request_id_from
 from quire_router.off_loop import off_loop
 from quire_router.requests.best_of import whole_answers
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
+    from quire_router.front.http.bodies.body_parser import BodyParser
+    from quire_router.front.http.bodies.body_parsers import InvocationRequest
     from quire_router.front.http.exchange import Exchange
     from quire_router.front.http.formats.answer_format import AnswerFormat
     from quire_router.front.http.parsing.parse import ParsedRequest
@@ -46,31 +43,28 @@ _RANK = b"x-data-parallel-rank"
 class Serving:
     """Runs parsed requests for endpoints, and holds the configuration that applies to all of them."""
 
-    def __init__(self, pipeline: Pipeline, beams: BeamSearch, config: RouterConfig) -> None:
+    def __init__(self, pipeline: Pipeline, beams: BeamSearch, bodies: BodyParser, config: RouterConfig) -> None:
         self.pipeline = pipeline
         self._beams = beams
-        self._limits = Limits(config.max_n, config.max_logprobs)
+        self._bodies = bodies
         self._max_body_bytes = config.max_body_bytes
         self._body_budget = BodyBudget(config.max_bodies_mib << 20)
         self._timeout_s = config.request_timeout_s
         self._ping_s = config.stream_ping_s
 
-    def limits_for(self, body: Mapping[str, Any], scope: Scope) -> Limits:
-        """Return the bounds of a body, with the defaults of the model that the body names."""
-        model = body.get("model")
-        defaults = self.pipeline.sampling_defaults(model if isinstance(model, str) else "", exchange_of(scope).limits)
-        return replace(self._limits, model_defaults=defaults) if defaults else self._limits
-
-    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Read the body as a JSON object. The body holds memory of the budget until the exchange releases it. Raises
-        InvalidArgument, TooLarge, Unavailable if the budget has no room, Aborted if the client leaves, and Unsupported
-        for a header that asks for a data-parallel rank above 0."""
+    async def parse(self, parser: str, scope: Scope, receive: Receive) -> Any:
+        """Read the body, which holds memory of the budget until the exchange releases it, and return what the parser
+        of this name makes of it. Raises InvalidArgument, TooLarge, Unavailable where the budget has no room or parsing
+        fails, Aborted where the client leaves, and Unsupported for a header that asks for a data-parallel rank above
+        0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         exchange = exchange_of(scope)
         lease = self._body_budget.lease(exchange.tenant)
         exchange.hold_body(lease)
-        return await read_object(scope, receive, self._max_body_bytes, lease)
+        body = await read_json(scope, receive, self._max_body_bytes, lease)
+        defaults = self.pipeline.sampling_defaults(exchange.limits)
+        return await self._bodies.parse(parser, body, exchange.tenant, defaults, timings=exchange.wants_timings)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
         """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. If no header has
@@ -128,28 +122,14 @@ class Serving:
 class GenerateEndpoint:
     """An ASGI application for POST. The edge converts the errors that it raises into answers."""
 
-    def __init__(self, serving: Serving, parse: Callable[..., ParsedRequest], make_format: MakeFormat) -> None:
+    def __init__(self, serving: Serving, parser: str, make_format: MakeFormat) -> None:
         self._serving = serving
-        self._parse = parse
+        self._parser = parser
         self._make_format = make_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        parsed = await self.parse(await self._serving.read(scope, receive), scope)
-        await self.answer(parsed, scope, receive, send)
-
-    async def parse(self, body: dict[str, Any], scope: Scope) -> ParsedRequest:
-        """Parse a body that has been read, in a thread if it has many token ids. Raises InvalidArgument,
-        Unsupported."""
-        heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
-        exchange = exchange_of(scope)
-        limits = self._serving.limits_for(body, scope)
-        parse = partial(self._parse, body, limits, timings=exchange.wants_timings)
-        return await off_loop(parse, heavy=heavy, tenant=exchange.tenant)
-
-    async def answer(self, parsed: ParsedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run a parsed job and send its answer. The body, which may be much larger than the job, has been freed by
-        then."""
+        parsed = await self._serving.parse(self._parser, scope, receive)
         await self._serving.run(scope, receive, send, parsed, self._make_format)
 
 
@@ -157,22 +137,16 @@ class Invocations:
     """SageMaker's single path for all requests: a body with messages is a chat, and a body with a prompt is a
     completion."""
 
-    def __init__(self, serving: Serving, chat: GenerateEndpoint, completions: GenerateEndpoint) -> None:
+    def __init__(self, serving: Serving, chat: MakeFormat, completion: MakeFormat) -> None:
         self._serving = serving
         self._chat = chat
-        self._completions = completions
+        self._completion = completion
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        body = await self._serving.read(scope, receive)
-        if "messages" not in body and "prompt" not in body:
-            raise InvalidArgument(
-                "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"
-            )
-        endpoint = self._chat if "messages" in body else self._completions
-        parsed = await endpoint.parse(body, scope)
-        del body
-        await endpoint.answer(parsed, scope, receive, send)
+        asked: InvocationRequest = await self._serving.parse("invocation", scope, receive)
+        make_format = self._chat if asked.is_chat else self._completion
+        await self._serving.run(scope, receive, send, asked.request, make_format)
 
 
 class _Watch:

@@ -14,9 +14,6 @@ from quire_router.front.http.formats.token_format import TokenFormat
 from quire_router.front.http.generate import GenerateEndpoint, Invocations, Serving
 from quire_router.front.http.open_paths import LIVE_PATHS, OPEN_PATHS, READY_PATHS
 from quire_router.front.http.openapi.page import DOCUMENT_PATH, PAGE_PATH, DocsRoutes
-from quire_router.front.http.parsing.messages_parse import parse_messages
-from quire_router.front.http.parsing.parse import parse_chat, parse_completion
-from quire_router.front.http.parsing.sampling_params import parse_tokens
 from quire_router.front.http.responses.endpoint import ResponseRoutes
 from quire_router.front.http.text_routes import TextRoutes
 
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
+    from quire_router.front.http.bodies.body_parser import BodyParser
     from quire_router.front.http.responses.background import BackgroundRuns
     from quire_router.front.http.status import StatusRoutes
     from quire_router.requests.beam_search import BeamSearch
@@ -39,6 +37,7 @@ def make_routes(
     config: RouterConfig,
     pipeline: Pipeline,
     beams: BeamSearch,
+    bodies: BodyParser,
     catalog: Catalog,
     tokenizer: TokenizerClient,
     token_bytes: TokenBytes,
@@ -50,18 +49,18 @@ def make_routes(
 ) -> Router:
     """Make the ASGI application of all routes, with the console's. `with_metrics`: with /metrics too. Without
     `background`, responses are not stored. The application raises HTTPException for unknown paths and methods."""
-    serving = Serving(pipeline, beams, config)
-    completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
-    chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
-    tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)
-    messages = GenerateEndpoint(serving, parse_messages, MessagesFormat)
+    serving = Serving(pipeline, beams, bodies, config)
+    completions = GenerateEndpoint(serving, "completion", CompletionFormat)
+    chat = GenerateEndpoint(serving, "chat", ChatFormat)
+    tokens = GenerateEndpoint(serving, "tokens", TokenFormat)
+    messages = GenerateEndpoint(serving, "messages", MessagesFormat)
     responses = ResponseRoutes(serving, background)
     text = TextRoutes(serving, catalog, tokenizer, token_bytes)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
         Route("/inference/v1/generate", tokens, methods=["POST"], name="tokens"),
-        Route("/invocations", Invocations(serving, chat, completions), methods=["POST"], name="invocations"),
+        Route("/invocations", Invocations(serving, ChatFormat, CompletionFormat), methods=["POST"], name="invocations"),
         Route("/v1/responses", responses, methods=["POST"], name="responses"),
         Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),

@@ -12,20 +12,21 @@ from quire_common.sequence import RequestContext
 from quire_router.front.http.exchange import exchange_of
 from quire_router.front.http.formats.large_json import dumps_in_pieces
 from quire_router.front.http.formats.logprob_format import token_text
-from quire_router.front.http.parsing.messages_parse import parse_count
-from quire_router.front.http.parsing.parse import chat_prompt, parse_chat, parse_completion
-from quire_router.front.http.parsing.prompts import many_ids, required, token_prompt
 from quire_router.front.http.parsing.sampling_params import sampling_params_of
-from quire_router.front.parameters.fields import check_fields
-from quire_router.front.parameters.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from quire_router.off_loop import MOST_VALUES, off_loop
 from quire_router.requests.token_charge import charged
-from quire_router.sequences.job import ChatPrompt, TextPrompt
+from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from quire_router.front.http.generate import Serving
+    from quire_router.front.http.parsing.text_fields import (
+        CountRequest,
+        DetokenizeRequest,
+        RenderRequest,
+        TokenizeRequest,
+    )
     from quire_router.requests.catalog import Catalog
     from quire_router.requests.pipeline import Rendering
     from quire_router.text.token_bytes import TokenBytes
@@ -45,24 +46,20 @@ class TextRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Answer with the token ids of a text or a conversation and, if asked for, the text of each token. Raises
         QuireError."""
-        body = await self._serving.read(request.scope, request.receive)
-        context = _context(request)
-        if "messages" in body:
-            values = check_fields(body, TOKENIZE_CHAT)
-            served = self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
-            ids = await self._tokenize_chat(chat_prompt(values, body), context)
+        asked: TokenizeRequest = await self._serving.parse("tokenize", request.scope, request.receive)
+        context, prompt = _context(request), asked.prompt
+        served = self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
+        if isinstance(prompt, ChatPrompt):
+            ids = await self._tokenize_chat(prompt, context)
         else:
-            values = check_fields(body, TOKENIZE)
-            served = self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
-            text = required(values, "prompt")
-            with charged(self._serving.pipeline.charge, context.tenant, [TextPrompt(text)]) as settle:
+            with charged(self._serving.pipeline.charge, context.tenant, [prompt]) as settle:
                 (ids,), _us = await self._tokenizer.encode(
-                    [text], context, add_special_tokens=values["add_special_tokens"], max_tokens=0
+                    [prompt.text], context, add_special_tokens=asked.add_special_tokens, max_tokens=0
                 )
                 settle([len(ids)])
         # As many as a body has bytes: as an array they take 4 bytes each, and a tenth of the time.
         heavy = len(ids) > MOST_VALUES
-        if values["return_token_strs"]:
+        if asked.return_token_strs:
             await self._token_bytes.ensure(
                 (await off_loop(lambda: np.unique(ids), heavy=heavy, tenant=context.tenant)).tolist()
             )
@@ -74,7 +71,7 @@ class TextRoutes:
                 "tokens": ids,
                 "token_strs": None,
             }
-            if values["return_token_strs"]:
+            if asked.return_token_strs:
                 answer["token_strs"] = [token_text(self._token_bytes.get(token_id)) for token_id in ids.tolist()]
             return dumps_in_pieces(answer)
 
@@ -82,48 +79,44 @@ class TextRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of token ids, special tokens included. Raises QuireError."""
-        values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
-        self._catalog.resolve(values["model"], exchange_of(request.scope).limits)
-        tokens = required(values, "tokens")
-        tenant = exchange_of(request.scope).tenant
-        prompt = await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens), tenant=tenant)
-        with charged(self._serving.pipeline.charge, tenant, [prompt]):
-            text = await self._tokenizer.decode(prompt.ids, skip_special_tokens=False) if len(prompt.ids) else ""
+        asked: DetokenizeRequest = await self._serving.parse("detokenize", request.scope, request.receive)
+        exchange, ids = exchange_of(request.scope), asked.prompt.ids
+        self._catalog.resolve(asked.model, exchange.limits)
+        with charged(self._serving.pipeline.charge, exchange.tenant, [asked.prompt]):
+            text = await self._tokenizer.decode(ids, skip_special_tokens=False) if len(ids) else ""
         return _json({"prompt": text})
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens in an Anthropic message's input. Raises QuireError."""
-        model, prompt = parse_count(await self._serving.read(request.scope, request.receive))
-        self._catalog.resolve(model, exchange_of(request.scope).limits)
-        return _json({"input_tokens": len(await self._tokenize_chat(prompt, _context(request)))})
+        asked: CountRequest = await self._serving.parse("count", request.scope, request.receive)
+        self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
+        return _json({"input_tokens": len(await self._tokenize_chat(asked.prompt, _context(request)))})
 
     async def render_chat(self, request: Request) -> Response:
         """Answer with the body for /inference/v1/generate that makes the same request of an engine as this chat. Raises
         QuireError."""
-        (rendered,) = await self._rendered(request, chat=True)
+        (rendered,) = await self._rendered(request, "chat_render")
         return _json(rendered)
 
     async def render_completion(self, request: Request) -> Response:
         """Answer with such a body for each prompt of a completion. Raises QuireError."""
-        return _json(await self._rendered(request, chat=False))
+        return _json(await self._rendered(request, "completion_render"))
 
-    async def _rendered(self, request: Request, *, chat: bool) -> list[dict[str, Any]]:
+    async def _rendered(self, request: Request, parser: str) -> list[dict[str, Any]]:
         """Tokenize a request's prompts without running it; return a body for /inference/v1/generate for each. Raises
         QuireError."""
-        body = await self._serving.read(request.scope, request.receive)
-        parse = parse_chat if chat else parse_completion
-        parsed = parse(body, self._serving.limits_for(body, request.scope), timings=False)
-        exchange = exchange_of(request.scope)
+        asked: RenderRequest = await self._serving.parse(parser, request.scope, request.receive)
+        exchange, parsed = exchange_of(request.scope), asked.request
         caller = self._serving.caller(exchange, parsed)
         rendering = await self._serving.pipeline.render(parsed.job, caller, exchange.arrived_ns)
         common = {
             "model": rendering.served.name,
             "features": None,
             "stream": parsed.stream,
-            "stream_options": body.get("stream_options"),
+            "stream_options": orjson.Fragment(asked.stream_options_json),
             "cache_salt": parsed.job.cache_salt or None,
             "priority": parsed.priority,
-            "kv_transfer_params": body.get("kv_transfer_params"),
+            "kv_transfer_params": orjson.Fragment(asked.kv_transfer_params_json),
         }
         limit = {"timeout_s": parsed.timeout_s} if parsed.timeout_s else {}
         return [

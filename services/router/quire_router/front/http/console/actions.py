@@ -18,7 +18,7 @@ from quire_common.errors import FailedPrecondition, NotFound, as_quire_error
 from quire_common.telemetry.audit import bind_subject
 from quire_common.telemetry.logs import get_logger
 from quire_router.front.http.admin_guard import check_administrator
-from quire_router.front.http.body import read_object
+from quire_router.front.http.body import parse_object, read_json
 from quire_router.front.http.console.action_fields import CANCEL, DRAIN, ROLE, ROUTER
 from quire_router.front.http.parsing.prompts import required
 from quire_router.front.parameters.fields import check_fields
@@ -121,7 +121,7 @@ class ConsoleActions:
     async def _read(self, request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
         """Check the caller, and return the fields of the body. Raises PermissionDenied, InvalidArgument, TooLarge."""
         check_administrator(request, self._keys, own_name=True)
-        return check_fields(await read_object(request.scope, request.receive, _MAX_BODY_BYTES), table)
+        return check_fields(parse_object(await read_json(request.scope, request.receive, _MAX_BODY_BYTES)), table)
 
     def _replica(self, instance: str) -> Replica:
         """Return the replica of this name. Raises NotFound."""

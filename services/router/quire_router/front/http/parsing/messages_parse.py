@@ -8,6 +8,7 @@ from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import json_text, required, string_member, text_of_part
 from quire_router.front.http.parsing.structured_fields import of_output_format
+from quire_router.front.http.parsing.text_fields import CountRequest
 from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.front.parameters.fields import MAX_INT32, bad_type, check_fields
 from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING
@@ -51,11 +52,10 @@ def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
     )
 
 
-def parse_count(body: Mapping[str, Any]) -> tuple[str, ChatPrompt]:
-    """Parse a body of /v1/messages/count_tokens; return the model's name and the conversation to count. Raises
-    InvalidArgument, Unsupported."""
+def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> CountRequest:
+    """Parse a body of /v1/messages/count_tokens. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COUNT_TOKENS)
-    return values["model"], conversation_of(values)
+    return CountRequest(values["model"], conversation_of(values))
 
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:

@@ -10,7 +10,6 @@ import orjson
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.front.parameters.fields import MAX_INT32, bad_type
-from quire_router.off_loop import MOST_VALUES
 from quire_router.sequences.job import Prompt, TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
@@ -88,18 +87,6 @@ def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
     )
 
 
-def many_ids(prompt: Any) -> bool:
-    """Whether a prompt has so many token ids, alone or in lists, that a thread should read them."""
-    if not isinstance(prompt, list):
-        return False
-    if len(prompt) > MOST_VALUES:
-        return True
-    # A list that begins with an id may hold no list.
-    if not prompt or not isinstance(prompt[0], list):
-        return False
-    return len(prompt) + sum(len(item) for item in prompt[:MAX_PROMPTS] if isinstance(item, list)) > MOST_VALUES
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -160,3 +147,8 @@ def json_text(name: str, value: Any) -> str:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
         raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None
+
+
+def joined_lists(*lists: str) -> str:
+    """Return the JSON list of all items of JSON lists, which `json_text` has written."""
+    return f"[{','.join(each[1:-1] for each in lists if each != '[]')}]"

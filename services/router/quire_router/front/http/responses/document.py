@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from quire_router.front.http.formats.error_shape import error_text
 from quire_router.sequences.delta import LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from quire_common.errors import QuireError
     from quire_router.sequences.delta import Usage
@@ -37,26 +39,28 @@ _BRIEF: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "to
 class ResponseDocument:
     """One response. `store` says whether it is stored, which may differ from the client's `store`."""
 
-    def __init__(self, response_id: str, values: Mapping[str, Any], model: str, created: int, *, store: bool) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        echoed: Sequence[tuple[str, str]],
+        model: str,
+        created: int,
+        *,
+        background: bool,
+        store: bool,
+    ) -> None:
+        """`echoed`: those of `echoed_fields`, as JSON."""
         self.id = response_id
         self._fixed: dict[str, Any] = {
             "id": response_id,
             "object": "response",
             "created_at": created,
             "model": model,
-            "background": values["background"],
+            "background": background,
             "store": store,
             "service_tier": "default",
-            "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},
-            "text": {"format": (values["text"] or {}).get("format") or {"type": "text"}},
-            "metadata": {},
-            "tool_choice": "auto",
-            "tools": [],
-            "parallel_tool_calls": True,
-            **{name: values[name] for name in _ECHOED if values.get(name) is not None},
+            **{name: orjson.Fragment(text) for name, text in echoed},
         }
-        for name in _ECHOED:
-            self._fixed.setdefault(name, None)
 
     def running(self, status: str = "in_progress") -> dict[str, Any]:
         """Return the response object before its end, without output."""
@@ -89,6 +93,20 @@ class ResponseDocument:
         """Return the response object with these fields, in addition to those that never change."""
         ends = {"status": status, "error": error, "incomplete_details": incomplete_details}
         return {**self._fixed, **ends, "output": output, "usage": None if usage is None else _usage(usage)}
+
+
+def echoed_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the response object that repeat the request's, of the checked fields of a body."""
+    return {
+        **dict.fromkeys(_ECHOED),
+        "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},
+        "text": {"format": (values["text"] or {}).get("format") or {"type": "text"}},
+        "metadata": {},
+        "tool_choice": "auto",
+        "tools": [],
+        "parallel_tool_calls": True,
+        **{name: values[name] for name in _ECHOED if values.get(name) is not None},
+    }
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

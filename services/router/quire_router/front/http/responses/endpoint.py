@@ -12,10 +12,10 @@ from starlette.responses import Response
 from quire_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router.front.http.exchange import exchange_of, send_json
+from quire_router.front.http.parsing.prompts import joined_lists, json_text
 from quire_router.front.http.responses.document import ResponseDocument
 from quire_router.front.http.responses.format import ResponsesFormat
 from quire_router.front.http.responses.kept_response import pack_response, unpack_response
-from quire_router.front.http.responses.parse import job_of, parse_response
 from quire_router.front.http.responses.store import StoreOutcome
 
 if TYPE_CHECKING:
@@ -48,11 +48,8 @@ class ResponseRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Create a response: run it, or start it in the background."""
         exchange = exchange_of(scope)
-        body = await self._serving.read(scope, receive)
-        limits = self._serving.limits_for(body, scope)
-        asked = parse_response(body, limits)
-        del body  # it may be much larger than what was asked, and the request may run for long
-        history: list[Any] = []
+        asked: AskedResponse = await self._serving.parse("response", scope, receive)
+        parsed, history_json = asked.request, "[]"
         if asked.previous is not None:
             if self._store is None:
                 raise InvalidArgument(
@@ -62,14 +59,15 @@ class ResponseRoutes:
                     param="previous_response_id",
                 )
             history = _history(await self._load(exchange.tenant, asked.previous, "previous_response_id"))
-        parsed = job_of(asked, history, limits, timings=False)
+            history_json = json_text("previous_response_id", history)
+            parsed = asked.with_history(history_json)
         response_id = f"resp_{uuid.uuid4().hex}"
 
         def make_format(generation: Generation, _parsed: ParsedRequest) -> ResponsesFormat:
-            return self._format(exchange, asked, history, response_id, generation)[1]
+            return self._format(exchange, asked, history_json, response_id, generation)[1]
 
-        if asked.values["background"]:
-            await self._start_in_background(exchange, asked, history, response_id, parsed, send)
+        if asked.background:
+            await self._start_in_background(exchange, asked, history_json, response_id, parsed, send)
         else:
             await self._serving.run(scope, receive, send, parsed, make_format)
 
@@ -119,14 +117,14 @@ class ResponseRoutes:
         self,
         exchange: Exchange,
         asked: AskedResponse,
-        history: list[Any],
+        history_json: str,
         response_id: str,
         parsed: ParsedRequest,
         send: Send,
     ) -> None:
         """Start a response in the background and answer with its object. Raises InvalidArgument if it would not be
         stored."""
-        if self._background is None or asked.values["store"] is False:
+        if self._background is None or not asked.store:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
                 "A response in the background must be kept, and this one would not be.",
@@ -137,7 +135,7 @@ class ResponseRoutes:
         caller = self._serving.caller(exchange, parsed)
         generation = await self._serving.pipeline.generate(parsed.job, caller, exchange.arrived_ns)
         try:
-            document, answer = self._format(exchange, asked, history, response_id, generation)
+            document, answer = self._format(exchange, asked, history_json, response_id, generation)
             running = self._background.start(exchange.tenant, generation, document, answer)
         except BaseException:
             generation.close()
@@ -149,22 +147,28 @@ class ResponseRoutes:
         self,
         exchange: Exchange,
         asked: AskedResponse,
-        history: list[Any],
+        history_json: str,
         response_id: str,
         generation: Generation,
     ) -> tuple[ResponseDocument, ResponsesFormat]:
         """Make the response object and the format that writes it. At the end, the format keeps the response and its
         conversation, unless there is no store or the client said `store: false`."""
-        store = self._store if asked.values["store"] is not False else None
-        served, created = generation.served.name, generation.created
-        document = ResponseDocument(response_id, asked.values, served, created, store=store is not None)
+        store = self._store if asked.store else None
+        document = ResponseDocument(
+            response_id,
+            asked.echoed,
+            generation.served.name,
+            generation.created,
+            background=asked.background,
+            store=store is not None,
+        )
 
         async def keep(ended: dict[str, Any], message: dict[str, Any]) -> StoreOutcome:
             if store is None:
                 return StoreOutcome.KEPT  # as the client wants it
-            messages = [*history, *asked.messages, message]
-            value = pack_response(ended, messages)
-            return await store.put(exchange.tenant, response_id, value, wait=asked.values["background"])
+            conversation = joined_lists(history_json, asked.messages_json, json_text("messages", [message]))
+            value = pack_response(ended, conversation)
+            return await store.put(exchange.tenant, response_id, value, wait=asked.background)
 
         return document, ResponsesFormat(generation, document, keep)
 

@@ -5,19 +5,16 @@ Other releases and programs may use the same Redis. A value in another form coun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FIELDS = {"id": str, "status": str, "background": bool}
 
 
-def pack_response(response: dict[str, Any], messages: Sequence[Any] = ()) -> bytes:
+def pack_response(response: dict[str, Any], messages_json: str = "[]") -> bytes:
     """Return the value to store."""
-    return orjson.dumps({"response": response, "messages": list(messages)})
+    return orjson.dumps({"response": response, "messages": orjson.Fragment(messages_json)})
 
 
 def unpack_response(value: bytes) -> dict[str, Any] | None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
-from quire_router.front.http.parsing.prompts import json_text, required, string_member
+from quire_router.front.http.parsing.prompts import joined_lists, json_text, required, string_member
 from quire_router.front.http.parsing.structured_fields import of_output_format
 from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
+from quire_router.front.http.responses.document import echoed_fields
 from quire_router.front.http.responses.output_items import tool_call
 from quire_router.front.parameters.fields import bad_type, check_fields
 from quire_router.front.parameters.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from quire_router.front.parameters.request_limits import Limits
 
@@ -29,20 +30,31 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True, slots=True)
 class AskedResponse:
-    """A checked body without its input. `messages` are those of the input; a previous response's come before them."""
+    """A checked body. `request` is that of its instructions and its input alone: the messages of a previous response
+    come between them. `echoed` has fields of the response object, as JSON."""
 
-    values: Mapping[str, Any]
-    messages: Sequence[Mapping[str, Any]]
+    request: ParsedRequest
+    instructions_json: str
+    """A list of at most one message."""
+    messages_json: str
+    previous: str | None
+    """The id of the response that this one goes on from, if any."""
+    background: bool
+    store: bool
+    echoed: tuple[tuple[str, str], ...]
 
-    @property
-    def previous(self) -> str | None:
-        """The id of the response that this one goes on from, if any."""
-        found: str | None = self.values["previous_response_id"]
-        return found
+    def with_history(self, history_json: str) -> ParsedRequest:
+        """Return the request with the messages of previous responses."""
+        prompts = tuple(
+            replace(each, messages_json=joined_lists(self.instructions_json, history_json, self.messages_json))
+            for each in self.request.job.prompts
+            if isinstance(each, ChatPrompt)
+        )
+        return replace(self.request, job=replace(self.request.job, prompts=prompts))
 
 
-def parse_response(body: Mapping[str, Any], limits: Limits) -> AskedResponse:
-    """Check a body of /v1/responses. Raises InvalidArgument, Unsupported."""
+def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> AskedResponse:
+    """Parse a body of /v1/responses. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
     of_output_format(check_fields(values["text"] or {}, RESPONSE_TEXT)["format"], "text.format")
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
@@ -57,20 +69,22 @@ def parse_response(body: Mapping[str, Any], limits: Limits) -> AskedResponse:
             "Leave stream out and ask for the response by its id.",
             param="stream",
         )
-    messages = _messages(required(values, "input"))
-    del values["input"]  # it may be much larger than the messages in it, and the rest is kept for the answer
-    return AskedResponse(values, messages)
+    messages_json = json_text("input", _messages(required(values, "input")))
+    instructions = [{"role": "system", "content": values["instructions"]}] if values["instructions"] else []
+    instructions_json = json_text("instructions", instructions)
+    return AskedResponse(
+        request=_request(values, joined_lists(instructions_json, messages_json), limits),
+        instructions_json=instructions_json,
+        messages_json=messages_json,
+        previous=values["previous_response_id"],
+        background=values["background"],
+        store=values["store"] is not False,
+        echoed=tuple((name, json_text(name, value)) for name, value in echoed_fields(values).items()),
+    )
 
 
-def job_of(
-    asked: AskedResponse, history: Sequence[Mapping[str, Any]], limits: Limits, *, timings: bool
-) -> ParsedRequest:
-    """Make the job of a response. Its prompt is the instructions, then `history` (the messages of earlier responses),
-    then the input's messages. Raises InvalidArgument, Unsupported."""
-    values = asked.values
-    messages = [*history, *asked.messages]
-    if values["instructions"]:
-        messages.insert(0, {"role": "system", "content": values["instructions"]})
+def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> ParsedRequest:
+    """Make the job of a response. Raises InvalidArgument, Unsupported."""
     kwargs = dict(values["chat_template_kwargs"] or {})
     effort = (values["reasoning"] or {}).get("effort")
     if effort is not None:
@@ -78,7 +92,7 @@ def job_of(
     called = {name: values[name] for name in ("tools", "tool_choice", "parallel_tool_calls")}
     called["tools"] = _tools(values["tools"])
     prompt = ChatPrompt(
-        messages_json=json_text("input", messages),
+        messages_json=messages_json,
         tools_json=tools_of(called),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
     )
@@ -98,7 +112,7 @@ def job_of(
         logprobs_param="top_logprobs",
         max_tokens=None,
         default_max_tokens=values["max_output_tokens"] or limits.max_tokens,
-        timings=timings,
+        timings=False,
         parsing=parsing_of(prompt.tools_json),
         calls=demanded_calls(called, prompt.tools_json),
         form=of_output_format((values["text"] or {}).get("format"), "text.format"),
