@@ -90,7 +90,7 @@ async def test_leases_are_released_when_the_scheduler_stops_while_it_releases_so
             await router.submit({1: a_sequence(13, 5)})
             await router.done(1)
             await s.until_quiet()
-            store.release_s = 0.2
+            store.release_s = 1.0
             await router.submit({2: a_sequence(13, 5)})
             await router.done(2)
             assert store.leases
