@@ -22,6 +22,7 @@ import httpx
 import yaml
 
 from tests.kube.chart import Pods
+from tools.images.podman import environment
 
 USER = 65532
 LIMIT_S = 300.0
@@ -39,8 +40,10 @@ _NOT_OF_CONTAINERS = ("startupProbe", "livenessProbe", "readinessProbe", "lifecy
 
 
 async def podman(*arguments: str, check: bool = True) -> str:
-    """Run podman, and return what it printed. Raises AssertionError if it fails."""
-    process = await asyncio.create_subprocess_exec("podman", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """Run podman as `make images` does, and return what it printed. Raises AssertionError if it fails."""
+    process = await asyncio.create_subprocess_exec(
+        "podman", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
     out, error = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert not check or process.returncode == 0, f"podman {' '.join(arguments)}: {error.decode()[-2000:]}"
     return out.decode()

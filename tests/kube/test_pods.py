@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.kube.callers import CLIENTS, ROUTES, Callers
 from tests.kube.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, pods_of, render
 from tests.kube.gateway import config_of
 from tests.kube.podman_pods import PodmanPod, podman
+from tools.images.podman import image_exists
 
 pytestmark = pytest.mark.slow
 SUBNET = os.environ.get("QUIRE_KUBE_SUBNET", "10.213.7")
@@ -60,7 +60,7 @@ def manifests() -> list[Manifest]:
         pytest.skip("there is no Envoy: `make kube` fetches it")
     found = render(CHART / "values-cpu.yaml", values=VALUES)
     for image in sorted({each["image"] for pods in pods_of(found) for each in pods.containers}):
-        if subprocess.run(["podman", "image", "exists", image], check=False).returncode:
+        if not image_exists(image):
             pytest.skip(f"there is no image {image}: `make images` builds it")
     return found
 
