@@ -44,6 +44,11 @@ class Load:
         for prompt in self._prompts:
             self._expected[prompt] = await self._ask(prompt)
 
+    async def ask_again(self) -> None:
+        """Ask each prompt once more, and compare. Raises RuntimeError, httpx.HTTPError."""
+        for prompt in self._prompts:
+            self._compare(prompt, await self._ask(prompt))
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Send requests all the time. At the end, every stream finishes its present answer."""
@@ -77,10 +82,13 @@ class Load:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
                 continue
-            self.answers += 1
             self.longest_s = max(self.longest_s, time.monotonic() - began)
-            if text != self._expected[prompt]:
-                self.errors.append(f"{text!r} is not {self._expected[prompt]!r}")
+            self._compare(prompt, text)
+
+    def _compare(self, prompt: str, text: str) -> None:
+        self.answers += 1
+        if text != self._expected[prompt]:
+            self.errors.append(f"{text!r} is not {self._expected[prompt]!r}")
 
     async def _ask(self, prompt: str) -> str:
         """Return the whole answer. Raises RuntimeError for an answer that is refused or incomplete, httpx.HTTPError."""

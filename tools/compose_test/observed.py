@@ -10,17 +10,8 @@ import urllib.request
 from typing import Any, Final
 
 from tools.compose_test.stack import ComposeStack
-from tools.images.podman import podman
 
 _SCRAPED_S: Final = 60.0
-# Reads a service's metrics as the service itself sees them.
-_READ: Final = """
-import ssl, urllib.request
-context = ssl.create_default_context(cafile="/run/quire/ca.pem")
-context.load_cert_chain("/run/quire/tls.pem", "/run/quire/tls.key")
-context.check_hostname = False
-print(urllib.request.urlopen("https://127.0.0.1:9100/metrics", context=context).read().decode())
-"""
 
 
 def all_targets_up(stack: ComposeStack, errors: list[str]) -> str:
@@ -50,6 +41,7 @@ def query(stack: ComposeStack, expression: str) -> list[dict[str, Any]]:
 
 def pages_moved(stack: ComposeStack, worker: str) -> int:
     """Return the number of KV pages that the worker got from other workers."""
-    text = podman("exec", stack.container(worker), "python", "-c", _READ).stdout
-    found = re.findall(r'^quire_worker_pages_moved_total\{[^}]*kind="([^"]+)"[^}]*\} (\S+)', text, re.MULTILINE)
+    found = re.findall(
+        r'^quire_worker_pages_moved_total\{[^}]*kind="([^"]+)"[^}]*\} (\S+)', stack.metrics(worker), re.MULTILINE
+    )
     return sum(int(float(count)) for kind, count in found if kind == "pull")

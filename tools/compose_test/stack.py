@@ -97,6 +97,10 @@ class ComposeStack:
         done = podman("logs", "--tail", "8", self.container(service), check=False)
         return (done.stdout + done.stderr)[-3000:]
 
+    def metrics(self, service: str) -> str:
+        """The metrics of a service other than the router, which asks for a key. Raises OSError."""
+        return self._ask(service, "/metrics")
+
     def container(self, service: str) -> str:
         """Return the name that podman-compose gives the service's container."""
         return f"{PROJECT}_{service}_1"
@@ -109,11 +113,17 @@ class ComposeStack:
         if service in _NOT_OURS:
             return self._is_healthy(service)
         try:
-            url = f"https://{address_of(container)}:{METRICS_PORT}/readyz"
-            with urllib.request.urlopen(url, timeout=5, context=self._as_metrics()) as answer:
-                return bool(answer.status == 200)
-        except OSError:
+            self._ask(service, "/readyz")
+        except OSError:  # HTTPError is one
             return False
+        return True
+
+    def _ask(self, service: str, path: str) -> str:
+        """What the metrics port answers to Prometheus: no service may read another's metrics, nor its own. Raises
+        OSError, also for a status other than 200."""
+        url = f"https://{address_of(self.container(service))}:{METRICS_PORT}{path}"
+        with urllib.request.urlopen(url, timeout=5, context=self._as_metrics()) as answer:
+            return str(answer.read().decode())
 
     def _is_healthy(self, service: str) -> bool:
         return podman("healthcheck", "run", self.container(service), check=False).returncode == 0

@@ -208,6 +208,16 @@ def test_the_balancer_knows_every_router() -> None:
     ]
 
 
+def test_the_balancer_keeps_a_busy_router_and_leaves_a_draining_one() -> None:
+    """A check that takes long is no sign of a router that is gone; one that is refused twice is."""
+    text = (FOLDER / "haproxy.cfg").read_text()
+    (patience,) = re.findall(r"^ +timeout check (\d+)s$", text, re.MULTILINE)
+    ((interval_ms, fall),) = re.findall(r" inter (\d+)ms fall (\d+) ", text)
+    assert int(patience) >= 2 and int(fall) >= 2
+    delay_s = yaml.safe_load((FOLDER / "quire.yaml").read_text())["router"]["drain_delay_s"]
+    assert int(fall) * int(interval_ms) / 1000 <= delay_s / 2
+
+
 def test_services_start_in_any_order(stack: dict[str, Any]) -> None:
     """podman starts no container again, also after a crash, while one that it depends on does not run."""
     assert not any("depends_on" in made for made in stack["services"].values())
