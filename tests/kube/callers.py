@@ -61,7 +61,10 @@ class Callers:
             while not self._ending.is_set():
                 try:
                     answer = await client.post("/v1/completions", json=body)
-                    answer.raise_for_status()
+                    if answer.is_error:
+                        self.errors.append(f"http: status {answer.status_code}: {answer.text[:300]}")
+                        await asyncio.sleep(0.05)
+                        continue
                     wanted = self._heard("http", answer.json()["choices"][0]["text"], wanted)
                 except httpx.HTTPError as error:
                     self.errors.append(f"http: {type(error).__name__}: {error}")

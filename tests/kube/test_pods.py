@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -117,11 +118,12 @@ async def test_a_rolling_restart_of_all_rendered_pods_costs_no_answer(
             async with callers.at_work():
                 for component in ("engine", "tokenizer", "kvstore", "router"):
                     for pod in pods[component]:
-                        before = sum(callers.answers.values())
+                        before, failed = sum(callers.answers.values()), len(callers.errors)
                         await pod.end()
                         await pod.start()
                         await pod.wait_ready()
                         await asyncio.sleep(5.0)
-                        print(f"{pod.name}: {sum(callers.answers.values()) - before} answers", flush=True)
+                        counted = sum(callers.answers.values()) - before
+                        print(f"{pod.name}: {counted} answers, {Counter(callers.errors[failed:])}", flush=True)
         print(f"{callers.answers} answers, {len(callers.errors)} errors")
         assert callers.errors == [] and min(callers.answers.values()) > CLIENTS
