@@ -1,5 +1,5 @@
-"""Prints the bill of materials (CycloneDX 1.5, JSON) of the Python that runs this: its distributions, and Debian's
-packages. This module needs the standard library alone, since it runs while an image is built."""
+"""Prints the bill of materials (CycloneDX 1.5, JSON) of the Python that runs this program: its distributions, and
+Debian's packages. The program only needs the standard library, because it runs while an image is built."""
 
 from __future__ import annotations
 

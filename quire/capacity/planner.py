@@ -128,9 +128,9 @@ def _batches(kv_tokens: int, load: Load) -> list[int]:
 
 
 def _latencies(speed: SpeedModel, load: Load, batch: int, busy: float) -> tuple[float, float]:
-    """Mean time to the first token, and mean time between tokens, of a replica that uses the share `busy` of its
-    capacity with at most `batch` sequences. The waiting time is that of a queue with random arrivals and constant
-    service times (M/D/1)."""
+    """Return the mean time to the first token, and the mean time between tokens. They are for a replica that uses the
+    share `busy` of its capacity, with at most `batch` sequences. The waiting time is that of a queue with random
+    arrivals and constant service times (M/D/1)."""
     capacity = speed.requests_per_s(load.prompt_tokens, load.output_tokens, batch)
     running = max(1.0, busy * batch)
     step_ms = speed.itl_ms(math.ceil(running), load.prompt_tokens + load.output_tokens / 2)

@@ -1,9 +1,9 @@
 """`python -m quire_common.healthcheck HOST:PORT [liveness|readiness]`: exit 0 if the service there is ready, or with
 `liveness` if its process answers. For containers and probes.
 
-With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files, and QUIRE_HEALTHCHECK_SERVICE the
-service that listens there, whose name the certificate must contain. For a public certificate, which has another name,
-QUIRE_HEALTHCHECK_SERVER_NAME gives that name.
+With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files. QUIRE_HEALTHCHECK_SERVICE names
+the service at the address; the certificate must contain this name. A public certificate contains another name, which
+QUIRE_HEALTHCHECK_SERVER_NAME gives.
 """
 
 from __future__ import annotations

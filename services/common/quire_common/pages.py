@@ -156,8 +156,8 @@ def chain_hashes(
     parent: bytes = b"",
     first_position: int = 0,
 ) -> list[bytes]:
-    """Return the hash of every full page of the tokens. To continue a chain, give the tokens after the page called
-    `parent`, the first of which is at `first_position`."""
+    """Return the hash of every full page of the tokens. To continue a chain, pass the tokens after the page `parent`;
+    the first of them is at `first_position`."""
     if len(parent) not in (0, HASH_BYTES):
         raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
     data = np.asarray(token_ids, dtype="<i4").tobytes()
@@ -235,8 +235,8 @@ def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = 
 
 
 def authenticate_page(head: memoryview, body: PageBytes, mac: PageMac) -> None:
-    """Write the page's MAC under the first key into its header, unless it has one. Others may read the page meanwhile,
-    and may do the same: the key's number, which says that there is a MAC, is written last."""
+    """Write the page's MAC under the first key into its header, unless it has one. Other threads may read the page or
+    do the same at the same time. So the key's number, which says that there is a MAC, is written last."""
     if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] == mac.key_number:
         return
     _write_mac(head, body, mac)

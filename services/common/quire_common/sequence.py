@@ -56,8 +56,8 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The parameters by which the next token is chosen. Temperature 0 is greedy. For `logprobs` and `prompt_logprobs`,
-    -1 requests none, and 0 only that of the token itself."""
+    """The parameters by which the next token is chosen. Temperature 0 is greedy. `logprobs` and `prompt_logprobs`: -1
+    requests no logprobs, and 0 requests only the logprob of the token itself."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -111,8 +111,8 @@ class Sequence:
 
 
 def page_extras(sequence: Sequence) -> PageExtras:
-    """Return the data that distinguish the sequence's pages beside its tokens. Routers and schedulers both use them, so
-    that they compute the same page keys."""
+    """Return the data, other than tokens, that distinguish the sequence's pages. Routers and schedulers both use them,
+    so that they compute the same page keys."""
     return PageExtras(salt=sequence.cache_salt)
 
 

@@ -130,8 +130,8 @@ class PageStore:
             return found, lease
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
-        """Return a copy of a part of a pinned page, and whether it is the page's last part. Raises NotFound where the
-        lease has ended, or where the page, which is checked with its first part, is damaged."""
+        """Return a copy of a part of a pinned page, and whether it is the page's last part. The page is checked with
+        its first part. Raises NotFound if the lease has ended, or if the page is damaged."""
         if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
         with self.sendable_page(lease_id, index) as framed:

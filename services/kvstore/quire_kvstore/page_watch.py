@@ -54,8 +54,8 @@ def watch_pages(
 def _snapshot(
     epoch: common_pb2.Epoch, sequence: int, held: Mapping[str, Sequence[PageKey]]
 ) -> Iterator[common_pb2.PageEvents]:
-    """Yield all pages that are held in one frame or more, the last of which is marked complete. An empty store yields
-    one frame too."""
+    """Yield all held pages in one or more frames, and mark the last frame as complete. An empty store also yields one
+    frame."""
     frames = [
         (tier, keys[start : start + FRAME_PAGES])
         for tier, keys in held.items()

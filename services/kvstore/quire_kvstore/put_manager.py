@@ -114,9 +114,10 @@ class PutManager:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
-        """Context: memory for a part of a page, all of it by default, which the caller fills; the page is verified
-        after its last byte. If the caller raises, none of the page has come. A first part waits, at most
-        `_WRITER_TIMEOUT_S`, for a stream that still writes the page. Raises NotFound, InvalidArgument."""
+        """Return a context with memory for a part of a page, by default for all of it. The caller fills the memory, and
+        the page is verified after its last byte. If the caller raises, the whole page counts as missing. A first part
+        waits, at most `_WRITER_TIMEOUT_S`, for another stream that still writes the page. Raises NotFound,
+        InvalidArgument."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
@@ -173,8 +174,8 @@ class PutManager:
         return len(intact)
 
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
-        """Raise AssertionError unless bounds hold and the pending pages are those of these puts. Returns the memory of
-        all puts, size by offset. Called with the lock held."""
+        """Raise AssertionError unless the bounds hold and the pending pages are those of these puts. Returns the memory
+        of all puts, as sizes by offset. Called with the lock held."""
         require(
             self._pending == {key for put in puts for key in put.wanted_keys()},
             "pending pages are not those of the puts",

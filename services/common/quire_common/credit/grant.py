@@ -84,9 +84,9 @@ class Start:
 class PageMove:
     """Pages to store, load, pull, copy or export. There is one hash of 32 bytes for each device page.
 
-    In an export or a pull, a last page that is partial holds `tail_tokens` tokens, and its hash is the ticket's tail
-    handle. `lease` and `lease_key` are the ticket's. In a pull, `first_index` is the place of the first page in the
-    export.
+    In an export or a pull, the last page may be partial. Then it holds `tail_tokens` tokens, and its hash is the
+    ticket's tail handle. `lease` and `lease_key` come from the ticket. In a pull, `first_index` is the index of the
+    first page in the export.
     """
 
     id: int

@@ -1,6 +1,7 @@
-"""A list of texts of a GGUF file, kept as the file has it: vocabularies are long, and most readers need a few texts.
+"""A list of texts of a GGUF file, kept in the format of the file. Vocabularies are long, and most readers need only a
+few texts.
 
-Takes the memory of its bytes in the file, and eight bytes more for each text. This module knows nothing of what the
+The list takes the memory of its bytes in the file, and eight bytes for each text. This module knows nothing of what the
 texts mean.
 """
 

@@ -420,8 +420,8 @@ def _exit_code(failures: Sequence[QuireError]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once, though a start goes on in a thread: if the interpreter ended first, native code of the
-    start would call abort."""
+    """End the process at once, although the start still runs in a thread. If the interpreter ended first, native code
+    of the start would call abort."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,8 +2,8 @@
 
 If the disk cannot be opened, the backend tries again now and then. If it cannot be written to (full, read-only,
 broken), the backend does not write for `retry_s`, but still reads. The disk counts as full when less than
-`keep_free_bytes` would be free. If it is full although our pages are within their capacity, others need the room, so
-some of our oldest pages are removed.
+`keep_free_bytes` would be free. If the disk is full although the pages are within their capacity, other programs need
+the room. So some of the oldest pages are removed.
 """
 
 from __future__ import annotations

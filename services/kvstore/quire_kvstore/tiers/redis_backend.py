@@ -2,9 +2,9 @@
 
     quire:page: | namespace (32) | H (32) | group (u32, little-endian)    ->    the framed page
 
-Commands travel in pipelines, on a connection of each thread's own. A Redis that is away, or slower than `timeout_s`,
-is left alone for `retry_s` and then greeted by the thread that maintains the tier, so that no lookup ever waits for one
-that is known to be bad. A page lives for `ttl_s` since it was last put or read.
+Each thread sends commands in pipelines, on its own connection. If Redis does not answer within `timeout_s`, it is not
+used for `retry_s`. Then the thread that maintains the tier tries it again, so no lookup waits for a Redis that has
+failed before. A page lives for `ttl_s` after it was last put or read.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class RedisConnection:
 
     def read_reply(self, into: memoryview | None = None) -> Reply:
         """Read the next answer: a status, a number, a value or None; an error is returned as ErrorReply. With `into`, a
-        value of exactly that size goes there, one of another size is read past, and its length is returned. Raises
-        RedisConnectionLost, also for an array, and for a value over 64 KiB without `into`."""
+        value of exactly its size is received into it. A value of another size is skipped, and its length is returned.
+        Raises RedisConnectionLost, also for an array, and for a value over 64 KiB without `into`."""
         self._deadline_s = time.monotonic() + self._timeout_s
         line = self._read_line()
         kind, rest = line[:1], line[1:]

@@ -79,8 +79,8 @@ class Search:
         return lambda beam: beam.score(prompt_tokens, penalty)
 
     def _settled(self, job: GenerateJob) -> bool:
-        """Whether no live beam can become one of the n best. A live beam is judged by the best score that it could
-        still reach: its sum of logprobs can only sink, and with a positive penalty the longest answer scores best."""
+        """Whether no live beam can become one of the n best. A live beam counts with the best score that it could still
+        reach. Its sum of logprobs can only fall, and with a positive penalty the longest answer has the best score."""
         if len(self.ended) < job.n:
             return False
         prompt_tokens, penalty = len(self.prompt_ids), job.length_penalty

@@ -42,7 +42,7 @@ WAITING, QUEUED, PREFILL, DECODING, FINISHING, ENDED = STATES = (
 class LiveRequest:
     """A request at one moment. `number` identifies it in this process. Times are in milliseconds since the request's
     arrival; `first_token_ms` is 0 until there is a token. `attempts` is the largest number of attempts that one of its
-    sequences had. `runs` are those of the first sequence, and `hops` cover all sequences."""
+    sequences had. `runs` are the runs of the first sequence, and `hops` cover all sequences."""
 
     number: int
     request_id: str

@@ -16,8 +16,8 @@ PROMPT_ENDS: Final = ("unknown", "thinking", "answering")
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A constraint such as a JSON schema or a regular expression. `kind` and `text` are those of quire.v1.Constraint.
-    `param` is the client's field, for errors."""
+    """A constraint such as a JSON schema or a regular expression. `kind` and `text` have the meanings of
+    quire.v1.Constraint. `param` is the name of the client's field, for errors."""
 
     kind: str
     text: str = ""

@@ -45,9 +45,9 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Opening:
-    """The part of a sequence that the tokenizer was sent. A token has four bytes, and `sent_bytes` of them were sent.
-    The open carries the first `prior_bytes`, which are the confirmed tokens; `prior_bytes` is -1 until the open begins.
-    Rows carry the other tokens; `sent_rows` rows were sent."""
+    """The part of a sequence that the tokenizer has been sent, in bytes; a token has four bytes. `sent_bytes` were sent
+    in all. The open carries the first `prior_bytes`, which are the confirmed tokens; `prior_bytes` is -1 until the open
+    begins. Rows carry the other tokens, and `sent_rows` rows were sent."""
 
     handle: int
     sequence: SequenceState

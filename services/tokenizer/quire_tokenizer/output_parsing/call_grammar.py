@@ -1,5 +1,5 @@
-"""The parts of which a family's file writes the grammar of its tool calls. The grammar stands beside the family's
-parser, so that the parser can read all that the grammar allows."""
+"""The parts with which a family's file writes the grammar of its tool calls. The grammar is in the same file as the
+family's parser, so that the parser can read everything that the grammar allows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CallGrammar(NamedTuple):
 
 
 def any_of(writer: GrammarWriter, expressions: Iterable[str]) -> str:
-    """Return the expression for one of these."""
+    """Return the expression for any one of these."""
     found = list(expressions)
     return found[0] if len(found) == 1 else writer.add_rule("any_of", " | ".join(found))
 

@@ -1,8 +1,8 @@
-"""The grammar of tool calls as a list of Python calls; pythonic_calls.py reads them.
+"""The grammar of tool calls as a list of Python calls, which pythonic_calls.py reads.
 
-Values are Python's: True, False and None, and texts in either kind of quotes. Numbers, and texts of which the schema
-says more than their type, are JSON of that schema, which Python reads alike. The grammar keeps, of lists and objects,
-the types of items and properties.
+Values are Python literals: True, False and None, and texts in either kind of quotes. Numbers are JSON of their schema,
+and so are texts whose schema says more than their type; Python reads both in the same way. Of lists and objects, the
+grammar checks the types of items and properties.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _call(writer: GrammarWriter, tool: ToolFunction) -> str:
 
 
 def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
-    """Write parts with commas between them; each says whether it must be there."""
+    """Write parts with commas between them. Each part says whether it is required."""
     comma, rest, empty = writer.literal(", "), "", True
     # From the last to the first: `rest` is what may follow a part, comma included.
     heads = list[str]()
@@ -65,7 +65,7 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
 
 
 def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
-    """Write a literal of Python that follows a schema, as far as this grammar goes."""
+    """Write a Python literal that follows a schema, as far as this grammar supports the schema."""
     schema = _resolved(schema, root)
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:
@@ -109,7 +109,7 @@ def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema to which references lead; an empty one where they lead nowhere."""
+    """Return the schema to which references lead; an empty schema if they lead nowhere."""
     for _ in range(_MAX_LEVELS):
         if not isinstance(schema, dict):
             return {}
@@ -123,5 +123,5 @@ def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: Any) -> list[str]:
-    """Return the literals of Python that a value may have."""
+    """Return the Python literals of a value."""
     return list({json.dumps(value, ensure_ascii=False): 0, repr(value): 0}) if isinstance(value, str) else [repr(value)]

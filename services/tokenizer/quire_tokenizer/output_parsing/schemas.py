@@ -33,7 +33,7 @@ class ToolSchemas:
         return frozenset(self._parameters)
 
     def is_text(self, tool: str, parameter: str) -> bool:
-        """Whether the value can only be a string, which a parser may write before its end has come."""
+        """Whether the value can only be a string. A parser may write a string before its end has come."""
         return self.types(tool, parameter) <= {"string"}
 
     def value(self, tool: str, parameter: str, text: str) -> str:

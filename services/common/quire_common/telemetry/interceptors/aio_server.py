@@ -36,9 +36,10 @@ def aio_server_interceptors(
 
 
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
-    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s.
-    `receive_timeout_s`: how long the message of a call with one request may take; 0 is for ever. `callers` sees the
-    peer's certificate before any message is read, and refuses the call with a QuireError."""
+    """Adds typed errors, request ids, spans and metrics to every call. `untraced` has names of
+    `package.Service/Method`. `receive_timeout_s` is the time limit for the message of a call with one request; 0 means
+    none. `callers` sees the peer's certificate before any message is read, and may refuse the call with a
+    QuireError."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Request bodies: fields, their bounds, and the jobs that are made of them."""
+"""Parses request bodies: their fields, the bounds of fields, and the jobs made of them."""

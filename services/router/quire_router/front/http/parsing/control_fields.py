@@ -1,5 +1,5 @@
-"""What a body asks of the logits, as LogitControls. vLLM's reading: biases are clamped, an empty allow-list is
-refused."""
+"""Converts the fields of a body that change logits to LogitControls, as vLLM does: biases are clamped, and an empty
+allow-list is refused."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PENALTIES = NumberCodec(PENALTIES)
 
 
 def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
-    """Return the logit controls that checked fields ask for; None where they ask for nothing. Clamps biases. Raises
-    InvalidArgument for an empty allow-list. `bad_words` are added later, once they are token ids."""
+    """Return the logit controls that checked fields ask for; None if they ask for none. Clamps biases. Raises
+    InvalidArgument for an empty allow-list. `bad_words` are added later, when they are token ids."""
     allowed = values["allowed_token_ids"]
     if allowed is not None and not allowed:
         raise InvalidArgument(
@@ -38,7 +38,7 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
 
 
 def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
-    """Convert the object `repetition_detection`; None where it is missing or both its sizes are 0, as in vLLM. Raises
+    """Convert the object `repetition_detection`; None if it is missing or both its sizes are 0, as in vLLM. Raises
     InvalidArgument."""
     values = check_fields(asked or {}, REPETITION)
     if not values["max_pattern_size"] and not values["min_pattern_size"]:

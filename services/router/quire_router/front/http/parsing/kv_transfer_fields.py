@@ -1,6 +1,8 @@
-"""`kv_transfer_params`, vLLM's way in which a client has a prompt prefilled at one engine and decoded at another.
+"""`kv_transfer_params`: vLLM's interface with which a client lets one engine prefill a prompt and another engine decode
+it.
 
-A first request says `do_remote_decode`, and its answer has an object that a second request sends back as it is.
+The first request has `do_remote_decode`. Its answer contains an object, and the second request sends this object back
+unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PARAM = "kv_transfer_params"
 
 
 def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, stream: bool) -> GenerateJob:
-    """Return the job with the export or the pull that the object `asked` wants; unchanged where it wants neither.
+    """Return the job with the export or the pull that the object `asked` asks for; unchanged if it asks for neither.
     Raises InvalidArgument."""
     values = check_fields(asked or {}, KV_TRANSFER)
     export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
@@ -40,7 +42,8 @@ def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, strea
 
 
 def check_export(job: GenerateJob, *, stream: bool) -> None:
-    """Raise InvalidArgument for a job that cannot be prefilled alone: several sequences, or a stream."""
+    """Raise InvalidArgument for a job that cannot only be prefilled, because it has several sequences or is a
+    stream."""
     if job.siblings > 1:
         raise _refused("TOO_MANY_SEQUENCES", "do_remote_decode is of one sequence.", "Ask for one; decode as many.")
     if stream:
@@ -49,7 +52,7 @@ def check_export(job: GenerateJob, *, stream: bool) -> None:
 
 def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
     """Return the object with which a second request can pull the offered pages; None without an offer. Block ids are
-    mere numbers within the transfer: the engine's own are not told."""
+    plain numbers within the transfer, and not the engine's own ids."""
     if offer is None:
         return None
     return {
@@ -66,8 +69,8 @@ def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
 
 
 def _source(values: Mapping[str, Any]) -> KvSource:
-    """Return where the pages of the prefill are, as the fields say. Raises InvalidArgument where the engine's or the
-    transfer's id is missing, or the latter is not hexadecimal."""
+    """Return where the pages of the prefill are, according to the fields. Raises InvalidArgument if the engine's or the
+    transfer's id is missing, or if the transfer's id is not hexadecimal."""
     for name in ("remote_engine_id", "remote_request_id"):
         if not values[name]:
             raise InvalidArgument(

@@ -24,8 +24,8 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /v1/messages. Less room in the context than `max_tokens` is no error, unlike in OpenAI's APIs.
-    Raises InvalidArgument, Unsupported."""
+    """Parse a body of /v1/messages. Unlike in OpenAI's APIs, it is not an error if the context has less room than
+    `max_tokens`. Raises InvalidArgument, Unsupported."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
@@ -59,8 +59,8 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Co
 
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
-    """Make the conversation from checked fields, `system` first. A last message of the assistant is to be continued,
-    which Anthropic calls prefill. Raises InvalidArgument, Unsupported."""
+    """Make the conversation from checked fields, with `system` first. If the last message is the assistant's, the model
+    continues it, which Anthropic calls prefill. Raises InvalidArgument, Unsupported."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
@@ -79,7 +79,7 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
 
 
 def _turns(message: Any, name: str) -> list[dict[str, Any]]:
-    """Check a message; return it as OpenAI's messages: each tool result becomes its own message before the user's
+    """Check a message, and return it as OpenAI's messages. Each tool result becomes its own message before the user's
     text. Raises InvalidArgument, and Unsupported for blocks of another type."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
@@ -115,7 +115,7 @@ def _turns(message: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a call of an earlier answer as OpenAI's. Raises InvalidArgument."""
+    """Return a tool call of an earlier answer in OpenAI's form. Raises InvalidArgument."""
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise bad_type(f"{where}.input", arguments, "an object")
@@ -124,7 +124,8 @@ def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _tools(tools: list[Any] | None) -> list[Any]:
-    """Return Anthropic's tools as OpenAI's. Raises InvalidArgument, and Unsupported for tools that a server runs."""
+    """Return Anthropic's tools in OpenAI's form. Raises InvalidArgument, and Unsupported for tools that a server
+    runs."""
     found = []
     for i, tool in enumerate(tools or []):
         where = f"tools[{i}]"
@@ -159,8 +160,8 @@ def _choice(choice: Mapping[str, Any] | None) -> Any:
 
 
 def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return what `output_config.format` or its older name `output_format` says. Raises InvalidArgument,
-    Unsupported."""
+    """Return the format that `output_config.format`, or its older name `output_format`, asks for. Raises
+    InvalidArgument, Unsupported."""
     config = check_fields(values["output_config"] or {}, OUTPUT_CONFIG)
     if config["format"] is not None and values["output_format"] is not None:
         raise InvalidArgument(

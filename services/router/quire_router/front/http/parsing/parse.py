@@ -1,4 +1,5 @@
-"""JSON bodies to jobs. Hand-written: no model classes, one table of fields, one error per mistake."""
+"""Converts JSON bodies to jobs. The parser is hand-written: there are no model classes, but one table of fields, and
+one error per mistake."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _NUMBERS = NumberCodec(SAMPLING_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A job, and how its answer is to be written."""
+    """A job, and the options of its answer."""
 
     job: GenerateJob
     stream: bool
@@ -107,8 +108,8 @@ def job_request(
     calls: RequiredTools | None = None,
     form: StructuredOutput | None = None,
 ) -> ParsedRequest:
-    """Make a job, and the options of its answer, from checked `values`, which have all fields of SAMPLING. The keyword
-    arguments go by other fields in each API; `logprobs` -1: none. Raises InvalidArgument, Unsupported."""
+    """Make a job and the options of its answer from checked `values`, which have all fields of SAMPLING. The keyword
+    arguments are for fields that differ between APIs; `logprobs` -1: none. Raises InvalidArgument, Unsupported."""
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
     prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
     check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
@@ -216,7 +217,7 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
 
 
 def _session(values: Mapping[str, Any]) -> str:
-    """Return a name that requests of one session share, from the client's hints, cut to 256 characters; '' without a
-    hint."""
+    """Return a name that requests of one session share, made from the client's hints and cut to 256 characters; ''
+    without a hint."""
     hints = (values.get("prompt_cache_key"), values.get("user"))
     return next((hint[:MAX_ID_CHARS] for hint in hints if isinstance(hint, str) and hint), "")

@@ -1,4 +1,5 @@
-"""vLLM's `sampling_params` object, both ways: what /inference/v1/generate takes, and what the render routes give."""
+"""Converts vLLM's `sampling_params` object in both directions: /inference/v1/generate takes it, and the render routes
+return it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /inference/v1/generate: token ids in, token ids out. Raises InvalidArgument, Unsupported."""
+    """Parse a body of /inference/v1/generate, whose prompt and answer are token ids. Raises InvalidArgument,
+    Unsupported."""
     outer = check_fields(body, GENERATE)
     values = {
         **check_fields({}, SAMPLING),
@@ -46,8 +48,8 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
-    """Return the `sampling_params` of a job, without those at their defaults, such that `parse_tokens` reads the same
-    job. Raises Unsupported for best_of and for a max_tokens of 0, which it cannot express."""
+    """Return the `sampling_params` of a job, without those at their defaults. `parse_tokens` converts them back to the
+    same job. Raises Unsupported for best_of and for a max_tokens of 0, because the object cannot express them."""
     if job.best_of > 1:
         raise unsupported("best_of", " in a request that is rendered")
     if job.prompt_only:

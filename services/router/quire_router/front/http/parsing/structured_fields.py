@@ -1,6 +1,5 @@
-"""Structured output over HTTP: OpenAI's response_format, vLLM's structured_outputs and guided_*, Anthropic's and the
-Responses API's formats. A request may have one of all these.
-"""
+"""The fields of structured output over HTTP: OpenAI's response_format, vLLM's structured_outputs and guided_*, and the
+formats of Anthropic's API and the Responses API. A request may use one of them."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> AnswerStructure | None:
-    """Return what the answer must match, of checked fields and of what other fields demand; None where it is free.
-    Raises InvalidArgument."""
+    """Return the structure that the answer must match, according to checked fields and to the demands of other fields;
+    None if there is none. Raises InvalidArgument."""
     asked: list[AnswerStructure] = [
         *(each for each in others if each is not None),
         *_of_guided(values),
@@ -53,8 +52,8 @@ def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> 
 
 
 def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOutput | None:
-    """Return what a flat format says, of Anthropic's or of the Responses API: its `schema`, `name` and `strict` stand
-    beside its `type`. `param` is the client's field. Raises InvalidArgument."""
+    """Return the structure of a flat format of Anthropic's API or the Responses API, in which `schema`, `name` and
+    `strict` stand beside `type`. `param` is the client's field. Raises InvalidArgument."""
     if form is None:
         return None
     values = check_fields(form, OUTPUT_FORMAT)
@@ -65,7 +64,7 @@ def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOu
 
 
 def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
-    """Return vLLM's object that means the same, with fields of ours where vLLM has none."""
+    """Return vLLM's object with the same meaning, with fields of Quire's own if vLLM has none."""
     kind = "json" if structure.kind == "json_schema" else structure.kind
     value: Any = structure.text
     if kind == "json_object":
@@ -83,7 +82,7 @@ def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
 
 
 def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
-    """Return what vLLM's older fields say."""
+    """Return the structure that vLLM's older fields ask for."""
     pattern = values.get("guided_whitespace_pattern") or ""
     return [
         _made(kind, values[name], name, {"whitespace_pattern": pattern})
@@ -133,7 +132,7 @@ def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutpu
 
 
 def _of_schema(values: Mapping[str, Any], param: str) -> StructuredOutput:
-    """Return what the `schema` in a field says, of checked values. Raises InvalidArgument."""
+    """Return the structure of the `schema` in a field of checked values. Raises InvalidArgument."""
     schema, param = values["schema"], f"{param}.schema"
     if not isinstance(schema, dict | bool):
         raise bad_type(param, schema, "an object")
@@ -155,7 +154,7 @@ def _made(kind: str, value: Any, param: str, options: Mapping[str, Any]) -> Stru
 
 
 def _text_of(kind: str, value: Any, param: str) -> str:
-    """Return a value as the text of a constraint. JSON may come as text, as vLLM has it."""
+    """Return a value as the text of a constraint. As in vLLM, JSON may be given as text."""
     if kind == "json_object":
         return ""
     if kind == "choice":

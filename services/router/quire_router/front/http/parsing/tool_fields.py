@@ -1,4 +1,5 @@
-"""Checks `tools` and `tool_choice` of a chat, in OpenAI's form, and says what they demand of the answer."""
+"""Checks `tools` and `tool_choice` of a chat, in OpenAI's form, and returns the structure that they demand of the
+answer."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def tools_of(values: Mapping[str, Any]) -> str:
 
 
 def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools | None:
-    """Return what the tools demand of the answer: calls, or arguments that follow their schemas; None where it is free.
-    `tools_json`: as `tools_of` returns them for these values."""
+    """Return the structure that the tools demand of the answer: calls, or arguments that follow their schemas; None if
+    there is none. `tools_json` is the result of `tools_of` for these values."""
     if not tools_json:
         return None
     mode, name = _choice(values.get("tool_choice"))
@@ -69,7 +70,7 @@ def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools 
 
 
 def parsing_of(tools_json: str) -> Parsing:
-    """Return which parts the tokenizer finds in a chat's answer."""
+    """Return which parts the tokenizer looks for in a chat's answer."""
     return Parsing(tool_calls=bool(tools_json), reasoning=True, tools_json=tools_json)
 
 
@@ -100,7 +101,7 @@ def _check_tool(tool: Any, name: str) -> str:
 
 
 def _choice(choice: Any) -> tuple[str, str]:
-    """Return the mode, none, auto or required, and the one tool that must be called, if any. Raises
+    """Return the mode (none, auto or required), and the single tool that must be called, if there is one. Raises
     InvalidArgument, Unsupported."""
     if choice is None:
         return "auto", ""
