@@ -110,8 +110,8 @@ class DiskFiles:
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """Read a framed page of a known length, and mark it as used at `stamp_ns`. Returns how many bytes came,
-        unchecked: 0 if the file has another length."""
+        """Read a framed page of a known length, and mark it as used at `stamp_ns`. Returns the number of bytes read; 0
+        if the file has another length. The content is not checked."""
         return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:

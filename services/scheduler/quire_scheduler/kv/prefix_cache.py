@@ -150,7 +150,8 @@ class PrefixCache:
 
     def leave(self, request: Request, positions: int) -> None:
         """Handle a request that is releasing its pages. Name the pages that its `positions` computed tokens fill.
-        Withdraw its promises that it has not kept, and the promises of requests that wait for these."""
+        Withdraw the promises of pages that it has not filled, and the promises of requests that wait for these
+        pages."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)

@@ -66,7 +66,7 @@ class HostRows:
             changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         address, target = changed
         target.index_copy_(0, rows, values.to(logits.device))
-        # The states' addresses have been used; for the draw, anything but 0 says that the row was changed.
+        # The states' addresses have been used. For sampling, any number but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
 
     def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _StepGrammars) -> None:
@@ -136,4 +136,4 @@ class _StepGrammars:
 
 
 Changed = tuple["Tensor", "Tensor"] | None
-"""int64 [N], not 0 where a row is drawn from the second, float32 [N, V], in place of its logits."""
+"""int64 [N], and float32 [N, V]. A row whose number is not 0 samples from the second tensor instead of its logits."""

@@ -103,7 +103,8 @@ class LogitsStates:
         return None if held is None else held.words
 
     def _make(self, slot: int, controls: LogitsState) -> _DeviceState | None:
-        """Upload the state of a sequence that has begun to draw, and keep it for its slot; None if there is no room."""
+        """Upload the state of a sequence that has begun to sample, and keep it for its slot; None if there is no
+        room."""
         words = packed_state(controls.sequence, self._vocab_size, self._room)
         if not self._has_room(words.nbytes):
             return None

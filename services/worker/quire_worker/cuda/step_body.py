@@ -87,8 +87,7 @@ class StepBody:
             if masks is not None and self.masks is not None:
                 self.masks.await_fetch()
         changed = self._changed(views, stop_id, self.logits, masks) if size.controlled else None
-        # Logits processor states, and what the host knows of the rows that it edits, are brought up to date before
-        # the draw.
+        # Logits processor states, and the host's data about the rows that it edits, are updated before sampling.
         self.advanced = size.controlled or edit is not None
         if edit is not None:
             changed = edit(self.logits, self.last_token, changed, masks)
@@ -116,7 +115,7 @@ class StepBody:
         return hidden
 
     def _place_rows(self, views: dict[str, Tensor]) -> RowMasks:
-        """Put rows with grammars where they stand; returns what is to be known of them for the draw."""
+        """Correct the positions of rows with grammars. Returns the data about these rows that sampling needs."""
         if self.masks is None:
             raise Internal("NO_MASKS", "A step has rows with grammars, and the device no masks.", "Report it.")
         return self.masks.place_rows(views, views.get("split"))

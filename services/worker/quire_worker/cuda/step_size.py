@@ -29,7 +29,7 @@ class StepSize:
     rows: int = 0
     chunks: int = 0
     filtered: bool = False
-    """Some row may limit which tokens may be drawn."""
+    """Some row may limit which tokens may be sampled."""
     controlled: bool = False
     """Some row may ask for penalties, biases, allowed or bad tokens."""
     masked: bool = False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fetch_masks(batch: StepBatch, samples: StepSamples) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
-    """Return the masks of the rows that sample by a grammar, by index in `draws`, and the sequences whose mask is
+    """Return the masks of the rows that sample by a grammar, by index in `samples`, and the sequences whose mask is
     missing."""
     masks: dict[int, TokenMask] = {}
     held = []

@@ -21,9 +21,9 @@ class SamplingColumns:
     params: ParamRows
     """[N]."""
     position: Int64
-    """[N] absolute index of the token that is drawn."""
+    """[N] absolute index of the token that is sampled."""
     blocked: Mapping[int, Int32] = field(default_factory=dict)
-    """Row -> token ids that may not be drawn."""
+    """Row -> token ids that may not be sampled."""
     controls: Mapping[int, LogitsState] = field(default_factory=dict)
     """Row -> what else its request asked of the logits."""
     masks: Mapping[int, TokenMask] = field(default_factory=dict)

@@ -14,10 +14,11 @@ Exact definition, in vLLM's order, for a row of raw logits x in float32:
                         again, whatever the rest made of it (see thinking_track). Where the request's grammar forbids
                         that token, the budget forces nothing
 
-Where a penalty near 0 makes a logit infinite, the row has nothing left to draw: that is the request's error.
+If a penalty near 0 makes a logit infinite, the row has no token left to sample. This is an error of the request.
 
-All is a function of prompt ids, output ids and parameters, so an answer survives preemption and migration. Made when a
-sequence starts, then the device's: it alone knows what was drawn, and tells by `fed` before it draws again.
+The state is a function of prompt ids, output ids and parameters, so an answer survives preemption and migration. It is
+made when a sequence starts. Then it belongs to the device, which knows the sampled tokens, and reports each by `fed`
+before it samples the next one.
 """
 
 from __future__ import annotations

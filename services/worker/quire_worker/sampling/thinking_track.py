@@ -1,4 +1,4 @@
-"""ThinkingTrack: whether a sequence is thinking, and the token that it must draw where its budget is used up.
+"""ThinkingTrack: whether a sequence is thinking, and the token that it must sample when its budget is spent.
 
 All is a function of prompt ids, output ids and budget, so an answer survives preemption and migration:
 
