@@ -25,7 +25,7 @@ _DISCARD_TIMEOUT_S = 5.0
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
-    """Read a body that is to be parsed as a JSON object. Raises what `read_body` raises, and InvalidArgument for
+    """Read a body that will be parsed as a JSON object. Raises the errors of `read_body`, and InvalidArgument for
     another Content-Type."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
@@ -39,10 +39,9 @@ async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
-    """Read the whole body, whose bytes `lease` holds as they arrive; None: the body is small, so that none need
-    hold them. Raises TooLarge as soon as it exceeds `limit`
-    bytes, Unavailable where the lease gets no memory, InvalidArgument after 60 s, and Aborted where the client leaves;
-    nothing is held then."""
+    """Read the whole body. `lease` holds its bytes as they arrive; None: the body is so small that its bytes need no
+    lease. Raises TooLarge as soon as it exceeds `limit` bytes, Unavailable if the lease gets no memory, InvalidArgument
+    after 60 s, and Aborted if the client leaves. After an error, nothing is held."""
     for name, value in scope["headers"]:
         # int() refuses thousands of digits: leading zeros do not count, and 20 others are too many already.
         if name == b"content-length" and value.isdigit() and int(value.lstrip(b"0")[:20] or b"0") > limit:
@@ -75,7 +74,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 
 async def discard_body(receive: Receive, limit: int) -> None:
-    """Read the rest of a body and throw it away, at most 4 times `limit` bytes, for 5 s at most."""
+    """Read the rest of a body and discard it: at most 4 times `limit` bytes, for at most 5 s."""
     left = _DISCARD_FACTOR * limit
     try:
         async with asyncio.timeout(_DISCARD_TIMEOUT_S):
@@ -89,8 +88,8 @@ async def discard_body(receive: Receive, limit: int) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the body as a JSON object. Raises InvalidArgument, and MemoryError. NaN and Infinity pass, so that the
-    check of fields can name the one that has them."""
+    """Parse the body as a JSON object. Raises InvalidArgument, and MemoryError. NaN and Infinity are accepted, so that
+    the check of fields can name the field that has them."""
     check_structure(body)
     try:
         value = orjson.loads(body)
@@ -107,8 +106,8 @@ def client_gone() -> Aborted:
 
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
-    """Parse a body that orjson has refused with `error`: NaN and Infinity are accepted. Raises InvalidArgument, with
-    the place of the mistake, for anything else that is wrong, and MemoryError."""
+    """Parse a body that orjson has refused with `error`. NaN and Infinity are accepted. For any other fault, raises
+    InvalidArgument with its place. Also raises MemoryError."""
     if error.msg.startswith("Not enough memory"):
         raise MemoryError from error
     try:

@@ -1,4 +1,4 @@
-"""What is to be continued, out of a body: prompts in all their forms, and messages. One error per mistake."""
+"""Converts the prompts of a body in all their forms, and checks messages. There is one error per mistake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE_IDS = 65_536
 
 
 def required(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field that must be given. Raises InvalidArgument where it is missing."""
+    """Return the value of a required field. Raises InvalidArgument if it is missing."""
     if values[name] is None:
         raise InvalidArgument("MISSING_FIELD", f"{name} is missing.", f"Send {name}.", param=name)
     return values[name]
@@ -54,8 +54,8 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
-    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument. Works on whole slices of the list, since
-    the longest body has two million ids."""
+    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument. It works on slices of the list, since the
+    longest body has two million ids."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
     column = np.empty(len(ids), np.int32)
@@ -74,7 +74,8 @@ def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
 
 
 def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
-    """Return the error for the first item that is no integer or, if all are, for the first that is out of range."""
+    """Return the error for the first item that is not an integer or, if all are integers, for the first that is out of
+    range."""
     for item in ids:
         if not _is_int(item):
             return bad_type(name, item, "an integer")
@@ -92,7 +93,7 @@ def _is_int(value: Any) -> bool:
 
 
 def messages_of(messages: Any) -> list[dict[str, Any]]:
-    """Check the messages of a chat and return them unchanged; their order and roles are the template's matter. Raises
+    """Check the messages of a chat and return them unchanged. The template decides about their order and roles. Raises
     InvalidArgument, Unsupported."""
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
@@ -117,7 +118,7 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 def text_of_part(part: Any, name: str, called: str = "part") -> str:
     """Return the text of one part of a message. Raises InvalidArgument, and Unsupported for other types of parts.
-    `called`: the API's own word for a part, used in the error."""
+    `called` is the API's word for a part, for the error."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
@@ -142,7 +143,7 @@ def string_member(item: Mapping[str, Any], member: str, name: str) -> str:
 
 
 def json_text(name: str, value: Any) -> str:
-    """Serialize a value that was parsed from JSON. Raises InvalidArgument where it is nested too deeply."""
+    """Serialize a value that was parsed from JSON. Raises InvalidArgument if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -150,5 +151,5 @@ def json_text(name: str, value: Any) -> str:
 
 
 def joined_lists(*lists: str) -> str:
-    """Return the JSON list of all items of JSON lists, which `json_text` has written."""
+    """Return one JSON list with all items of the given JSON lists, which `json_text` has written."""
     return f"[{','.join(each[1:-1] for each in lists if each != '[]')}]"

@@ -30,8 +30,8 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True, slots=True)
 class AskedResponse:
-    """A checked body. `request` is that of its instructions and its input alone: the messages of a previous response
-    come between them. `echoed` has fields of the response object, as JSON."""
+    """A checked body. `request` has only its instructions and its input; the messages of a previous response come
+    between these two. `echoed` has fields of the response object, as JSON."""
 
     request: ParsedRequest
     instructions_json: str
@@ -120,8 +120,8 @@ def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> P
 
 
 def _tools(tools: list[Any] | None) -> list[Any]:
-    """Return the functions among a response's tools in a chat's form. Raises InvalidArgument, and Unsupported for tools
-    that the server would run."""
+    """Return the functions among a response's tools, in the form of a chat. Raises InvalidArgument, and Unsupported for
+    tools that the server would run."""
     found = []
     for i, tool in enumerate(tools or []):
         if not isinstance(tool, dict):
