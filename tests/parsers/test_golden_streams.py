@@ -144,10 +144,9 @@ def _forget_white_space_between_pieces(patch: pytest.MonkeyPatch) -> None:
 def _forget_the_end_of_a_name(patch: pytest.MonkeyPatch) -> None:
     in_name = XmlToolParser._in_name
 
-    def forgetful(self: XmlToolParser, text: str, at: int) -> int:
-        end = in_name(self, text, at)
+    def forgetful(self: XmlToolParser, text: str) -> None:
+        in_name(self, text)
         self._held = self._held.rstrip('">\n')
-        return end
 
     patch.setattr(XmlToolParser, "_in_name", forgetful)
 

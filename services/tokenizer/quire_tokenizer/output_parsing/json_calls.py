@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of
-from quire_tokenizer.output_parsing.json_values import WHITESPACE, ValueScanner
+from quire_tokenizer.output_parsing.json_values import WHITESPACE, ValueScanner, decode_string
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
 
@@ -45,6 +45,7 @@ class JsonCall:
         "done",
         "failed",
         "named",
+        "streams",
     )
 
     def __init__(self, writer: PartWriter, accept: Collection[str] | None = None) -> None:
@@ -59,6 +60,8 @@ class JsonCall:
         self._arguments: str | None = None  # arguments before the name; "" once written
         self._raw: list[str] = []
         self.done = self.failed = self.named = False
+        self.streams = False
+        """Whether the next text is of arguments that are written as they come."""
 
     @classmethod
     def of_arguments(cls, writer: PartWriter, name: str) -> JsonCall:
@@ -81,15 +84,15 @@ class JsonCall:
     def feed(self, text: str, at: int) -> int:
         """Read text from `at` on. Return the index after the text that was read: its end, unless the object ended or
         failed before."""
-        start = at
-        while at < len(text) and not (self.done or self.failed):
+        start, end = at, len(text)
+        while at < end and not (self.done or self.failed):
             at = self._state(text, at)
         if not self.named:
             self._raw.append(text[start:at])
         return at
 
     def _open(self, text: str, at: int) -> int:
-        return self._next(text, at, {"{": self._before_key})
+        return self._next(text, at, "{", self._before_key)
 
     def _before_key(self, text: str, at: int) -> int:
         at = _skip(text, at)
@@ -105,16 +108,18 @@ class JsonCall:
         return at + 1
 
     def _in_key(self, text: str, at: int) -> int:
-        end = self._collect(text, at)
-        if self._scanner is _NO_VALUE:
-            self._key = _string("".join(self._parts)) or ""
-            if self._accept is not None and not self.named and self._key not in _KEYS:
-                return self._fail(end)
-            self._state = self._colon
+        end = self._scanner.feed(text, at)
+        if end < 0:
+            self._parts.append(text[at:])
+            return len(text)
+        self._key = decode_string(self._take_value(text[at:end])) or ""
+        if self._accept is not None and not self.named and self._key not in _KEYS:
+            return self._fail(end)
+        self._state = self._colon
         return end
 
     def _colon(self, text: str, at: int) -> int:
-        return self._next(text, at, {":": self._before_value})
+        return self._next(text, at, ":", self._before_value)
 
     def _before_value(self, text: str, at: int) -> int:
         at = _skip(text, at)
@@ -124,38 +129,40 @@ class JsonCall:
         if first in ",:]}":
             return self._fail(at)
         self._scanner = ValueScanner(first)
-        streams = self.named and self._key in _ARGUMENT_KEYS and self._arguments is None and first != '"'
-        if streams:
+        self.streams = self.named and self._key in _ARGUMENT_KEYS and self._arguments is None and first != '"'
+        if self.streams:
             self._arguments = ""
             self._writer.write_arguments(first)
         self._parts = [first]
-        self._state = self._in_arguments if streams else self._in_value
+        self._state = self.stream_arguments if self.streams else self._in_value
         return at + 1
 
-    def _in_arguments(self, text: str, at: int) -> int:
-        """Write arguments as they come."""
+    def stream_arguments(self, text: str, at: int = 0) -> int:
+        """Write arguments as they come. `feed` calls this function; while the call `streams`, others may too."""
         end = self._scanner.feed(text, at)
-        self._writer.write_arguments(text[at : end if end >= 0 else len(text)])
         if end < 0:
+            self._writer.write_arguments(text[at:])
             return len(text)
+        self._writer.write_arguments(text[at:end])
         self._scanner, self._state = _NO_VALUE, self._before_key
-        self.done = self._alone
+        self.streams, self.done = False, self._alone
         return end
 
     def _in_value(self, text: str, at: int) -> int:
-        end = self._collect(text, at)
-        if self._scanner is not _NO_VALUE:
-            return end
+        end = self._scanner.feed(text, at)
+        if end < 0:
+            self._parts.append(text[at:])
+            return len(text)
         self._state = self._before_key
-        value = "".join(self._parts)
+        value = self._take_value(text[at:end])
         if self._key in _NAME_KEYS and not self.named:
-            name = _string(value)
+            name = decode_string(value)
             if not name or (self._accept is not None and name not in self._accept):
                 return self._fail(end)
             self._name(name)
         elif self._key in _ARGUMENT_KEYS and self._arguments is None:
             # Some models write the arguments as a string that holds JSON, as OpenAI's API does.
-            value = value if value[0] != '"' else _string(value) or "{}"
+            value = value if value[0] != '"' else decode_string(value) or "{}"
             if self.named:
                 self._writer.write_arguments(value)
                 self._arguments = ""
@@ -179,22 +186,17 @@ class JsonCall:
         self.done = True
         return end
 
-    def _collect(self, text: str, at: int) -> int:
-        """Read more of a buffered value. The end of the value resets the scanner."""
-        end = self._scanner.feed(text, at)
-        self._parts.append(text[at : end if end >= 0 else len(text)])
-        if end < 0:
-            return len(text)
-        self._scanner = _NO_VALUE
-        return end
+    def _take_value(self, last: str) -> str:
+        """Return a buffered value with its last piece, and reset the scanner."""
+        value, self._scanner = "".join((*self._parts, last)), _NO_VALUE
+        return value
 
-    def _next(self, text: str, at: int, states: dict[str, Callable[[str, int], int]]) -> int:
-        """Skip white space, and read one of these characters."""
+    def _next(self, text: str, at: int, character: str, state: Callable[[str, int], int]) -> int:
+        """Skip white space, and read this character."""
         at = _skip(text, at)
         if at == len(text):
             return at
-        state = states.get(text[at])
-        if state is None:
+        if text[at] != character:
             return self._fail(at)
         self._state = state
         return at + 1
@@ -253,7 +255,7 @@ class JsonToolParser:
     """Parses content, and calls between markers. Calls are objects or lists of objects, with separators between
     them."""
 
-    __slots__ = ("_body", "_call", "_content", "_format", "_header", "_marked", "_names", "_started", "_writer")
+    __slots__ = ("_body", "_call", "_content", "_format", "_header", "_marked", "_names", "_writer", "parse_text")
     thinking = False
 
     def __init__(self, call_format: JsonCallFormat, names: Collection[str], writer: PartWriter) -> None:
@@ -265,23 +267,12 @@ class JsonToolParser:
         self._body: str | None = None
         self._call: JsonCall | None = None
         self._header: str | None = None
-        self._started = self._marked = False
-
-    def parse_text(self, text: str) -> None:
-        if self._body is None and self._format.bare and not self._started:
-            if text.isspace():
-                self._content.write(text)
-                return
-            if text.lstrip()[0] == "{":
-                self._begin("")
-        self._started = True
-        if self._body is None:
-            self._content.write(text)
-        else:
-            self._in_body(text)
+        self._marked = False
+        self.parse_text: Callable[[str], None] = self._at_start if call_format.bare else self._content.write
 
     def parse_marker(self, marker: str) -> None:
-        self._started = True
+        if self._body is None:
+            self.parse_text = self._content.write
         if self._call is not None and self._call.in_string:
             self._in_body(marker)
         elif marker in self._format.begins:
@@ -290,7 +281,7 @@ class JsonToolParser:
             self._marked = True
         elif self._body is not None and marker in self._format.ends:
             self._give_up(marker)
-            self._body = None
+            self._end_body()
         elif self._body is not None and self._header is not None and marker in ("[ARGS]", "[CALL_ID]"):
             self._header += marker
         elif self._body is not None and self._call is not None:
@@ -302,12 +293,33 @@ class JsonToolParser:
         self._give_up()
         self._content.release()
 
+    def _at_start(self, text: str) -> None:
+        """Begin an answer that may be only a call, without a marker."""
+        if text.isspace():
+            self._content.write(text)
+        elif text.lstrip()[0] == "{":
+            self._begin("")
+            self._in_body(text)
+        else:
+            self._content.write(text)
+            self.parse_text = self._content.write
+
     def _begin(self, marker: str) -> None:
-        self._body = marker
+        self._body, self.parse_text = marker, self._in_body
         self._call = self._header = None
 
-    def _in_body(self, text: str) -> None:
-        at = 0
+    def _end_body(self) -> None:
+        self._body, self.parse_text = None, self._content.write
+
+    def _in_arguments(self, text: str) -> None:
+        """Parse text that begins within arguments. Most of the text of calls is of arguments."""
+        call = self._call
+        end = 0 if call is None else call.stream_arguments(text)
+        if call is None or not call.streams:
+            self._in_body(text, end)
+
+    def _in_body(self, text: str, at: int = 0) -> None:
+        self.parse_text = self._in_body
         while at < len(text):
             if self._call is None:
                 at = self._between(text, at)
@@ -317,6 +329,10 @@ class JsonToolParser:
             at = call.feed(text, at)
             if call.named:
                 self._content.drop()
+                if call.streams:
+                    # All text was read.
+                    self.parse_text = self._in_arguments
+                    return
             if call.done:
                 self._call, self._body = None, ""
             elif call.failed:
@@ -325,7 +341,7 @@ class JsonToolParser:
                     self._writer.write_arguments(text[at:])
                     return
                 self._give_up()
-                self._started, self._body = True, None
+                self._end_body()
                 if at < len(text):
                     self._content.write(text[at:])
                 return
@@ -345,7 +361,7 @@ class JsonToolParser:
             self._header = ""
             return self._in_header(text, at)
         elif at < len(text):
-            self._body = None
+            self._end_body()
             if body.strip(_SEPARATORS):
                 self._writer.note_no_call()
             self._content.write(body + text[start:])
@@ -360,7 +376,7 @@ class JsonToolParser:
         if end < 0:
             if len(header) > MAX_NAME_CHARS:
                 self._give_up()
-                self._body = None
+                self._end_body()
             return len(text)
         name = header.partition("[CALL_ID]")[0].partition("[ARGS]")[0].strip()
         if name:
@@ -368,7 +384,8 @@ class JsonToolParser:
             self._call = JsonCall.of_arguments(self._writer, name)
             return end
         self._writer.note_no_call()
-        rest, self._body, self._header = f"{self._body}{header}{text[end:]}", None, None
+        rest, self._header = f"{self._body}{header}{text[end:]}", None
+        self._end_body()
         self._content.write(rest)
         return len(text)
 
@@ -394,12 +411,3 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at
-
-
-def _string(value: str) -> str | None:
-    """Return the text of a JSON string; None for anything else."""
-    try:
-        found = json.loads(value, strict=False)
-    except ValueError:
-        return None
-    return found if isinstance(found, str) else None

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import lru_cache
+from typing import NamedTuple
 
 WHITESPACE = " \t\n\r"
+# The functions of `json` make a new decoder or encoder for each value, unless all options are the default ones.
+DECODER = json.JSONDecoder(strict=False)
+"""Reads JSON whose strings may contain control characters."""
+ENCODER = json.JSONEncoder(ensure_ascii=False)
+"""Writes JSON with the characters as they are."""
 _IN_STRING = re.compile(r'["\\]')
 _IN_CONTAINER = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,\]}\s]")
+
+
+_MAX_CACHED_CHARS = 16
+
+
+class _Effect(NamedTuple):
+    """The effect of a text on a scanner: how much deeper the scanner gets, how deep at least on the way, and how the
+    text ends."""
+
+    deeper: int
+    least: int
+    in_string: bool
+    escaped: bool
+
+
+@lru_cache(maxsize=1 << 14)
+def _effect_of(text: str, in_string: bool) -> _Effect:
+    """Return the effect of a text. Texts of tokens come again and again, so their effects are cached."""
+    depth = least = 0
+    escaped = False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == '"':
+            in_string = not in_string
+        elif in_string:
+            escaped = character == "\\"
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+            least = min(least, depth)
+    return _Effect(depth, least, in_string, escaped)
 
 
 class ValueScanner:
@@ -32,22 +73,41 @@ class ValueScanner:
         if self._depth < 0:
             found = _SCALAR_END.search(text, at)
             return found.start() if found else -1
-        while at < len(text):
-            if self._escaped:
-                self._escaped = False
+        if self._string and not self._escaped and '"' not in text and "\\" not in text:
+            return -1
+        if not at and len(text) <= _MAX_CACHED_CHARS and self._depth and not self._escaped:
+            deeper, least, in_string, escaped = _effect_of(text, self._string)
+            if self._depth + least > 0:
+                self._depth += deeper
+                self._string, self._escaped = in_string, escaped
+                return -1
+        if self._escaped and at < len(text):
+            self._escaped = False
+            at += 1
+        while found := (_IN_STRING if self._string else _IN_CONTAINER).search(text, at):
+            at = found.end()
+            character = found[0]
+            if character == "\\":
+                self._escaped = at == len(text)
                 at += 1
                 continue
-            found = (_IN_STRING if self._string else _IN_CONTAINER).search(text, at)
-            if found is None:
-                return -1
-            at = found.end()
-            character = found.group()
-            if character == "\\":
-                self._escaped = True
-            elif character == '"':
+            if character == '"':
                 self._string = not self._string
             else:
                 self._depth += 1 if character in "[{" else -1
             if not self._string and not self._depth:
                 return at
         return -1
+
+
+def decode_string(value: str) -> str | None:
+    """Return the text of a JSON value that is a string; None for anything else."""
+    if value[:1] != '"':
+        return None
+    if "\\" not in value:
+        return value[1:-1]
+    try:
+        found = DECODER.decode(value)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None

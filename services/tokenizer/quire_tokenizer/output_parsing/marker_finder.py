@@ -13,49 +13,65 @@ if TYPE_CHECKING:
 
 
 class TextMarkers:
-    """The markers, compiled once per model. No marker may be a prefix of another."""
+    """The markers, compiled once per model. No marker may contain another."""
 
-    __slots__ = ("beginnings", "first", "longest", "pattern")
+    __slots__ = ("_ending", "all", "beginnings", "first", "longest", "pattern", "shortest")
 
     def __init__(self, markers: Collection[str]) -> None:
+        self.all = frozenset(markers)
         self.pattern = re.compile("|".join(map(re.escape, sorted(markers))) if markers else r"(?!)")
         self.first = frozenset(marker[0] for marker in markers)
         self.longest = max(map(len, markers), default=0)
         self.beginnings = frozenset(marker[:end] for marker in markers for end in range(1, len(marker)))
+        self.shortest = min(map(len, markers), default=0)
+        beginnings = "|".join(_beginning_of(marker) for marker in sorted(markers) if len(marker) > 1)
+        self._ending = re.compile(rf"(?:{beginnings})\Z" if beginnings else r"(?!)")
 
     def held(self, text: str) -> int:
         """Return how many characters at the text's end may begin a marker."""
-        start = max(0, len(text) - self.longest + 1)
-        if not any(text.find(first, start) >= 0 for first in self.first):
-            return 0
-        return next((len(text) - at for at in range(start, len(text)) if text[at:] in self.beginnings), 0)
+        found = self._ending.search(text, max(0, len(text) - self.longest + 1))
+        return len(text) - found.start() if found else 0
 
 
 class MarkerFinder:
     """Passes text and markers to a parser. Holds back text that may be the beginning of a marker."""
 
-    __slots__ = ("_held", "_markers", "_parser")
+    __slots__ = ("_first", "_held", "_markers", "_parser")
 
     def __init__(self, markers: TextMarkers, parser: OutputParser) -> None:
         self._markers = markers
+        self._first = markers.first
         self._parser = parser
         self._held = ""
 
+    @property
+    def thinking(self) -> bool:
+        return self._parser.thinking
+
     def parse_text(self, text: str) -> None:
-        if not self._held and self._markers.first.isdisjoint(text):
+        if not self._held and self._first.isdisjoint(text):
             self._parser.parse_text(text)
             return
         text, at = self._held + text, 0
-        for match in self._markers.pattern.finditer(text):
-            if match.start() > at:
-                self._parser.parse_text(text[at : match.start()])
-            self._parser.parse_marker(match.group())
-            at = match.end()
-        rest = text[at:]
-        end = len(rest) - self._markers.held(rest)
-        self._held = rest[end:]
+        # Most tokens of a marker are only a part of it.
+        if text in self._markers.beginnings:
+            self._held = text
+            return
+        if text in self._markers.all:
+            self._held = ""
+            self._parser.parse_marker(text)
+            return
+        if len(text) > self._markers.shortest:
+            for match in self._markers.pattern.finditer(text):
+                if match.start() > at:
+                    self._parser.parse_text(text[at : match.start()])
+                self._parser.parse_marker(match.group())
+                at = match.end()
+            text = text[at:]
+        end = len(text) - self._markers.held(text)
+        self._held = text[end:]
         if end:
-            self._parser.parse_text(rest[:end])
+            self._parser.parse_text(text[:end])
 
     def parse_marker(self, marker: str) -> None:
         """Pass on a marker that is a token."""
@@ -70,3 +86,11 @@ class MarkerFinder:
         held, self._held = self._held, ""
         if held:
             self._parser.parse_text(held)
+
+
+def _beginning_of(marker: str) -> str:
+    """Return an expression that matches each beginning of a marker, but not the whole marker."""
+    expression = ""
+    for character in reversed(marker[:-1]):
+        expression = f"{re.escape(character)}(?:{expression})?" if expression else re.escape(character)
+    return expression

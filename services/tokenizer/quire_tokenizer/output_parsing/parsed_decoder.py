@@ -31,7 +31,7 @@ class ParsedDecoder:
     ) -> None:
         self._decoder = decoder
         self._inner = parser
-        self._parser = MarkerFinder(text_markers, parser)
+        self._parser: OutputParser = MarkerFinder(text_markers, parser) if text_markers.longest else parser
         self._writer = writer
         self._markers = markers
         self.parsers = parsers
@@ -42,7 +42,8 @@ class ParsedDecoder:
     def feed(self, token_id: int) -> str:
         text = self._decoder.feed(token_id)
         marker = self._markers.get(token_id) if self._markers else None
-        thinking = self._inner.thinking
+        inner = self._inner
+        thinking = inner.thinking
         if marker is None:
             if text:
                 self._parser.parse_text(text)
@@ -52,7 +53,7 @@ class ParsedDecoder:
             if at > 0:
                 self._parser.parse_text(text[:at])
             self._parser.parse_marker(marker)
-        if thinking and self._inner.thinking:
+        if thinking and inner.thinking:
             self.reasoning_tokens += 1
         return self._writer.take_text()
 

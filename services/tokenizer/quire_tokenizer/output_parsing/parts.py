@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from quire_common.errors import require
 from quire_common.finish import PartKind
-from quire_tokenizer.output_parsing.json_values import ValueScanner
+from quire_tokenizer.output_parsing.json_values import DECODER, ValueScanner
 
 NO_CALL = -1
 # Plain integers: comparing enum members for every token is slow.
@@ -25,6 +27,9 @@ class Part(NamedTuple):
     chars: int
 
 
+# Parts of a few characters come again and again, and the making of a named tuple is slow.
+_part = lru_cache(maxsize=4096)(Part)
+
 NO_CALL_FOUND, BAD_ARGUMENTS, UNFINISHED = "no_call", "bad_arguments", "unfinished"
 """The faults of a call: its text is no call and became content; its arguments are not JSON; the answer ends
 within its arguments."""
@@ -38,8 +43,10 @@ class OutputParser(Protocol):
     def thinking(self) -> bool:
         """Whether the next text is reasoning."""
 
-    def parse_text(self, text: str) -> None:
-        """Parse text, which is not empty and contains no marker."""
+    @property
+    def parse_text(self) -> Callable[[str], None]:
+        """The function that parses the next text, which is not empty and contains no marker. Each piece of text and
+        each marker may change the function."""
 
     def parse_marker(self, marker: str) -> None:
         """Parse a marker."""
@@ -51,15 +58,16 @@ class OutputParser(Protocol):
 class PartWriter:
     """Collects the text of one answer without markers, and the parts of this text."""
 
-    __slots__ = ("_arguments", "_calls", "_parts", "_texts", "failures")
+    __slots__ = ("_arguments", "_call", "_calls", "_chars", "_kind", "_parts", "_text", "failures")
 
     def __init__(self) -> None:
         self.failures: list[str] = []
         """Return the faults of the calls so far, but for the last one before `end_calls`."""
         self._arguments: list[str] = []  # of the last call
-        self._texts: list[str] = []
-        # Kind, call and characters of each part.
-        self._parts: deque[list[int]] = deque()
+        self._text = ""
+        self._parts: deque[Part] = deque()  # before the last one
+        # The last part, which may grow; it may be empty.
+        self._kind, self._call, self._chars = _CONTENT, NO_CALL, 0
         self._calls = 0
 
     def write_content(self, text: str) -> None:
@@ -79,7 +87,14 @@ class PartWriter:
     def write_arguments(self, text: str) -> None:
         """Append to the arguments of the last call."""
         self._arguments.append(text)
-        self._add(_ARGUMENTS, self._calls - 1, _encodable(text))
+        if not text.isascii():
+            text = _encodable(text)
+        # The name of a call is a part between its arguments and those of the call before.
+        if self._kind == _ARGUMENTS:
+            self._text += text
+            self._chars += len(text)
+        else:
+            self._add(_ARGUMENTS, self._calls - 1, text)
 
     def note_no_call(self) -> None:
         """Note text that began as a call and is content."""
@@ -91,24 +106,27 @@ class PartWriter:
 
     def take_text(self) -> str:
         """Return the text that was appended since the last call."""
-        texts = self._texts
-        if not texts:
-            return ""
-        self._texts = []
-        return texts[0] if len(texts) == 1 else "".join(texts)
+        text, self._text = self._text, ""
+        return text
 
     def take_parts(self, chars: int) -> list[Part]:
         """Remove the parts of the next `chars` characters and return them."""
-        taken: list[Part] = []
         parts = self._parts
-        while chars:
-            kind, call, size = parts[0]
-            if size > chars:
-                parts[0][2], size = size - chars, chars
-            else:
-                del parts[0]
-            taken.append(Part(kind, call, size))
-            chars -= size
+        if not parts and 0 < chars <= self._chars:
+            self._chars -= chars
+            return [_part(self._kind, self._call, chars)]
+        taken: list[Part] = []
+        while parts and chars:
+            part = parts.popleft()
+            if part.chars > chars:
+                parts.appendleft(part._replace(chars=part.chars - chars))
+                part = part._replace(chars=chars)
+            taken.append(part)
+            chars -= part.chars
+        if chars:
+            require(chars <= self._chars, "The text has fewer characters than were asked for.")
+            self._chars -= chars
+            taken.append(_part(self._kind, self._call, chars))
         return taken
 
     def _check_arguments(self, *, last: bool) -> None:
@@ -121,19 +139,19 @@ class PartWriter:
             self.failures.append(UNFINISHED if cut else BAD_ARGUMENTS)
 
     def _add(self, kind: int, call: int, text: str) -> None:
-        if not text:
+        self._text += text
+        if kind == self._kind and call == self._call:
+            self._chars += len(text)
             return
-        self._texts.append(text)
-        parts = self._parts
-        if parts and parts[-1][0] == kind and parts[-1][1] == call:
-            parts[-1][2] += len(text)
-        else:
-            parts.append([kind, call, len(text)])
+        if text:
+            if self._chars:
+                self._parts.append(Part(self._kind, self._call, self._chars))
+            self._kind, self._call, self._chars = kind, call, len(text)
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, strict=False)
+        DECODER.decode(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -141,4 +159,4 @@ def _is_json(text: str) -> bool:
 
 def _encodable(text: str) -> str:
     """Replace lone surrogates, which a model's escapes can make and UTF-8 does not have."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    return text.encode(errors="replace").decode()

@@ -6,12 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from quire_tokenizer.output_parsing.json_values import ENCODER
+
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
     "boolean": bool,
     "null": type(None),
 }
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class ToolSchemas:
@@ -42,15 +51,13 @@ class ToolSchemas:
         types = self.types(tool, parameter)
         plain = text.strip()
         try:
-            found = json.loads(plain, parse_constant=_refuse)
+            found = _DECODER.decode(plain)
         except (ValueError, RecursionError):
             lower = plain.lower()
             if "boolean" in types and lower in ("true", "false"):
                 return lower
-            return json.dumps(text, ensure_ascii=False)
-        return (
-            plain if any(_is_of(found, kind) for kind in types - {"string"}) else json.dumps(text, ensure_ascii=False)
-        )
+            return ENCODER.encode(text)
+        return plain if any(_is_of(found, kind) for kind in types - {"string"}) else ENCODER.encode(text)
 
     def types(self, tool: str, parameter: str) -> set[str]:
         """Return the names of the types that the parameter allows; empty: the schema does not say."""
@@ -90,7 +97,3 @@ def _is_of(value: object, kind: str) -> bool:
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, _TYPES[kind]) if kind in _TYPES else False
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -61,7 +61,18 @@ class SpecialTokenFormat:
 class SpecialTokenToolParser:
     """Parses content, and calls in a section between two markers."""
 
-    __slots__ = ("_arguments", "_content", "_format", "_header", "_raw", "_state", "_tail", "_writer", "_written")
+    __slots__ = (
+        "_arguments",
+        "_content",
+        "_format",
+        "_header",
+        "_in_content",
+        "_raw",
+        "_tail",
+        "_writer",
+        "_written",
+        "parse_text",
+    )
     thinking = False
 
     def __init__(self, call_format: SpecialTokenFormat, writer: PartWriter) -> None:
@@ -69,52 +80,47 @@ class SpecialTokenToolParser:
         self._writer = writer
         self._content = TrimmedWriter(writer.write_content, strip_start=False)
         self._arguments = TrimmedWriter(writer.write_arguments)
-        self._state: Callable[[str], None] = self._in_content
+        self._in_content = self._content.write
+        self.parse_text: Callable[[str], None] = self._in_content
         self._header = self._raw = self._tail = ""
         self._written = False
-
-    def parse_text(self, text: str) -> None:
-        self._state(text)
 
     def parse_marker(self, marker: str) -> None:
         call_format = self._format
         if marker == call_format.call_begin:
             self._end_call()
-            self._header, self._raw, self._state = "", marker, self._in_header
-        elif marker == call_format.separator and self._state == self._in_header:
+            self._header, self._raw, self.parse_text = "", marker, self._in_header
+        elif marker == call_format.separator and self.parse_text == self._in_header:
             self._raw += marker
             if call_format.fenced:
-                self._state = self._in_first_line
+                self.parse_text = self._in_first_line
             else:
                 self._begin_call()
-        elif marker in (call_format.call_end, call_format.section_end) and self._state != self._in_content:
+        elif marker in (call_format.call_end, call_format.section_end) and self.parse_text != self._in_content:
             self._end_call()
-            self._state = self._in_section if marker == call_format.call_end else self._in_content
-        elif marker == call_format.section_begin and self._state == self._in_content:
-            self._state = self._in_section
+            self.parse_text = self._in_section if marker == call_format.call_end else self._in_content
+        elif marker == call_format.section_begin and self.parse_text == self._in_content:
+            self.parse_text = self._in_section
         else:
-            self._state(marker)
+            self.parse_text(marker)
 
     def end(self) -> None:
         self._end_call()
         self._content.release()
-
-    def _in_content(self, text: str) -> None:
-        self._content.write(text)
 
     def _in_section(self, text: str) -> None:
         """Skip white space between calls. Any other text ends the section."""
         text = text.lstrip()
         if text:
             self._content.write(text)
-            self._state = self._in_content
+            self.parse_text = self._in_content
 
     def _in_header(self, text: str) -> None:
         self._header += text
         self._raw += text
         if len(self._header) > MAX_NAME_CHARS:
             self._end_call()
-            self._state = self._in_content
+            self.parse_text = self._in_content
 
     def _in_first_line(self, text: str) -> None:
         """Read the line with the name and the line that opens the block."""
@@ -122,10 +128,14 @@ class SpecialTokenToolParser:
         self._tail += text
         name, newline, rest = self._tail.partition("\n")
         fence = _FENCE_BEGIN.match(rest)
-        if not newline or not (fence or rest.lstrip()[:1] in ("{", "[")):
-            if len(self._tail) > MAX_NAME_CHARS:
-                self._end_call()
-                self._state = self._in_content
+        begun = bool(fence) or rest.lstrip()[:1] in ("{", "[")
+        # Text before the arguments, without the last character of a fence. So pieces give up where the whole does.
+        before = fence.end() - 1 if fence else len(rest) - len(rest.lstrip())
+        if len(name) + len(newline) + before > MAX_NAME_CHARS:
+            self._end_call()
+            self.parse_text = self._in_content
+            return
+        if not begun:
             return
         self._header = name
         self._tail = ""
@@ -155,16 +165,16 @@ class SpecialTokenToolParser:
         if found is None:
             self._writer.note_no_call()
             self._content.write(self._raw)
-            self._raw, self._state = "", self._in_content
+            self._raw, self.parse_text = "", self._in_content
             return False
         self._content.drop()
         self._writer.write_call(found["name"])
-        self._raw, self._written, self._state = "", False, self._in_arguments
+        self._raw, self._written, self.parse_text = "", False, self._in_arguments
         return True
 
     def _end_call(self) -> None:
         """End a call. A call without a name is content."""
-        if self._state == self._in_arguments:
+        if self.parse_text == self._in_arguments:
             tail, self._tail = self._tail, ""
             rest = tail.rstrip().removesuffix(_FENCE).rstrip()
             if rest:
@@ -176,4 +186,4 @@ class SpecialTokenToolParser:
             self._content.write(self._raw)
         self._arguments.drop()
         self._raw = self._tail = ""
-        self._state = self._in_section
+        self.parse_text = self._in_section

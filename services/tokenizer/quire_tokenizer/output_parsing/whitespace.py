@@ -20,7 +20,7 @@ class TrimmedWriter:
 
     def write(self, text: str) -> None:
         """Append text."""
-        if self._started and not self._held and not text[-1:].isspace():
+        if self._started and not self._held and text and not text[-1].isspace():
             self._write(text)
             return
         if not self._started:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of, part_of
+from quire_tokenizer.output_parsing.json_values import ENCODER
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
 from quire_tokenizer.output_parsing.schemas import ToolSchemas
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
@@ -89,12 +89,13 @@ class XmlToolParser:
         "_format",
         "_fresh",
         "_held",
+        "_in_content",
         "_key",
         "_name",
         "_schemas",
-        "_state",
         "_value",
         "_writer",
+        "parse_text",
     )
     thinking = False
 
@@ -103,40 +104,36 @@ class XmlToolParser:
         self._schemas = schemas
         self._writer = writer
         self._content = TrimmedWriter(writer.write_content, strip_start=False)
-        # Parses text from an index on, and returns the index after what it has parsed.
-        self._state: Callable[[str, int], int] = self._in_content
+        self._in_content = self._content.write
+        self.parse_text: Callable[[str], None] = self._in_content
         self._body = self._name = self._key = self._held = ""
         self._value: list[str] | None = None  # of a value that is buffered until its end
         self._fresh = False  # a string value has begun: skip one line break
         self._count = 0
 
-    def parse_text(self, text: str) -> None:
-        at = 0
-        while at < len(text):
-            at = self._state(text, at)
-
     def parse_marker(self, marker: str) -> None:
-        call_format, state = self._format, self._state
+        call_format, state = self._format, self.parse_text
         if state == self._in_value and marker != call_format.value_end:
-            self._write_value(marker)
+            self._in_value(marker)
         elif state == self._in_value:
             self._end_value()
         elif marker == call_format.begin and state == self._in_content:
-            self._body, self._name, self._state = marker, "", self._between if call_format.name else self._in_name
+            self._body, self._name = marker, ""
+            self.parse_text = self._between if call_format.name else self._in_name
         elif marker == call_format.name and state == self._between and not self._name:
             self._body += marker
-            self._state = self._in_name
+            self.parse_text = self._in_name
         elif marker == call_format.key and (
             state == self._between or (state == self._in_name and not call_format.name)
         ):
             if state == self._in_name:
                 self._begin_call()
             if self._name:
-                self._key, self._state = "", self._in_key
+                self._key, self.parse_text = "", self._in_key
             else:
                 self._give_up(marker)
         elif marker == call_format.key_end and state == self._in_key:
-            self._state = self._before_value
+            self.parse_text = self._before_value
         elif marker == call_format.value and state == self._before_value:
             self._begin_value()
         elif marker == call_format.call_end and self._name:
@@ -150,61 +147,49 @@ class XmlToolParser:
 
     def end(self) -> None:
         """End the answer. The arguments of an unfinished call stay incomplete. A call without a name is content."""
-        if self._state != self._in_content and not self._name and self._body:
+        if self.parse_text != self._in_content and not self._name and self._body:
             self._give_up("")
         self._content.release()
 
-    def _in_content(self, text: str, at: int) -> int:
-        self._content.write(text[at:])
-        return len(text)
-
-    def _between(self, text: str, at: int) -> int:
+    def _between(self, text: str) -> None:
         """Skip text between the parts of a call. Before the name, only white space may come."""
         if not self._name:
-            if text[at:].isspace():
-                self._body += text[at:]
+            if text.isspace():
+                self._body += text
             else:
-                self._give_up(text[at:])
-        return len(text)
+                self._give_up(text)
 
-    def _before_value(self, text: str, at: int) -> int:
+    def _before_value(self, text: str) -> None:
         """Skip text between a key and its value."""
-        return len(text)
 
-    def _in_value(self, text: str, at: int) -> int:
-        self._write_value(text[at:])
-        return len(text)
-
-    def _in_name(self, text: str, at: int) -> int:
-        before = len(self._held)
-        self._held += text[at:]
-        name, found, _ = self._held.partition(self._format.name_end)
-        if not found:
-            self._body += text[at:]
-            if len(self._held) > MAX_NAME_CHARS:
-                self._give_up("")
-            return len(text)
-        # `name_end` may have begun in an earlier piece.
-        at += len(name) + len(found) - before
-        self._held = name
-        if name.strip() or self._format.name:
+    def _in_name(self, text: str) -> None:
+        """Read a name up to `name_end`, which may have begun in an earlier piece of text."""
+        self._held += text
+        if not self._format.name:
+            self._held = self._held.lstrip()
+        name, found, rest = self._held.partition(self._format.name_end)
+        self._body += text[: len(text) - len(rest)]
+        if len(self._body) - bool(found) >= MAX_NAME_CHARS:
+            self._give_up("")
+        elif found:
+            self._held = name
             self._begin_call()
-        return at
+        if rest:
+            self.parse_text(rest)
 
-    def _in_key(self, text: str, at: int) -> int:
-        self._key += text[at:]
+    def _in_key(self, text: str) -> None:
+        self._key += text
         if self._format.value:
-            return len(text)
+            return
         key, found, rest = self._key.partition(self._format.key_end)
-        if found:
+        if len(self._key) - len(rest) - bool(found) >= MAX_NAME_CHARS:
+            self._end_call()
+            self._give_up(self._key)
+        elif found:
             self._key = key
             self._begin_value()
             if rest:
-                self._write_value(rest)
-        elif len(self._key) > MAX_NAME_CHARS:
-            self._end_call()
-            self._give_up(self._key)
-        return len(text)
+                self._in_value(rest)
 
     def _begin_call(self) -> None:
         name, self._held = self._held.strip(), ""
@@ -213,30 +198,30 @@ class XmlToolParser:
             return
         self._content.drop()
         self._writer.write_call(name)
-        self._name, self._count, self._state = name, 0, self._between
+        self._name, self._count, self.parse_text = name, 0, self._between
 
     def _begin_value(self) -> None:
         key = self._key.strip()
-        self._writer.write_arguments(f"{', ' if self._count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._writer.write_arguments(f"{', ' if self._count else '{'}{ENCODER.encode(key)}: ")
         self._count += 1
-        self._key, self._state, self._held = key, self._in_value, ""
+        self._key, self.parse_text, self._held = key, self._in_value, ""
         self._value = [] if not self._schemas.is_text(self._name, key) else None
         if self._value is None:
             self._writer.write_arguments('"')
             self._fresh = True
 
-    def _write_value(self, text: str) -> None:
+    def _in_value(self, text: str) -> None:
         """Write a string as it comes; buffer a value of another type. One line break at its start and end is
         dropped."""
         if self._value is not None:
             self._value.append(text)
             return
-        if self._fresh and text:
+        if self._fresh:
             text, self._fresh = text.removeprefix("\n"), False
         text = self._held + text
         kept = text.removesuffix("\n")
         self._held = text[len(kept) :]
-        self._writer.write_arguments(json.dumps(kept, ensure_ascii=False)[1:-1])
+        self._writer.write_arguments(kept if kept.isalnum() else ENCODER.encode(kept)[1:-1])
 
     def _end_value(self) -> None:
         if self._value is None:
@@ -244,24 +229,24 @@ class XmlToolParser:
         else:
             text = "".join(self._value).removeprefix("\n").removesuffix("\n")
             self._writer.write_arguments(self._schemas.value(self._name, self._key, text))
-        self._value, self._held, self._state = None, "", self._between
+        self._value, self._held, self.parse_text = None, "", self._between
 
     def _end_call(self) -> None:
         self._writer.write_arguments("}" if self._count else "{}")
-        self._name, self._body, self._state = "", "", self._between
+        self._name, self._body, self.parse_text = "", "", self._between
 
     def _end_section(self) -> None:
         """End the section. A call without an end marker ends here; a call without a name is content."""
-        if self._state == self._in_name and not self._format.name:
+        if self.parse_text == self._in_name and not self._format.name:
             self._begin_call()
         if self._name:
             self._end_call()
         elif self._body.strip():
             self._give_up(self._format.end)
-        self._body, self._state = "", self._in_content
+        self._body, self.parse_text = "", self._in_content
 
     def _give_up(self, text: str) -> None:
-        body, self._body, self._held, self._state = self._body, "", "", self._in_content
+        body, self._body, self._held, self.parse_text = self._body, "", "", self._in_content
         if body:
             self._writer.note_no_call()
         if body + text:

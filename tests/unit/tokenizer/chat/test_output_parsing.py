@@ -17,7 +17,7 @@ from quire_common.finish import PartKind
 from quire_tokenizer.output_parsing import harmony
 from quire_tokenizer.output_parsing.answer_parsers import AnswerParsers, ParseOptions, PromptEnd
 from quire_tokenizer.output_parsing.families import HARMONY, REASONING_FAMILIES, TOOL_FAMILIES, detect_tool_family
-from quire_tokenizer.output_parsing.parts import Part
+from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS, Part
 from tests.unit.tokenizer.answer_texts import WRITERS, Call, Render
 
 SCENARIOS = int(os.environ.get("QUIRE_SCENARIOS", "20"))
@@ -178,6 +178,24 @@ def test_junk_never_raises_and_does_not_depend_on_pieces(name: str, data: st.Dat
     assert parse(parsers, written) == whole
     tokens = {marker: at for at, marker in enumerate(markers)}
     assert "".join(text for _, _, text in parse(tool_parsers(name, tokens), written)) is not None
+
+
+@pytest.mark.parametrize(("name", "render", "_text"), CASES)
+def test_a_call_with_a_long_name_does_not_depend_on_pieces(name: str, render: Render, _text: bool) -> None:
+    parsers = tool_parsers(name)
+    for chars in (990, *range(MAX_NAME_CHARS - 40, MAX_NAME_CHARS + 4)):
+        written = render("", [("f" * chars, {"city": "Rome"})])
+        whole = parse(parsers, [written])
+        assert parse(parsers, written) == parse(parsers, [written[:700], written[700:]]) == whole, chars
+
+
+@pytest.mark.parametrize("space", [" \n", "\n\n", "\t", "\n" * 5000])
+def test_white_space_before_a_name_does_not_depend_on_pieces(space: str) -> None:
+    for name, marker in (("glm45", "<tool_call>"), ("qwen3_coder", "<tool_call>"), ("minimax_m2", "<invoke name=")):
+        parsers = tool_parsers(name)
+        written = f"{marker}{space}foo"
+        assert parse(parsers, written) == parse(parsers, [written])
+        assert parse(parsers, written) == [(PartKind.CONTENT, -1, written)]
 
 
 @pytest.mark.parametrize(
