@@ -29,7 +29,17 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from quire.llm import LLM
-    from quire.outputs import CompletionOutput, Delta, HopTiming, Logprob, ModelCard, RequestOutput, Usage
+    from quire.outputs import (
+        CompletionOutput,
+        Delta,
+        HopTiming,
+        Logprob,
+        ModelCard,
+        RequestOutput,
+        ToolCall,
+        ToolCallDelta,
+        Usage,
+    )
     from quire.prompts import ChatPrompt
     from quire.sampling_params import (
         BeamSearchParams,
@@ -51,7 +61,18 @@ _HOME = {
     ),
     **dict.fromkeys(("BeamSearchOutput", "BeamSearchSequence"), "beam_search"),
     **dict.fromkeys(
-        ("CompletionOutput", "Delta", "HopTiming", "Logprob", "ModelCard", "RequestOutput", "Usage"), "outputs"
+        (
+            "CompletionOutput",
+            "Delta",
+            "HopTiming",
+            "Logprob",
+            "ModelCard",
+            "RequestOutput",
+            "ToolCall",
+            "ToolCallDelta",
+            "Usage",
+        ),
+        "outputs",
     ),
     **dict.fromkeys(
         (
@@ -100,6 +121,8 @@ __all__ = [
     "SamplingParams",
     "StartFailed",
     "StructuredOutputsParams",
+    "ToolCall",
+    "ToolCallDelta",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

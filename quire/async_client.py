@@ -64,10 +64,24 @@ class AsyncClient:
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: Params | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        separate: bool | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
-        """Return the answer to a conversation; `options` are those of `generate`. Raises QuireError."""
-        return await self.complete(ChatPrompt(messages), sampling_params, **options)
+        """Return the answer to a conversation. The tools and the choice among them have OpenAI's form. `separate`:
+        whether reasoning and tool calls come apart from the text; None: if there are tools. `options` are those of
+        `generate`. Raises QuireError."""
+        prompt = ChatPrompt(
+            messages,
+            tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            separate=bool(tools) if separate is None else separate,
+        )
+        return await self.complete(prompt, sampling_params, **options)
 
     async def models(self) -> list[ModelCard]:
         """Return the models that are served. Raises QuireError."""

@@ -109,14 +109,15 @@ class GenerateCall:
             delta = replace(delta, index=self._current)
         progress = self._choices[delta.index]
         progress.ids += delta.token_ids
-        progress.characters += len(delta.text)
+        progress.characters += delta.characters
         progress.ended = progress.ended or delta.finish_reason is not None
         self._begun, self._failures, self._last_news_s = True, 0, monotonic()
         prompt_ids = delta.prompt_token_ids if self._wants_ids and not self._told_prompt else ()
         self._told_prompt = self._told_prompt or bool(delta.prompt_token_ids)
+        if not self._params.detokenize:
+            delta = replace(delta, text="", reasoning="", tool_calls=())
         return replace(
             delta,
-            text=delta.text if self._params.detokenize else "",
             token_ids=delta.token_ids if self._wants_ids else (),
             prompt_token_ids=prompt_ids,
             usage=self._usage(delta.usage),

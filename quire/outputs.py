@@ -34,6 +34,27 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+    """Of the completion; 0 where reasoning does not come apart from the text."""
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """A piece of a tool call. `index` is that of the call in its choice. The first piece has `id` and `name`."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass
+class ToolCall:
+    """A tool call. `arguments` are JSON, as the model wrote them."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +85,21 @@ class Delta:
     prompt_token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt's second token and all that follow."""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    hidden_characters: int = 0
+    """Characters of tool calls that the request does not want."""
+
+    @property
+    def characters(self) -> int:
+        """Number of characters of the answer that this delta stands for, as routers count them."""
+        calls = sum(len(piece.name) + len(piece.arguments) for piece in self.tool_calls)
+        return len(self.text) + len(self.reasoning) + calls + self.hidden_characters
 
 
 @dataclass
 class CompletionOutput:
-    """One continuation."""
+    """One continuation. `reasoning` and `tool_calls` are apart from the text if the prompt asks for that."""
 
     index: int
     text: str = ""
@@ -77,6 +108,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def finished(self) -> bool:
         """Whether the output is complete."""
@@ -118,6 +151,13 @@ class RequestOutput:
             self.outputs.append(CompletionOutput(len(self.outputs)))
         output = self.outputs[delta.index]
         output.text += delta.text
+        output.reasoning += delta.reasoning
+        for piece in delta.tool_calls:
+            while len(output.tool_calls) <= piece.index:
+                output.tool_calls.append(ToolCall())
+            call = output.tool_calls[piece.index]
+            call.id, call.name = call.id or piece.id, call.name or piece.name
+            call.arguments += piece.arguments
         output.token_ids.extend(delta.token_ids)
         for entry in delta.logprobs:
             output.logprobs = output.logprobs or []

@@ -20,6 +20,12 @@ class ChatPrompt:
     continue_final_message: bool = False
     # In the place of the model's, where the tokenizers were started with --allow-request-chat-template.
     chat_template: str = ""
+    tool_choice: str | Mapping[str, Any] = "auto"
+    """OpenAI's `tool_choice`: auto, none, required, or one function."""
+    parallel_tool_calls: bool = True
+    separate: bool = False
+    """Whether reasoning and tool calls come apart from the text. Otherwise all is text, the model's markers
+    included."""
 
 
 # Text, token ids, a conversation, or vLLM's {"prompt": ...} / {"prompt_token_ids": ...}, which may say a "cache_salt".

@@ -7,6 +7,7 @@ This is the only module of the client that knows protobuf. It opens no channel.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from quire import errors
 from quire.columns import pack_i32, unpack_i32
-from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
+from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, ToolCallDelta, Usage
 from quire.prompts import ChatPrompt, Prompt, cache_salt_of, normalise
 from quire.request_parameters import NUMBERS
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -35,6 +36,12 @@ _BY_STATUS: dict[int, type[errors.QuireError]] = {
 }
 _FINISH = {
     number: name.removeprefix("FINISH_REASON_").lower() for name, number in common_pb2.FinishReason.items() if number
+}
+
+_MODES = {
+    "auto": inference_pb2.TOOL_CHOICE_MODE_AUTO,
+    "none": inference_pb2.TOOL_CHOICE_MODE_NONE,
+    "required": inference_pb2.TOOL_CHOICE_MODE_REQUIRED,
 }
 
 # Thirty days, as routers have it.
@@ -107,6 +114,7 @@ def build_request(
         request.text = asked
     elif isinstance(asked, ChatPrompt):
         request.chat.CopyFrom(_chat(asked))
+        _add_tool_choice(request, asked)
     else:
         request.token_ids.ids = pack_i32(asked, "prompt")
     return request
@@ -126,12 +134,15 @@ def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> 
         logprobs=tuple(_logprobs(entry) for entry in response.logprobs),
         finish_reason=_FINISH.get(response.finish_reason),
         stop_reason=getattr(response, stopped_by) if stopped_by else None,
-        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
         if response.HasField("usage")
         else None,
         timings=tuple(HopTiming(t.service, t.phase, t.us, t.count, t.instance) for t in response.timings),
         prompt_token_ids=tuple(unpack_i32(response.prompt_token_ids)),
         prompt_logprobs=tuple(_logprobs(entry) for entry in response.prompt_logprobs),
+        reasoning=response.reasoning,
+        tool_calls=tuple(ToolCallDelta(c.index, c.id, c.name, c.arguments) for c in response.tool_calls),
+        hidden_characters=response.hidden_characters,
     )
 
 
@@ -246,6 +257,29 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
         continue_final_message=prompt.continue_final_message,
         chat_template=prompt.chat_template,
     )
+
+
+def _add_tool_choice(request: inference_pb2.GenerateRequest, prompt: ChatPrompt) -> None:
+    """Encode the choice among a conversation's tools, and what comes apart from the text. Raises InvalidArgument."""
+    choice = prompt.tool_choice
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(choice, str) and choice in _MODES:
+        if choice != "auto":
+            request.tool_choice.mode = _MODES[choice]
+    elif isinstance(name, str) and name:
+        request.tool_choice.mode, request.tool_choice.name = _MODES["required"], name
+    else:
+        raise errors.InvalidArgument(
+            "BAD_TOOL_CHOICE",
+            f"tool_choice is {str(choice)[:50]}.",
+            'Give auto, none, required, or {"type": "function", "function": {"name": ...}}.',
+            param="tool_choice",
+        )
+    if not prompt.parallel_tool_calls:
+        request.parallel_tool_calls = False
+    if prompt.separate:
+        request.parts.reasoning, request.parts.tool_calls = True, bool(prompt.tools)
 
 
 def _json(value: object, param: str) -> str:

@@ -89,6 +89,9 @@ def all_fields(siblings: int = 16) -> Call:
         "kind",
         "fill_context",
         "request_id",
+        "tool_choice",
+        "parallel_tool_calls",
+        "parts",
     }
     for descriptor in request.DESCRIPTOR.fields:
         if descriptor.name not in left and descriptor.containing_oneof is None:

@@ -10,6 +10,8 @@ import httpx
 import jsonschema
 import pytest
 
+from quire import Client, SamplingParams
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -86,6 +88,18 @@ def test_required_calls_have_valid_arguments(http: httpx.Client, choice: Any) ->
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] == "build"
     jsonschema.validate(json.loads(call["function"]["arguments"]), ARGUMENTS)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "build"}}])
+def test_required_calls_over_grpc_are_those_over_http(http: httpx.Client, client: Client, choice: Any) -> None:
+    (answer,) = chat(http, tools=[TOOL], tool_choice=choice, temperature=1, parallel_tool_calls=False)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300)
+    messages = [{"role": "user", "content": "Build."}]
+    output = client.chat(messages, params, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    (call,) = output.outputs[0].tool_calls
+    function = answer["message"]["tool_calls"][0]["function"]
+    assert {"name": call.name, "arguments": call.arguments} == function and call.id
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("", "stop")
 
 
 def test_a_neighbour_is_as_without_company(http: httpx.Client) -> None:

@@ -11,6 +11,7 @@ from quire_common.errors import InvalidArgument
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_common.structured.constraint import COMPILED
+from quire_router.front.grpc.tool_codec import tool_values
 from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, with_best_of
 from quire_router.front.parameters.tables import (
     MAX_BAD_WORD_CHARS,
@@ -21,11 +22,13 @@ from quire_router.front.parameters.tables import (
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
 )
+from quire_router.front.parameters.tool_fields import demanded_calls, tools_of
 from quire_router.requests.beam_search import check_beams
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import (
     ChatPrompt,
     GenerateJob,
+    Parsing,
     Prompt,
     Resume,
     TextOptions,
@@ -38,6 +41,7 @@ from quire_router.sequences.structured import StructuredOutput
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
     from quire_router.front.parameters.request_limits import Limits
+    from quire_router.sequences.structured import AnswerStructure, RequiredTools
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
@@ -65,7 +69,9 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         if not word:
             raise InvalidArgument("BAD_STRING", "bad_words has an empty string.", "Leave it out.", param="bad_words")
         _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS, "characters")
-    prompt = _prompt(request)
+    tools = tool_values(request)
+    tools_json = tools_of(tools)
+    prompt = _prompt(request, tools_json)
     job = GenerateJob(
         model=request.model,
         prompts=(prompt,),
@@ -82,7 +88,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         ignore_eos=request.ignore_eos,
         repetition=repetition_from_pb(request.repetition_detection),
         thinking_tokens=_at_least_minus_one(request, "thinking_token_budget", none=-1),
-        structure=_structure(request),
+        structure=_structure(request, demanded_calls(tools, tools_json)),
         truncate_to=_at_least_minus_one(request, "truncate_prompt_tokens"),
         text=TextOptions(
             stop=tuple(request.stop),
@@ -91,6 +97,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             spaces_between_special_tokens=(
                 not request.HasField("spaces_between_special_tokens") or request.spaces_between_special_tokens
             ),
+            parsing=_parsing(request, tools_json),
         ),
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
@@ -101,6 +108,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             token_ids=request.return_token_ids,
             timings=request.return_timings,
             prompt_logprobs=sampling.prompt_logprobs,
+            parallel_calls=tools["parallel_tool_calls"],
         ),
     )
     return _with_beams_or_best_of(job, request, best_of, limits)
@@ -158,11 +166,32 @@ def _at_least_minus_one(
     return int(value)
 
 
-def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
-    """Convert the request's constraint; None if it has none. Raises InvalidArgument for a constraint that does not say
-    for which model it was compiled, and for one that cannot end."""
+def _parsing(request: ib.GenerateRequest, tools_json: str) -> Parsing | None:
+    """Return which parts the tokenizer finds in the answer; None where all of it is text."""
+    calls, reasoning = request.parts.tool_calls and bool(tools_json), request.parts.reasoning
+    return Parsing(calls, reasoning, tools_json if calls else "") if calls or reasoning else None
+
+
+def _structure(request: ib.GenerateRequest, calls: RequiredTools | None) -> AnswerStructure | None:
+    """Convert the request's constraint; without one, return what tools demand. Raises InvalidArgument for both
+    together, for a constraint that does not say for which model it was compiled, and for one that cannot end."""
+    if calls is not None and request.HasField("constraint"):
+        raise InvalidArgument(
+            "CONTRADICTION",
+            f"constraint and {calls.param} say what the answer must match.",
+            "Send one of them.",
+            param="constraint",
+        )
+    if request.ignore_eos and (calls is not None or request.HasField("constraint")):
+        param = "constraint" if calls is None else calls.param
+        raise InvalidArgument(
+            "CONTRADICTION",
+            f"{param} says where the answer ends, and ignore_eos that it does not end there.",
+            "Leave ignore_eos out.",
+            param="ignore_eos",
+        )
     if not request.HasField("constraint"):
-        return None
+        return calls
     asked = request.constraint
     if asked.kind == COMPILED or asked.digest:
         raise InvalidArgument(
@@ -170,13 +199,6 @@ def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
             "The constraint is a compiled one.",
             "Send its source: a schema, a regular expression or another kind of the contract.",
             param="constraint.kind",
-        )
-    if request.ignore_eos:
-        raise InvalidArgument(
-            "CONTRADICTION",
-            "constraint says where the answer ends, and ignore_eos that it does not end there.",
-            "Leave ignore_eos out.",
-            param="ignore_eos",
         )
     return StructuredOutput(
         asked.kind,
@@ -188,9 +210,9 @@ def _structure(request: ib.GenerateRequest) -> StructuredOutput | None:
     )
 
 
-def _prompt(request: ib.GenerateRequest) -> Prompt:
-    """Convert the request's text, token ids or chat to a prompt. Raises InvalidArgument if none of them is set, and
-    Unsupported for tools."""
+def _prompt(request: ib.GenerateRequest, tools_json: str) -> Prompt:
+    """Convert the request's text, token ids or chat to a prompt; `tools_json` is for the chat's template. Raises
+    InvalidArgument if none of them is set."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)
@@ -199,10 +221,9 @@ def _prompt(request: ib.GenerateRequest) -> Prompt:
     if kind == "chat":
         chat = request.chat
         opens = chat.HasField("add_generation_prompt")
-        if chat.tools_json:
-            raise unsupported("chat.tools_json")
         return ChatPrompt(
             messages_json=chat.messages_json,
+            tools_json=tools_json,
             template_kwargs_json=chat.template_kwargs_json,
             add_generation_prompt=chat.add_generation_prompt if opens else not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,

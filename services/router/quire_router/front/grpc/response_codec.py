@@ -8,6 +8,7 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import pack_i32
 from quire_common.errors import to_message
+from quire_router.front.grpc.tool_codec import add_parts
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
@@ -24,6 +25,7 @@ class GenerateFormat:
         self._logprobs = generation.job.sampling.logprobs >= 0 and generation.job.wants.logprobs
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
         self._token_ids = generation.job.wants.token_ids
+        self._first_sample, self._parallel = generation.job.first_sample, generation.job.wants.parallel_calls
         self._opened = False
         self._characters = [0] * generation.answer_count
 
@@ -37,6 +39,10 @@ class GenerateFormat:
             token_ids=delta.token_ids,
             finish_reason=delta.finish,  # type: ignore[arg-type]  # numbers of the same enum
         )
+        if delta.parts is not None:
+            add_parts(
+                response, delta.parts, self._request_id, self._first_sample + delta.index, parallel=self._parallel
+            )
         if self._token_ids and not self._opened:
             response.prompt_token_ids = pack_i32(self._generation.prompt_ids(0))
         self._opened = True
@@ -56,6 +62,7 @@ class GenerateFormat:
         last.usage.prompt_tokens = usage.prompt_tokens
         last.usage.completion_tokens = usage.completion_tokens
         last.usage.cached_tokens = usage.cached_tokens
+        last.usage.reasoning_tokens = usage.reasoning_tokens
         if self._generation.job.wants.timings:
             for timing in self._generation.timings():
                 last.timings.add(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 
@@ -249,3 +251,11 @@ def _unknown(name: str, table: Mapping[str, Field]) -> InvalidArgument:
 
 def _type_name(value: Any) -> str:
     return _TYPE_NAMES.get(type(value), "null")
+
+
+def json_text(name: str, value: Any) -> str:
+    """Serialize a value that was parsed from JSON. Raises InvalidArgument if it is nested too deeply."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None

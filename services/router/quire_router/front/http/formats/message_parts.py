@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from quire_common.finish import PartKind
+from quire_router.front.call_ids import call_id
 from quire_router.sequences.delta import STOP, TextPart
 
 if TYPE_CHECKING:
@@ -14,16 +14,6 @@ if TYPE_CHECKING:
 
     from quire_router.sequences.delta import Delta
     from quire_router.sequences.job import Wants
-
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_ID_CHARS = 9
-
-
-def call_id(request_id: str, choice: int, call: int) -> str:
-    """Return the id of a tool call: nine letters and digits, as Mistral's chat templates require. The id is the same
-    each time, so a resumed stream has the same ids."""
-    digest = hashlib.blake2b(f"{request_id}:{choice}:{call}".encode(), digest_size=_ID_CHARS).digest()
-    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in digest)
 
 
 def shown_parts(delta: Delta, wants: Wants) -> list[TextPart]:

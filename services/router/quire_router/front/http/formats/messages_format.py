@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_common.finish import PartKind
+from quire_router.front.call_ids import call_id
 from quire_router.front.http.formats.error_shape import anthropic_error
-from quire_router.front.http.formats.message_parts import call_id, shown_parts, whole_blocks
+from quire_router.front.http.formats.message_parts import shown_parts, whole_blocks
 from quire_router.sequences.delta import LENGTH
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
-from quire_router.front.http.parsing.prompts import json_text, required, string_member, text_of_part
+from quire_router.front.http.parsing.prompts import required, string_member, text_of_part
 from quire_router.front.http.parsing.structured_fields import of_output_format
 from quire_router.front.http.parsing.text_fields import CountRequest
-from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
-from quire_router.front.parameters.fields import MAX_INT32, bad_type, check_fields
+from quire_router.front.parameters.fields import MAX_INT32, bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING
+from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:

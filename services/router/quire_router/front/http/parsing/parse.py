@@ -11,12 +11,12 @@ from quire_common.request_parameters import SAMPLING_NUMBERS, NumberCodec, check
 from quire_common.sequence import Sampling
 from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
-from quire_router.front.http.parsing.prompts import json_text, messages_of, prompts_of
+from quire_router.front.http.parsing.prompts import messages_of, prompts_of
 from quire_router.front.http.parsing.structured_fields import structure_of
-from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
-from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.fields import check_fields, json_text
 from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, with_best_of
 from quire_router.front.parameters.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
+from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.requests.beam_search import check_beams
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import ChatPrompt, GenerateJob, Parsing, Prompt, TextOptions, Wants

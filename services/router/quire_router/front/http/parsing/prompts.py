@@ -6,7 +6,6 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.front.parameters.fields import MAX_INT32, bad_type
@@ -140,14 +139,6 @@ def string_member(item: Mapping[str, Any], member: str, name: str) -> str:
     if not isinstance(value, str):
         raise bad_type(f"{name}.{member}", value, "a string")
     return value
-
-
-def json_text(name: str, value: Any) -> str:
-    """Serialize a value that was parsed from JSON. Raises InvalidArgument if it is nested too deeply."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None
 
 
 def joined_lists(*lists: str) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_common.errors import InvalidArgument
-from quire_router.front.http.parsing.prompts import json_text
-from quire_router.front.parameters.fields import bad_type, check_fields
+from quire_router.front.parameters.fields import bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import JSON_SCHEMA, OUTPUT_FORMAT, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire_router.sequences.structured import PROMPT_ENDS, StructuredOutput
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire_router.front.http.parsing.parse import ParsedRequest, chat_prompt
-from quire_router.front.http.parsing.prompts import json_text, required, token_prompt
-from quire_router.front.parameters.fields import check_fields
+from quire_router.front.http.parsing.prompts import required, token_prompt
+from quire_router.front.parameters.fields import check_fields, json_text
 from quire_router.front.parameters.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
 

@@ -12,11 +12,12 @@ from starlette.responses import Response
 from quire_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router.front.http.exchange import exchange_of, send_json
-from quire_router.front.http.parsing.prompts import joined_lists, json_text
+from quire_router.front.http.parsing.prompts import joined_lists
 from quire_router.front.http.responses.document import ResponseDocument
 from quire_router.front.http.responses.format import ResponsesFormat
 from quire_router.front.http.responses.kept_response import pack_response, unpack_response
 from quire_router.front.http.responses.store import StoreOutcome
+from quire_router.front.parameters.fields import json_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire_common.finish import PartKind
-from quire_router.front.http.formats.message_parts import call_id
+from quire_router.front.call_ids import call_id
 
 if TYPE_CHECKING:
     from quire_router.sequences.delta import TextPart

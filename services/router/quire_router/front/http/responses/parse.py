@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
-from quire_router.front.http.parsing.prompts import joined_lists, json_text, required, string_member
+from quire_router.front.http.parsing.prompts import joined_lists, required, string_member
 from quire_router.front.http.parsing.structured_fields import of_output_format
-from quire_router.front.http.parsing.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.front.http.responses.document import echoed_fields
 from quire_router.front.http.responses.output_items import tool_call
-from quire_router.front.parameters.fields import bad_type, check_fields
+from quire_router.front.parameters.fields import bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
+from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:

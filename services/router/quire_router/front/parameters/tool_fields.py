@@ -9,8 +9,7 @@ import orjson
 
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
-from quire_router.front.http.parsing.prompts import json_text
-from quire_router.front.parameters.fields import MAX_NAME_CHARS, bad_type
+from quire_router.front.parameters.fields import MAX_NAME_CHARS, bad_type, json_text
 from quire_router.sequences.job import Parsing
 from quire_router.sequences.structured import RequiredTools
 
